@@ -46,6 +46,11 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
 LFM2 = DECODER | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
+DEEPSEEK = SIZES | {
+    "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 2,
+    "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
+    "first_k_dense_replace": 1, "num_mtp_layers": 0, "num_key_value_heads": 4,
+}  # fmt: skip
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SIZES),
@@ -91,6 +96,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "lfm2 with biases": (
         "Lfm2",
         LFM2 | {"conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "block_multiple_of": 256},
+    ),
+    "deepseek": ("DeepseekV3", DEEPSEEK),
+    "deepseek of narrow queries": (
+        "DeepseekV3",
+        DEEPSEEK
+        | {"q_lora_rank": 20, "attention_bias": True, "rope_interleave": False, "norm_topk_prob": False, "v_head_dim": 20},
     ),
     "gemma both ways": ("Gemma", DECODER | {"head_dim": 16, "attention_bias": True, "use_bidirectional_attention": True}),
     "gemma2": ("Gemma2", DECODER | {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24}),
@@ -238,7 +249,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("camembert", "ForMaskedLM"), ("distilbert", "ForMaskedLM"), ("electra", "ForMaskedLM"), ("electra", "ForPreTraining"),
      ("mpnet", "ForMaskedLM"), ("gte", "ForMaskedLM"), ("jina v3", "ForMaskedLM"), ("modernbert", "ForMaskedLM"),
      ("qwen2", "ForCausalLM"), ("qwen3", "ForCausalLM"), ("mistral", "ForCausalLM"), ("llama", "ForCausalLM"),
-     ("lfm2", "ForCausalLM"), ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
+     ("lfm2", "ForCausalLM"), ("deepseek", "ForCausalLM"), ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
 )  # fmt: skip
 @pytest.mark.sample(6)
 def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
@@ -335,6 +346,12 @@ WRONG = [
     ("lfm2", {"conv_dim": 96}, "conv_dim"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache"),
     ("internlm3", {"head_dim": -1}, "head_dim"),
+    ("deepseek", {"scoring_func": "softmax"}, "scoring_func"),
+    ("deepseek", {"is_causal": False}, "is_causal"),
+    ("deepseek", {"n_group": 3}, "n_group"),
+    ("deepseek", {"topk_group": 3}, "topk_group"),
+    ("deepseek", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("deepseek", {"v_head_dim": 30}, "v_head_dim"),
     ("mistral", {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window"),
 ]
 

@@ -1,22 +1,23 @@
 """Mixture of experts: a router selects a few MLPs for each token.
 
-Source: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 on the Hub, and
-vllm/model_executor/models/bert_with_rope.py.
+Sources: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 on the Hub, and
+vllm/model_executor/models/bert_with_rope.py; for gated experts
+transformers/models/deepseek_v3/modeling_deepseek_v3.py (5.23).
 
-Shapes: R rows, D model width, E experts, I inner width.
+Shapes: R rows, D model width, E experts, G groups, I inner width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear, round_up_rows
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear, round_up_rows
 from whimbrel.model.weights import Weights
-from whimbrel.types.card import Encoder
+from whimbrel.types.card import Encoder, Routing
 
 
 class Experts:
@@ -36,13 +37,18 @@ class Experts:
         weights_RE = self._router(x_RD)[:, : len(self._experts)].float().softmax(-1)
         chosen_RE = torch.zeros_like(weights_RE, dtype=torch.bool)
         chosen_RE.scatter_(1, weights_RE.topk(self._per_token, dim=-1).indices, value=True)
-        out_RD = torch.zeros_like(x_RD, dtype=torch.float32)
-        for number, (up, down) in enumerate(self._experts):
-            rows = chosen_RE[:, number].nonzero()[:, 0]
-            if rows.numel():
-                own = F.pad(x_RD[rows], (0, 0, 0, round_up_rows(rows.numel()) - rows.numel()))
-                out_RD[rows] += down(up(own))[: rows.numel()].float() * weights_RE[rows, number, None]
-        return out_RD + self._bias_D
+        experts = [lambda x, up=up, down=down: down(up(x)) for up, down in self._experts]
+        return _add_experts(x_RD, experts, chosen_RE, weights_RE) + self._bias_D
+
+
+def _add_experts(x_RD: Tensor, experts: Sequence[Callable[[Tensor], Tensor]], chosen_RE: Tensor, weights_RE: Tensor) -> Tensor:
+    out_RD = torch.zeros_like(x_RD, dtype=torch.float32)
+    for number, expert in enumerate(experts):
+        rows = chosen_RE[:, number].nonzero()[:, 0]
+        if rows.numel():
+            own = F.pad(x_RD[rows], (0, 0, 0, round_up_rows(rows.numel()) - rows.numel()))
+            out_RD[rows] += expert(own)[: rows.numel()].float() * weights_RE[rows, number, None]
+    return out_RD
 
 
 def load_experts(
@@ -61,3 +67,69 @@ def load_experts(
     ]
     bias_D = weights.take(f"{at}.bias", width).to(device)
     return Experts(Linear(router_ED.to(device, dtype), None), experts, bias_D, spec.experts_per_token)
+
+
+class GatedExperts:
+    """Layer of gated experts: shared(x) + the sum of weight * expert(x) over the experts of a token, in their order."""
+
+    def __init__(
+        self,
+        router: Linear,
+        correction_E: Tensor,
+        experts: Sequence[Callable[[Tensor], Tensor]],
+        shared: Callable[[Tensor], Tensor],
+        routing: Routing,
+        per_token: int,
+    ) -> None:
+        self._router = router
+        self._correction_E = correction_E
+        self._experts = experts
+        self._shared = shared
+        self._routing = routing
+        self._per_token = per_token
+
+    def __call__(self, x_RD: Tensor) -> Tensor:
+        scores_RE = self._router(x_RD.float())[:, : len(self._experts)].sigmoid()
+        chosen_RE = self._choose(scores_RE + self._correction_E)
+        weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
+        if self._routing.normalized:
+            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + 1e-20)
+        out_RD = _add_experts(x_RD, self._experts, chosen_RE, weights_RE * self._routing.scale)
+        return out_RD + self._shared(x_RD).float()
+
+    def _choose(self, scores_RE: Tensor) -> Tensor:
+        """Return the mask of the best experts in the best groups."""
+        routing = self._routing
+        scores_RGE = scores_RE.view(len(scores_RE), routing.num_groups, -1)
+        groups_RG = scores_RGE.topk(2, dim=-1).values.sum(-1)
+        left_RG = torch.ones_like(groups_RG, dtype=torch.bool)
+        left_RG.scatter_(1, groups_RG.topk(routing.top_groups, dim=-1).indices, value=False)
+        scores_RE = scores_RGE.masked_fill(left_RG[..., None], -torch.inf).view(scores_RE.shape)
+        chosen_RE = torch.zeros_like(scores_RE, dtype=torch.bool)
+        return chosen_RE.scatter_(1, scores_RE.topk(self._per_token, dim=-1).indices, value=True)
+
+
+def load_gated_experts(
+    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+) -> GatedExperts:
+    router, at = names  # the name of the router, the prefix of the experts
+    width, routing = spec.hidden_size, spec.routing
+    assert routing is not None
+    act = ACTIVATIONS[spec.activation]
+
+    def mlp(name: str, inner: int) -> Callable[[Tensor], Tensor]:
+        gate, up = (weights.take(f"{name}.{part}_proj.weight", inner, width) for part in ("gate", "up"))
+        both = Linear(torch.cat((gate, up)).to(device, dtype), None)
+        down = Linear(weights.take(f"{name}.down_proj.weight", width, inner).to(device, dtype), None)
+
+        def run(x_RD: Tensor) -> Tensor:
+            gate, up = both(x_RD).chunk(2, dim=-1)
+            return down(act(gate) * up)
+
+        return run
+
+    router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
+    correction_E = weights.take(f"{router}.e_score_correction_bias", num_experts).to(device)
+    experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(num_experts)]
+    shared = mlp(f"{at}.shared_experts", routing.shared_size)
+    return GatedExperts(Linear(router_ED.to(device), None), correction_E, experts, shared, routing, spec.experts_per_token)

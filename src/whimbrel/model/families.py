@@ -242,6 +242,12 @@ _INTERNLM2: Final = replace(
     unused=(r"output\..*", r"(.*\.)?rotary_emb\..*"),
 )
 
+_DEEPSEEK: Final = replace(
+    _LLAMA,
+    router="layers.{i}.mlp.gate",
+    experts="layers.{i}.mlp",
+)
+
 _LFM2: Final = replace(
     _LLAMA,
     out="layers.{i}.self_attn.out_proj",
@@ -290,6 +296,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "llama": _LLAMA,
     "qwen3": _QWEN3,
     "internlm2": _INTERNLM2,
+    "deepseek": _DEEPSEEK,
     "lfm2": _LFM2,
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,

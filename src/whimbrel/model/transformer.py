@@ -4,7 +4,7 @@ The residual stream and all norms are float32; matrix products are in the plan's
 each family; nothing here tests the family's name.
 
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
-qwen3,mistral,gemma2,gemma3,lfm2}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and
+qwen3,mistral,gemma2,gemma3,lfm2,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the Hub, and
 jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
 Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
@@ -22,8 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.adapters import Adapters
-from whimbrel.model.experts import load_experts
+from whimbrel.model.experts import load_experts, load_gated_experts
 from whimbrel.model.families import FAMILIES, WeightRole
+from whimbrel.model.latent import Angles, load_latent
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, layer_norm, rms_norm
 from whimbrel.model.ops.positions import Bias, alibi, apply_rotary, frequencies, relative
@@ -36,17 +37,26 @@ from whimbrel.types.heads import Activation
 _Norm: TypeAlias = Callable[[Tensor], Tensor]
 _Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
 """(rows in the model's dtype, LoRA mask as in `Linear`) -> rows."""
-_Angles: TypeAlias = tuple[Tensor, Tensor, bool]
-"""Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Rows:
+    """Rows of a batch besides their hidden states."""
+
+    positions_R: Tensor
+    layout: AttentionLayout
+    angles: list[Angles | None]
+    """Angles of each of the model's rotary embeddings, which may be None."""
+    lora_mask_RK: Tensor | None
+
+
+_Mixer: TypeAlias = Callable[[Tensor, _Rows], Tensor]
+"""(normed rows, rows) -> rows: attention, or what stands in its place."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Layer:
-    qkv: Linear
-    """Linear layer to queries, keys and values, or to the gates and the input of a short convolution."""
-    out: Linear
-    conv: tuple[Tensor, Tensor | None] | None
-    """Taps, (K, D), and bias of a short convolution in place of attention."""
+    mix: _Mixer
     mlp: _Mlp
     attention_in: _Norm
     attention_out: _Norm
@@ -55,11 +65,6 @@ class _Layer:
     mlp_in: _Norm
     mlp_out: _Norm
     mlp_sum: _Norm
-    head_norm: _Norm | None
-    """Norm of query and key heads."""
-    scores: ScoreOptions
-    rotary: int
-    """Index of the model's rotary embedding, which may be None."""
 
 
 class Transformer:
@@ -107,15 +112,11 @@ class Transformer:
         lora_mask_RK = self._lora_mask(layout)
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
+        rows = _Rows(positions_R, layout, angles, lora_mask_RK)
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            x_in = layer.attention_in(x_RD)
-            if layer.conv is None:
-                x_attended = self._attend(layer, x_in, layout, angles[layer.rotary], lora_mask_RK)
-            else:
-                x_attended = self._convolve(layer, x_in, positions_R, *layer.conv)
-            attended = layer.attention_out(x_attended)
+            attended = layer.attention_out(layer.mix(layer.attention_in(x_RD), rows))
             if layer.attention_inner_sum is not None:
                 attended = layer.attention_inner_sum(x_RD + attended)
             x_RD = layer.attention_sum(x_RD + attended)
@@ -153,49 +154,16 @@ class Transformer:
         x_RD = self._embedding_norm(x_RD)
         return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
 
-    def _attend(
-        self, layer: _Layer, x_RD: Tensor, layout: AttentionLayout, angles: _Angles | None, lora_mask_RK: Tensor | None
-    ) -> Tensor:
-        spec = self._spec
-        heads = spec.num_heads + spec.num_kv_heads
-        qkv_RD = layer.qkv(x_RD.to(self._dtype), lora_mask_RK)
-        qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
-        qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
-        if layer.head_norm is not None:
-            qk_RNH = layer.head_norm(qk_RNH.float())
-        if angles is not None:
-            cos, sin, interleaved = angles
-            qk_RNH = apply_rotary(qk_RNH, cos, sin, interleaved=interleaved)
-        q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
-        return layer.out(attend(q_RNH, k_RKH, v_RKH, layout, layer.scores), lora_mask_RK)
-
-    def _convolve(self, layer: _Layer, x_RD: Tensor, positions_R: Tensor, taps_KD: Tensor, bias_D: Tensor | None) -> Tensor:
-        """Run a gated short convolution. It sees all tokens, also those that are not attended to."""
-        before_RD, after_RD, x_RD = layer.qkv(x_RD.to(self._dtype)).float().chunk(3, dim=-1)
-        convolved_RD = short_conv(before_RD * x_RD, positions_R, taps_KD, bias_D, causal=self._spec.causal)
-        return layer.out((after_RD * convolved_RD).to(self._dtype))
-
     # Loading
 
     def _layer(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Layer:
-        spec, names, width = self._spec, self._names, self._spec.hidden_size
-        queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
+        names, width = self._names, self._spec.hidden_size
 
         def norm(name: str | None) -> _Norm:
             return self._norm(name and name.format(i=i), width)
 
-        if layer.conv_width:
-            conv = (names.conv or "").format(i=i)
-            qkv = Linear(*self._join([f"{conv}.in_proj"], [3 * width], width, bias=spec.conv_bias))
-            out = Linear(*self._join([f"{conv}.out_proj"], [width], width, bias=spec.conv_bias))
-        else:
-            order = _order_by_key(spec) if names.qkv_by_key else None
-            qkv = self._linear("qkv", i, (queries, keys, keys), width, bias=spec.qkv_bias, order=order)
-            out = self._linear("out", i, (width,), queries, bias=spec.out_bias)
         return _Layer(
-            qkv=qkv,
-            out=out,
-            conv=self._conv(f"{(names.conv or '').format(i=i)}.conv", layer.conv_width) if layer.conv_width else None,
+            mix=self._convolution(i, layer.conv_width) if layer.conv_width else self._attention(i, layer, bias, rotary),
             mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
@@ -204,16 +172,55 @@ class Transformer:
             mlp_in=norm(names.mlp_in),
             mlp_out=norm(names.mlp_out),
             mlp_sum=norm(names.mlp_sum),
-            head_norm=None if layer.conv_width else self._head_norm(i),
-            scores=ScoreOptions(
-                spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
-                causal=spec.causal,
-                window=layer.window,
-                softcap=spec.softcap,
-                bias=bias,
-            ),
-            rotary=rotary,
         )
+
+    def _attention(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Mixer:
+        spec, dtype = self._spec, self._dtype
+        scores = ScoreOptions(
+            spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
+            causal=spec.causal,
+            window=layer.window,
+            softcap=spec.softcap,
+            bias=bias,
+        )
+        if spec.latent is not None:
+            at = f"layers.{i}.self_attn"
+            latent = load_latent(spec, spec.latent, self._weights, at, scores, device=self._device, dtype=dtype)
+            return lambda x_RD, rows: latent(x_RD.to(dtype), rows.layout, rows.angles[rotary])
+        queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
+        order = _order_by_key(spec) if self._names.qkv_by_key else None
+        qkv = self._linear("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order)
+        out = self._linear("out", i, (spec.hidden_size,), queries, bias=spec.out_bias)
+        head_norm = self._head_norm(i)
+        heads = spec.num_heads + spec.num_kv_heads
+
+        def attention(x_RD: Tensor, rows: _Rows) -> Tensor:
+            qkv_RD = qkv(x_RD.to(dtype), rows.lora_mask_RK)
+            qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
+            qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
+            if head_norm is not None:
+                qk_RNH = head_norm(qk_RNH.float())
+            if (angles := rows.angles[rotary]) is not None:
+                qk_RNH = apply_rotary(qk_RNH, *angles[:2], interleaved=angles[2])
+            q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
+            return out(attend(q_RNH, k_RKH, v_RKH, rows.layout, scores), rows.lora_mask_RK)
+
+        return attention
+
+    def _convolution(self, i: int, width: int) -> _Mixer:
+        """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
+        spec, columns, at = self._spec, self._spec.hidden_size, (self._names.conv or "").format(i=i)
+        gates = Linear(*self._join([f"{at}.in_proj"], [3 * columns], columns, bias=spec.conv_bias))
+        out = Linear(*self._join([f"{at}.out_proj"], [columns], columns, bias=spec.conv_bias))
+        taps_KD = self._weights.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous().to(self._device)
+        bias_D = self._weights.take(f"{at}.conv.bias", columns).to(self._device) if spec.conv_bias else None
+
+        def convolution(x_RD: Tensor, rows: _Rows) -> Tensor:
+            before_RD, after_RD, inner_RD = gates(x_RD.to(self._dtype)).float().chunk(3, dim=-1)
+            inner_RD = short_conv(before_RD * inner_RD, rows.positions_R, taps_KD, bias_D, causal=spec.causal)
+            return out((after_RD * inner_RD).to(self._dtype))
+
+        return convolution
 
     def _linear(
         self,
@@ -233,12 +240,6 @@ class Transformer:
             weight, biases = weight[order], None if biases is None else biases[order]
         return Linear(weight, biases, activation, low_rank)
 
-    def _conv(self, name: str, width: int) -> tuple[Tensor, Tensor | None]:
-        columns = self._spec.hidden_size
-        taps = self._weights.take(f"{name}.weight", columns, 1, width)[:, 0].T.contiguous()
-        bias = self._weights.take(f"{name}.bias", columns).to(self._device) if self._spec.conv_bias else None
-        return taps.to(self._device), bias
-
     def _mlp(self, i: int) -> _Mlp:
         spec, up = self._spec, self._up(i)
         down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias)
@@ -254,7 +255,8 @@ class Transformer:
 
     def _experts(self, i: int, num_experts: int) -> _Mlp:
         names = [(name or "").format(i=i) for name in (self._names.router, self._names.experts)]
-        experts = load_experts(self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype)
+        load = load_experts if self._spec.routing is None else load_gated_experts
+        experts = load(self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype)
         return lambda x_RD, _: experts(x_RD)
 
     def _up(self, i: int) -> Linear:
@@ -335,6 +337,6 @@ def _order_by_key(spec: Encoder) -> Tensor:
     return torch.cat([rows_KSH[:, :shared].flatten(), rows_KSH[:, shared].flatten(), rows_KSH[:, shared + 1].flatten()])
 
 
-def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> _Angles:
+def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> Angles:
     radians_RF = positions_R[:, None].float() * turns_F
     return radians_RF.cos() * scale, radians_RF.sin() * scale, interleaved

@@ -58,6 +58,40 @@ class Layer:
 
 
 @dataclass(frozen=True, slots=True)
+class Latent:
+    """Latent attention (DeepSeek V3): keys and values are made of one narrow row per token, and so may be queries."""
+
+    query_rank: int
+    """Columns of the row that queries are made of; 0: the hidden state."""
+    key_rank: int
+    plain_width: int
+    """Columns of a query or key head before the rotated ones."""
+    rotary_width: int
+    """Rotated columns, which all key heads share."""
+    value_width: int
+
+    @property
+    def width(self) -> int:
+        return self.plain_width + self.rotary_width
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Choice of gated experts by sigmoids (DeepSeek V3). A correction is added for the choice alone."""
+
+    intermediate_size: int
+    """Inner width of an expert."""
+    shared_size: int
+    """Inner width of the MLP that all tokens pass."""
+    num_groups: int
+    top_groups: int
+    """Number of groups, by the sum of their best two experts, of which experts are chosen."""
+    normalized: bool
+    """Divide the weights of the chosen experts by their sum."""
+    scale: float
+
+
+@dataclass(frozen=True, slots=True)
 class LoraAdapter:
     """LoRA adapter that a user adds to a model, in a folder as PEFT saves it: weight + alpha / rank * B @ A."""
 
@@ -112,6 +146,10 @@ class Encoder:
     gated: bool = False
     """Gated MLP: activation(gate) * up instead of activation(up)."""
     experts_per_token: int = 0
+    routing: Routing | None = None
+    """None: experts as in Nomic's mixture."""
+    latent: Latent | None = None
+    """None: queries, keys and values are linear functions of the hidden state."""
     qkv_bias: bool = True
     out_bias: bool = True
     up_bias: bool = True

@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.types.card import Encoder, Layer, PoolingMode
+from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Routing
 from whimbrel.types.heads import Dense
 
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
@@ -229,6 +229,87 @@ def _lfm2_inner(config: JsonFile, inner: int) -> int:
     if config.data.get("block_ffn_dim_multiplier", 1.0) is None:
         return inner
     return -(-int(factor * inner) // multiple) * multiple
+
+
+_DEEPSEEK_INERT: Final = (
+    "aux_loss_alpha ep_size head_dim num_nextn_predict_layers output_router_logits qk_head_dim seq_aux".split()
+)
+_DEEPSEEK_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+    "moe_layer_freq": (1, None),
+    "pretraining_tp": (1, None),
+    "scoring_func": ("sigmoid", None),
+    "topk_method": ("noaux_tc", None),
+}
+
+
+def read_deepseek(config: JsonFile, *, causal: bool = True) -> Encoder:
+    """Read DeepSeek V3, or the encoder that Giga-Embeddings made of it, which sees both ways."""
+    allow_auto_map(config)
+    config.ignore(*_DEEPSEEK_INERT)
+    config.require_values({**_DEEPSEEK_FIXED, "is_causal": (True, None) if causal else (False,)})
+    depth, width = common.read_depth(config, "num_hidden_layers"), config.positive("hidden_size")
+    heads, experts = config.positive("num_attention_heads"), config.positive("n_routed_experts", 256)
+    config.require_values({"num_key_value_heads": (heads, None)})
+    latent = Latent(
+        query_rank=0
+        if "q_lora_rank" in config.data and config.data["q_lora_rank"] is None
+        else config.positive("q_lora_rank", 1536),
+        key_rank=config.positive("kv_lora_rank", 512),
+        plain_width=config.positive("qk_nope_head_dim", 128),
+        rotary_width=config.positive("qk_rope_head_dim", 64),
+        value_width=config.positive("v_head_dim", 128),
+    )
+    config.ignore("q_lora_rank")
+    if latent.value_width > latent.width:
+        raise config.error(f"{latent.value_width} is more than the {latent.width} columns of a key.", "v_head_dim")
+    rotary = replace(
+        common.read_rotary(config, 10_000.0, latent.rotary_width), interleaved=config.get("rope_interleave", bool, True)
+    )
+    first, bias = config.get("first_k_dense_replace", int, 3), config.get("attention_bias", bool, False)
+    return Encoder(
+        family="deepseek",
+        vocab_size=config.positive("vocab_size"),
+        hidden_size=width,
+        intermediate_size=config.positive("intermediate_size"),
+        layers=tuple(Layer(rotary=rotary, num_experts=experts if i >= first else 0) for i in range(depth)),
+        num_heads=heads,
+        head_width=latent.width,
+        **common.read_positions(config),
+        causal=causal,
+        norm="rms",
+        norm_eps=config.get("rms_norm_eps", float, 1e-6),
+        activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
+        positions="rotary",
+        gated=True,
+        experts_per_token=config.positive("num_experts_per_tok", 8),
+        routing=_deepseek_routing(config, experts),
+        latent=latent,
+        qkv_bias=bias,
+        out_bias=bias,
+        up_bias=False,
+        down_bias=False,
+    )
+
+
+def _deepseek_routing(config: JsonFile, experts: int) -> Routing:
+    groups, top, chosen = (
+        config.positive(key, default) for key, default in (("n_group", 8), ("topk_group", 4), ("num_experts_per_tok", 8))
+    )
+    if experts % groups or experts < 2 * groups:
+        raise config.error(f"{experts} experts cannot be put into {groups} groups of two or more.", "n_group")
+    if top > groups:
+        raise config.error(f"is {top}, of {groups} groups.", "topk_group")
+    if chosen > top * experts // groups:
+        raise config.error(f"is {chosen}, of {top * experts // groups} experts in {top} groups.", "num_experts_per_tok")
+    inner = config.positive("moe_intermediate_size", 2048)
+    return Routing(
+        intermediate_size=inner,
+        shared_size=inner * config.positive("n_shared_experts", 1),
+        num_groups=groups,
+        top_groups=top,
+        normalized=config.get("norm_topk_prob", bool, True),
+        scale=config.get("routed_scaling_factor", float, 2.5),
+    )
 
 
 def read_gemma(config: JsonFile) -> Encoder:

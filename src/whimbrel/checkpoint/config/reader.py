@@ -139,6 +139,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Qwen3": ("qwen3", _CAUSAL, decoders.read_qwen3),
     "VoyageQwen3Bidirectional": ("qwen3", ("EmbedModel",), decoders.read_qwen3),
     "Qwen3Bidirectional": ("qwen3_bidirec", ("Model",), decoders.read_qwen3_bidirec),
+    "DeepseekV3": ("deepseek_v3", ("Model", "ForCausalLM"), decoders.read_deepseek),
+    "DeepseekV3Bidirectional": ("deepseek_v3_bidirec", ("Model",), partial(decoders.read_deepseek, causal=False)),
     "Lfm2": ("lfm2", ("Model", "ForCausalLM"), decoders.read_lfm2),
     "Lfm2Bidirectional": ("lfm2", ("Model",), partial(decoders.read_lfm2, causal=False)),
     "Gemma": ("gemma", _CAUSAL, decoders.read_gemma),

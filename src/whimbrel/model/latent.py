@@ -1,0 +1,95 @@
+"""Latent attention, as in DeepSeek V3.
+
+Keys and values are expanded before attention, so it is the attention of other models, with key heads as many as query heads. All
+key heads share their rotated columns. Values may be narrower than keys.
+
+Source: transformers/models/deepseek_v3/modeling_deepseek_v3.py (5.23).
+
+Shapes: R rows, D model width, N heads, H columns of a query or key head, V columns of a value head, F rotary frequencies.
+"""
+
+from __future__ import annotations
+
+from typing import Final, TypeAlias
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
+from whimbrel.model.ops.linear import Linear, rms_norm
+from whimbrel.model.ops.positions import apply_rotary
+from whimbrel.model.weights import Weights
+from whimbrel.types.card import Encoder, Latent
+
+Angles: TypeAlias = tuple[Tensor, Tensor, bool]
+"""Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
+_EPS: Final = 1e-6
+"""Of the norms between two linear layers, whatever config.json says."""
+
+
+class LatentAttention:
+    def __init__(
+        self,
+        latent: Latent,
+        num_heads: int,
+        query: tuple[Linear, Tensor | None, Linear | None],
+        key: tuple[Linear, Tensor, Linear],
+        out: Linear,
+        scores: ScoreOptions,
+    ) -> None:
+        """`query` and `key` are a linear layer, the weight of a norm and a second layer; `query` may be a layer alone."""
+        self._latent = latent
+        self._num_heads = num_heads
+        self._query = query
+        self._key = key
+        self._out = out
+        self._scores = scores
+
+    def __call__(self, x_RD: Tensor, layout: AttentionLayout, angles: Angles | None) -> Tensor:
+        assert angles is not None
+        cos, sin, interleaved = angles
+        latent, rows, heads = self._latent, x_RD.shape[0], self._num_heads
+        first, norm, second = self._query
+        q = first(x_RD)
+        if norm is not None and second is not None:
+            q = second(rms_norm(q, norm, _EPS).to(x_RD.dtype))
+        q_RNH = q.view(rows, heads, latent.width)
+        narrow, norm, expand = self._key
+        both = narrow(x_RD)
+        kv = expand(rms_norm(both[:, : latent.key_rank], norm, _EPS).to(x_RD.dtype))
+        k_plain, v_RNV = kv.view(rows, heads, -1).split((latent.plain_width, latent.value_width), dim=-1)
+        shared_R1F = both[:, None, latent.key_rank :]
+        rotated = [
+            apply_rotary(part, cos, sin, interleaved=interleaved) for part in (q_RNH[..., latent.plain_width :], shared_R1F)
+        ]
+        q_RNH = torch.cat((q_RNH[..., : latent.plain_width].float(), rotated[0]), dim=-1)
+        k_RNH = torch.cat((k_plain.float(), rotated[1].expand(-1, heads, -1)), dim=-1)
+        v_RNH = F.pad(v_RNV, (0, latent.width - latent.value_width))
+        attended_RNH = attend(q_RNH, k_RNH, v_RNH, layout, self._scores).view(rows, heads, latent.width)
+        return self._out(attended_RNH[..., : latent.value_width].flatten(1))
+
+
+def load_latent(
+    spec: Encoder, latent: Latent, weights: Weights, at: str, scores: ScoreOptions, *, device: torch.device, dtype: torch.dtype
+) -> LatentAttention:
+    """Load the attention of one layer, whose tensors have the prefix `at`."""
+    width, heads = spec.hidden_size, spec.num_heads
+
+    def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
+        weight = weights.take(f"{at}.{name}.weight", rows, columns).to(device, dtype)
+        return Linear(weight, weights.take(f"{at}.{name}.bias", rows).to(device, dtype) if bias else None)
+
+    def norm(name: str, columns: int) -> Tensor:
+        return weights.take(f"{at}.{name}.weight", columns).to(device)
+
+    rank, key_rank, bias = latent.query_rank, latent.key_rank, spec.qkv_bias
+    if rank:
+        first = linear("q_a_proj", rank, width, bias=bias)
+        query = (first, norm("q_a_layernorm", rank), linear("q_b_proj", heads * latent.width, rank))
+    else:
+        query = (linear("q_proj", heads * latent.width, width), None, None)
+    narrow = linear("kv_a_proj_with_mqa", key_rank + latent.rotary_width, width, bias=bias)
+    expand = linear("kv_b_proj", heads * (latent.plain_width + latent.value_width), key_rank)
+    out = linear("o_proj", width, heads * latent.value_width, bias=spec.out_bias)
+    return LatentAttention(latent, heads, query, (narrow, norm("kv_a_layernorm", key_rank), expand), out, scores)
