@@ -15,7 +15,7 @@ import test_hub_models as hub
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from test_models import DECODER, LLAMA3, ROBERTA, SIZES, reference, rows, write
+from test_models import DECODER, DEEPSEEK, LLAMA3, ROBERTA, SIZES, reference, rows, write
 from test_tokenizer_classes import GTE_QWEN2
 from transformers import AutoTokenizer
 
@@ -262,6 +262,23 @@ def test_giga_embeddings_see_both_ways(causal: bool, parity: Parity, tmp_path: P
         got = engine.run(Request(rows())).dense
     expected = np.stack([one.mean(0) for one in reference(model, rows())])
     parity(got, expected / np.linalg.norm(expected, axis=1, keepdims=True))
+
+
+def test_dense_of_deepseek_both_ways(parity: Parity, tmp_path: Path) -> None:
+    """No model is named: not all keys of the config.json of Giga-Embeddings-instruct-10B-A1.8B are known."""
+    model = write(tmp_path, "DeepseekV3", DEEPSEEK)
+    code = {"AutoModel": "modeling_gigarembed.DeepseekV3BidirectionalModel"}
+    changes: JSON = {"architectures": ["DeepseekV3BidirectionalModel"], "model_type": "deepseek_v3_bidirec", "auto_map": code}
+    edit_json(tmp_path / "config.json", **changes)
+    sentence_layout(tmp_path, modes=("mean",), max_seq_length=120)
+    with pytest.raises(CheckpointError, match=r"config\.json: is_causal: is missing"):
+        read_card(tmp_path, "m")
+    edit_json(tmp_path / "config.json", is_causal=False)
+    model.config.is_causal = False
+    for layer in model.layers:
+        layer.self_attn.is_causal = False
+    expected = np.stack([one.mean(0) for one in reference(model, rows())])
+    assert_dense(tmp_path, expected / np.linalg.norm(expected, axis=1, keepdims=True), parity)
 
 
 def test_dense_of_gte_qwen2(parity: Parity, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ Shapes: R rows, D model width, E experts, G groups, I inner width.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -37,8 +38,12 @@ class Experts:
         weights_RE = self._router(x_RD)[:, : len(self._experts)].float().softmax(-1)
         chosen_RE = torch.zeros_like(weights_RE, dtype=torch.bool)
         chosen_RE.scatter_(1, weights_RE.topk(self._per_token, dim=-1).indices, value=True)
-        experts = [lambda x, up=up, down=down: down(up(x)) for up, down in self._experts]
+        experts = [_chain(up, down) for up, down in self._experts]
         return _add_experts(x_RD, experts, chosen_RE, weights_RE) + self._bias_D
+
+
+def _chain(up: Linear, down: Linear) -> Callable[[Tensor], Tensor]:
+    return lambda x_RD: down(up(x_RD))
 
 
 def _add_experts(x_RD: Tensor, experts: Sequence[Callable[[Tensor], Tensor]], chosen_RE: Tensor, weights_RE: Tensor) -> Tensor:
@@ -69,44 +74,36 @@ def load_experts(
     return Experts(Linear(router_ED.to(device, dtype), None), experts, bias_D, spec.experts_per_token)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class GatedExperts:
     """Layer of gated experts: shared(x) + the sum of weight * expert(x) over the experts of a token, in their order."""
 
-    def __init__(
-        self,
-        router: Linear,
-        correction_E: Tensor,
-        experts: Sequence[Callable[[Tensor], Tensor]],
-        shared: Callable[[Tensor], Tensor],
-        routing: Routing,
-        per_token: int,
-    ) -> None:
-        self._router = router
-        self._correction_E = correction_E
-        self._experts = experts
-        self._shared = shared
-        self._routing = routing
-        self._per_token = per_token
+    router: Linear
+    correction_E: Tensor
+    experts: Sequence[Callable[[Tensor], Tensor]]
+    shared: Callable[[Tensor], Tensor]
+    routing: Routing
+    per_token: int
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        scores_RE = self._router(x_RD.float())[:, : len(self._experts)].sigmoid()
-        chosen_RE = self._choose(scores_RE + self._correction_E)
+        scores_RE = self.router(x_RD.float())[:, : len(self.experts)].sigmoid()
+        chosen_RE = self._choose(scores_RE + self.correction_E)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
-        if self._routing.normalized:
+        if self.routing.normalized:
             weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + 1e-20)
-        out_RD = _add_experts(x_RD, self._experts, chosen_RE, weights_RE * self._routing.scale)
-        return out_RD + self._shared(x_RD).float()
+        out_RD = _add_experts(x_RD, self.experts, chosen_RE, weights_RE * self.routing.scale)
+        return out_RD + self.shared(x_RD).float()
 
     def _choose(self, scores_RE: Tensor) -> Tensor:
         """Return the mask of the best experts in the best groups."""
-        routing = self._routing
+        routing = self.routing
         scores_RGE = scores_RE.view(len(scores_RE), routing.num_groups, -1)
         groups_RG = scores_RGE.topk(2, dim=-1).values.sum(-1)
         left_RG = torch.ones_like(groups_RG, dtype=torch.bool)
         left_RG.scatter_(1, groups_RG.topk(routing.top_groups, dim=-1).indices, value=False)
         scores_RE = scores_RGE.masked_fill(left_RG[..., None], -torch.inf).view(scores_RE.shape)
         chosen_RE = torch.zeros_like(scores_RE, dtype=torch.bool)
-        return chosen_RE.scatter_(1, scores_RE.topk(self._per_token, dim=-1).indices, value=True)
+        return chosen_RE.scatter_(1, scores_RE.topk(self.per_token, dim=-1).indices, value=True)
 
 
 def load_gated_experts(

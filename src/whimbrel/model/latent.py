@@ -1,6 +1,6 @@
 """Latent attention, as in DeepSeek V3.
 
-Keys and values are expanded before attention, so it is the attention of other models, with key heads as many as query heads. All
+Keys and values are expanded before attention, which is then that of other models, with as many key heads as query heads. All
 key heads share their rotated columns. Values may be narrower than keys.
 
 Source: transformers/models/deepseek_v3/modeling_deepseek_v3.py (5.23).
@@ -10,6 +10,7 @@ Shapes: R rows, D model width, N heads, H columns of a query or key head, V colu
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 import torch
@@ -28,37 +29,29 @@ _EPS: Final = 1e-6
 """Of the norms between two linear layers, whatever config.json says."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class LatentAttention:
-    def __init__(
-        self,
-        latent: Latent,
-        num_heads: int,
-        query: tuple[Linear, Tensor | None, Linear | None],
-        key: tuple[Linear, Tensor, Linear],
-        out: Linear,
-        scores: ScoreOptions,
-    ) -> None:
-        """`query` and `key` are a linear layer, the weight of a norm and a second layer; `query` may be a layer alone."""
-        self._latent = latent
-        self._num_heads = num_heads
-        self._query = query
-        self._key = key
-        self._out = out
-        self._scores = scores
+    latent: Latent
+    num_heads: int
+    query: tuple[Linear, Tensor | None, Linear | None]
+    """Linear layer, weight of a norm and second layer; or a layer alone."""
+    key: tuple[Linear, Tensor, Linear]
+    out: Linear
+    scores: ScoreOptions
 
     def __call__(self, x_RD: Tensor, layout: AttentionLayout, angles: Angles | None) -> Tensor:
         assert angles is not None
         cos, sin, interleaved = angles
-        latent, rows, heads = self._latent, x_RD.shape[0], self._num_heads
-        first, norm, second = self._query
+        latent, rows, heads = self.latent, x_RD.shape[0], self.num_heads
+        first, norm, second = self.query
         q = first(x_RD)
         if norm is not None and second is not None:
             q = second(rms_norm(q, norm, _EPS).to(x_RD.dtype))
         q_RNH = q.view(rows, heads, latent.width)
-        narrow, norm, expand = self._key
+        narrow, norm, expand = self.key
         both = narrow(x_RD)
-        kv = expand(rms_norm(both[:, : latent.key_rank], norm, _EPS).to(x_RD.dtype))
-        k_plain, v_RNV = kv.view(rows, heads, -1).split((latent.plain_width, latent.value_width), dim=-1)
+        kv = expand(rms_norm(both[:, : latent.key_rank], norm, _EPS).to(x_RD.dtype)).view(rows, heads, -1)
+        k_plain, v_RNV = kv[..., : latent.plain_width], kv[..., latent.plain_width :]
         shared_R1F = both[:, None, latent.key_rank :]
         rotated = [
             apply_rotary(part, cos, sin, interleaved=interleaved) for part in (q_RNH[..., latent.plain_width :], shared_R1F)
@@ -66,8 +59,8 @@ class LatentAttention:
         q_RNH = torch.cat((q_RNH[..., : latent.plain_width].float(), rotated[0]), dim=-1)
         k_RNH = torch.cat((k_plain.float(), rotated[1].expand(-1, heads, -1)), dim=-1)
         v_RNH = F.pad(v_RNV, (0, latent.width - latent.value_width))
-        attended_RNH = attend(q_RNH, k_RNH, v_RNH, layout, self._scores).view(rows, heads, latent.width)
-        return self._out(attended_RNH[..., : latent.value_width].flatten(1))
+        attended_RNH = attend(q_RNH, k_RNH, v_RNH, layout, self.scores).view(rows, heads, latent.width)
+        return self.out(attended_RNH[..., : latent.value_width].flatten(1))
 
 
 def load_latent(

@@ -94,6 +94,7 @@ def _is_voyage(config: JsonFile) -> bool:
 def read_qwen3_bidirec(config: JsonFile) -> Encoder:
     """Read Giga-Embeddings, which are Qwen3 without a causal mask."""
     allow_auto_map(config)
+    config.get("is_causal", bool)
     config.require_values({"is_causal": (False,), "use_sliding_window": (False, None)})
     return replace(read_llama(config, "qwen3"), causal=False)
 
@@ -247,6 +248,8 @@ def read_deepseek(config: JsonFile, *, causal: bool = True) -> Encoder:
     allow_auto_map(config)
     config.ignore(*_DEEPSEEK_INERT)
     config.require_values({**_DEEPSEEK_FIXED, "is_causal": (True, None) if causal else (False,)})
+    if not causal:
+        config.get("is_causal", bool)
     depth, width = common.read_depth(config, "num_hidden_layers"), config.positive("hidden_size")
     heads, experts = config.positive("num_attention_heads"), config.positive("n_routed_experts", 256)
     config.require_values({"num_key_value_heads": (heads, None)})
