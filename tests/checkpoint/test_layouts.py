@@ -266,7 +266,7 @@ def test_giga_embeddings_see_both_ways(causal: bool, parity: Parity, tmp_path: P
 
 def test_dense_of_deepseek_both_ways(parity: Parity, tmp_path: Path) -> None:
     """No model is named: not all keys of the config.json of Giga-Embeddings-instruct-10B-A1.8B are known."""
-    model = write(tmp_path, "DeepseekV3", DEEPSEEK)
+    model = write(tmp_path, "DeepseekV3", DEEPSEEK | {"q_lora_rank": 20})
     code = {"AutoModel": "modeling_gigarembed.DeepseekV3BidirectionalModel"}
     changes: JSON = {"architectures": ["DeepseekV3BidirectionalModel"], "model_type": "deepseek_v3_bidirec", "auto_map": code}
     edit_json(tmp_path / "config.json", **changes)

@@ -26,7 +26,7 @@ from whimbrel.types.card import Encoder, Latent
 Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 _EPS: Final = 1e-6
-"""Of the norms between two linear layers, whatever config.json says."""
+"""Epsilon of the norms between two linear layers, whatever config.json says."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
