@@ -103,6 +103,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         DEEPSEEK
         | {"q_lora_rank": 20, "attention_bias": True, "rope_interleave": False, "norm_topk_prob": False, "v_head_dim": 20},
     ),
+    "deepseek stretched": ("DeepseekV3", DEEPSEEK | {"rope_scaling": YARN | {"mscale": 0.7, "mscale_all_dim": 0.7}}),
+    "deepseek stretched without mscale": ("DeepseekV3", DEEPSEEK | {"rope_scaling": YARN}),
     "gemma both ways": ("Gemma", DECODER | {"head_dim": 16, "attention_bias": True, "use_bidirectional_attention": True}),
     "gemma2": ("Gemma2", DECODER | {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 24}),
     "gemma2 without a cap": ("Gemma2", DECODER | {"head_dim": 12, "sliding_window": 5, "attn_logit_softcapping": None}),
@@ -359,6 +361,7 @@ WRONG = [
     ("deepseek", {"topk_group": 3}, "topk_group"),
     ("deepseek", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
     ("deepseek", {"v_head_dim": 30}, "v_head_dim"),
+    ("deepseek stretched", {"rope_parameters": YARN | {"rope_theta": 1e4, "mscale": 1.0}}, "mscale"),
     ("mistral", {"layer_types": ["sliding_attention"] * 3, "sliding_window": None}, "sliding_window"),
 ]
 

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import log
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Routing
+from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Rotary, Routing
 from whimbrel.types.heads import Dense
 
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}
@@ -233,7 +234,7 @@ def _lfm2_inner(config: JsonFile, inner: int) -> int:
 
 
 _DEEPSEEK_INERT: Final = (
-    "aux_loss_alpha ep_size head_dim num_nextn_predict_layers output_router_logits qk_head_dim seq_aux".split()
+    "aux_loss_alpha ep_size head_dim num_mtp_layers num_nextn_predict_layers output_router_logits qk_head_dim seq_aux".split()
 )
 _DEEPSEEK_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "moe_layer_freq": (1, None),
@@ -265,9 +266,7 @@ def read_deepseek(config: JsonFile, *, causal: bool = True) -> Encoder:
     config.ignore("q_lora_rank")
     if latent.value_width > latent.width:
         raise config.error(f"{latent.value_width} is more than the {latent.width} columns of a key.", "v_head_dim")
-    rotary = replace(
-        common.read_rotary(config, 10_000.0, latent.rotary_width), interleaved=config.get("rope_interleave", bool, True)
-    )
+    rotary, scale = _deepseek_rotary(config, latent)
     first, bias = config.get("first_k_dense_replace", int, 3), config.get("attention_bias", bool, False)
     return Encoder(
         family="deepseek",
@@ -287,11 +286,29 @@ def read_deepseek(config: JsonFile, *, causal: bool = True) -> Encoder:
         experts_per_token=config.positive("num_experts_per_tok", 8),
         routing=_deepseek_routing(config, experts),
         latent=latent,
+        score_scale=scale,
         qkv_bias=bias,
         out_bias=bias,
         up_bias=False,
         down_bias=False,
     )
+
+
+def _deepseek_rotary(config: JsonFile, latent: Latent) -> tuple[Rotary, float]:
+    """Return the rotary positions and the scale of the scores. In yarn two equal `mscale` move the factor to the scores."""
+    key = "rope_parameters" if config.data.get("rope_parameters") else "rope_scaling"
+    stated = cast(dict[str, Any], config.get(key, dict, {}))
+    rest = {name: value for name, value in stated.items() if name not in ("mscale", "mscale_all_dim")}
+    factor, moved = rest.get("factor"), stated.get("mscale_all_dim")
+    if stated.get("mscale") != moved or not isinstance(moved, int | float | None) or rest.get("attention_factor") is not None:
+        raise config.error(f"mscale {stated.get('mscale')!r:.80} and mscale_all_dim {moved!r:.80} are not supported.", key)
+    rotary = common.read_rotary(JsonFile(config.name, {**config.data, key: rest}), 10_000.0, latent.rotary_width)
+    config.ignore("rope_parameters", "rope_scaling", "rope_theta")
+    scale = latent.width**-0.5
+    if moved and rotary.scaling is not None and isinstance(factor, int | float):
+        rotary = replace(rotary, scaling={**rotary.scaling, "attention_factor": 1.0})
+        scale *= (0.1 * moved * log(factor) + 1.0) ** 2 if factor > 1 else 1.0
+    return replace(rotary, interleaved=config.get("rope_interleave", bool, True)), scale
 
 
 def _deepseek_routing(config: JsonFile, experts: int) -> Routing:
