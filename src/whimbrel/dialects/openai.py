@@ -6,15 +6,27 @@ Sources: openai/openai-openapi, `CreateEmbeddingRequest` and its response; vLLM 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import TextFields, TextObject, Truncation, TruncationSide, decode, is_packed, text_request
+from whimbrel.dialects.common.bodies import (
+    TextFields,
+    TextObject,
+    Truncation,
+    TruncationSide,
+    decode,
+    is_packed,
+    side_of,
+    text_request,
+)
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
@@ -22,7 +34,6 @@ from whimbrel.dialects.common.body_rules import (
     SPLIT_HAS_NO_SIDE,
     TEXT,
     TEXTS_OR_OBJECTS,
-    TEXTS_WITH_SPECIAL_TOKENS,
     Rule,
     narrowed,
 )
@@ -42,6 +53,7 @@ from whimbrel.dialects.common.responses import (
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route, binary_formats
 from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
+from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import OutputName, Request, Truncate, read_truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import ByteOrder, EncodedArray, FloatType, base64_list, to_json
@@ -59,7 +71,7 @@ EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "n
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """Fields of vLLM's routes that encode texts."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *TEXTS_WITH_SPECIAL_TOKENS, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
+    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
@@ -79,13 +91,16 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     truncation_side: TruncationSide = None
     add_special_tokens: Annotated[
         bool | None,
-        Meta(
-            description="Accepted as `false` only with token ids, which are taken as they are; texts always get special "
-            "tokens (vLLM)."
-        ),
+        Meta(description="Put special tokens around texts. Default: true. Token ids are taken as they are (vLLM)."),
     ] = None
     request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
     user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+
+
+class LateChunkingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of late chunking by length."""
+
+    chunk_size: Annotated[int, Meta(ge=1, le=2**63 - 1, description="The number of tokens of a chunk; the last has the rest.")]
 
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
@@ -119,6 +134,13 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
             "words in capitals are NVIDIA's."
         ),
     ] = None
+    late_chunking_params: Annotated[
+        LateChunkingParams | None,
+        Meta(
+            description="Give a vector for every so many tokens of a text, in place of one: their mean, after the whole text "
+            "has run in one pass. Special tokens count. For models with mean pooling (vLLM)."
+        ),
+    ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
         Meta(
@@ -129,12 +151,35 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
 
 
+class LateChunk(msgspec.Struct):
+    """A chunk of a text, from a first to before an end."""
+
+    token_range: tuple[int, int]
+    char_range: Annotated[tuple[int, int] | None, Meta(description="Null for a chunk of special tokens.")]
+
+
+class LateChunks(msgspec.Struct):
+    """The chunks of a text, one for each of its vectors."""
+
+    chunk_size: int
+    input_tokens: int
+    chunks: list[LateChunk]
+    strategy: Literal["fixed_tokens"] = "fixed_tokens"
+
+
 class Embedding(msgspec.Struct):
-    """One vector of the answer."""
+    """One vector of the answer, or the vectors of the tokens or chunks of a text."""
 
     index: int
-    embedding: Annotated[list[float] | str, Meta(description="JSON numbers, or base64 of little-endian float32.")]
+    embedding: Annotated[
+        list[float | list[float]] | str,
+        Meta(
+            description="JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or "
+            "of a model with a vector for each token."
+        ),
+    ]
     object: Literal["embedding"] = "embedding"
+    late_chunking: LateChunks | None = None
 
 
 class Usage(msgspec.Struct):
@@ -190,7 +235,7 @@ class ModelsResponse(msgspec.Struct):
 _NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
 _REFUSED: Final[dict[str, tuple[tuple[object, ...], str]]] = {
     "padding": ((None, "do_not_pad"), "texts are not padded, which would change their numbers."),
-    "late_chunking_params": ((None,), "is not known here; late_chunking takes the parts of a text as inputs."),
+    "late_chunking_params": ((None,), "is taken by /v1/embeddings."),
     "chat_template": ((None,), _NO_TEMPLATES),
     "chat_template_kwargs": ((None, {}), _NO_TEMPLATES),
     "return_embeddings": ((None, False), "scores are given here; /v1/embed gives the vectors."),
@@ -244,20 +289,22 @@ def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, 
     """Return the Request of a body of texts, by default with truncation if `cuts`. Raises InvalidRequest and TooLarge."""
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
     truncate, limit = parse_truncation(body.truncate, side, max_tokens, default=cuts)
-    request = text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
-    if body.add_special_tokens is False and isinstance(request.texts[0], str):
-        raise InvalidRequest("a text gets its special tokens; send token ids to do without.", param="add_special_tokens")
-    return request
+    more["add_special_tokens"] = body.add_special_tokens is not False
+    return text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
 
 
-def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbeddingsRequest, Request]:
-    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+def parse_request(
+    raw: bytes, default: EncodingFormat = "float"
+) -> tuple[EmbeddingsRequest, Request | Callable[[ServedModel], Request]]:
+    reject_unsupported(raw, ("padding",))
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
         body = replace(body, encoding_format=default)
     if body.dimensions == 0 or body.truncate in CUTS:
         body = replace(body, dimensions=body.dimensions or None, truncate=CUTS.get(body.truncate, body.truncate))
     normalize = parse_normalize(body)
+    if body.late_chunking_params is not None:
+        return body, _chunked_request(body, normalize)
     request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
@@ -265,10 +312,41 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> tuple[Embedd
             "where each vector lies. Ask for bytes_only, or split the request.",
             param="input",
         )
-    return body, request
+
+    def of_model(model: ServedModel) -> Request:
+        if "dense" in model.card.outputs or "multi_vector" not in model.card.outputs:
+            return request
+        _require_float(body, "the vectors of tokens")
+        return dataclasses.replace(request, outputs=("multi_vector",), input_type=side_of(model.card, request.input_type))
+
+    return body, of_model
+
+
+def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request:
+    assert body.late_chunking_params is not None
+    _require_float(body, "the vectors of chunks")
+    if body.truncate not in (None, False, "never") or body.truncate_prompt_tokens is not None:
+        raise InvalidRequest("a text with late_chunking_params is not cut.", param="truncate_prompt_tokens")
+    chunk_tokens, side = body.late_chunking_params.chunk_size, body.input_type
+    request = vllm_text_request(body, ("dense",), cuts=False, normalize=normalize, input_type=side, chunk_tokens=chunk_tokens)
+    if "" in request.texts:
+        raise InvalidRequest("is empty, and has no chunks.", item=request.texts.index(""))
+    return request
+
+
+def _require_float(body: EmbeddingsRequest, what: str) -> None:
+    if body.encoding_format != "float":
+        raise InvalidRequest(
+            f"{what} are given as float here; /pooling and /v1/embed give them in other formats.", param="encoding_format"
+        )
 
 
 def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
+    if (size := body.late_chunking_params) is not None:
+        return json_answer({**_about(body, result, model), "data": _chunks(result, size.chunk_size)}, result)
+    if (vectors := result.outputs.multi_vector) is not None:
+        data = [{"object": "embedding", "index": index, "embedding": vectors[index]} for index in range(len(vectors))]
+        return json_answer({**_about(body, result, model), "data": data}, result)
     if body.encoding_format in (None, "float"):
         data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
         return json_answer({**_about(body, result, model), "data": data}, result)
@@ -283,6 +361,37 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             return Response(dense.chunks(), OCTETS, {METADATA: header(about)}, dense.nbytes)
         case encoding:
             return binary_answer(encoding, {"dense": dense}, result, model)
+
+
+def _chunks(result: Result, size: int) -> list[dict[str, Any]]:
+    """Return Embeddings with the vectors of all chunks of each text."""
+    assert result.token_offsets is not None
+    data: list[dict[str, Any]] = []
+    row = 0
+    for index, offsets in enumerate(result.token_offsets):
+        chunks = _chunk_ranges(offsets.chars_T2, size)
+        about = {
+            "strategy": "fixed_tokens",
+            "chunk_size": size,
+            "input_tokens": len(offsets.chars_T2),
+            "chunks": [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks],
+        }
+        vectors_PD = result.dense[row : row + len(chunks)]
+        data.append({"index": index, "object": "embedding", "embedding": vectors_PD, "late_chunking": about})
+        row += len(chunks)
+    return data
+
+
+def _chunk_ranges(chars_T2: Int32Array, size: int) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
+    """Return the tokens and the characters of each chunk; tokens without characters, as special ones, do not count."""
+    num_tokens = len(chars_T2)
+    starts = range(0, num_tokens, min(size, num_tokens))
+    first_T, end_T = chars_T2.T
+    is_text_T = first_T < end_T
+    first_P = np.minimum.reduceat(np.where(is_text_T, first_T, np.iinfo(np.int32).max), starts)
+    end_P = np.maximum.reduceat(np.where(is_text_T, end_T, -1), starts)
+    characters = ((int(a), int(b)) if a < b else None for a, b in zip(first_P, end_P, strict=True))
+    return list(zip(pairwise([*starts, num_tokens]), characters, strict=True))
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:

@@ -33,7 +33,7 @@ from whimbrel.outputs.requested import (
     validate_for_outputs,
 )
 from whimbrel.telemetry.trace import Timer
-from whimbrel.tokenizer.chunking import encode_document, encode_split
+from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split
 from whimbrel.tokenizer.offsets import encode_with_offsets
 from whimbrel.tokenizer.pairs import truncate_sides
 from whimbrel.tokenizer.template import TemplateTokenizer
@@ -158,7 +158,9 @@ class Preprocessor:
         card, tokenizer = self._card.tower(tower), self._tokenizers[tower]
         specs = resolve_outputs(card, request, matryoshka=self._plan.matryoshka)
         validate_for_outputs(card, request, [spec.name for spec in specs])
-        if request.late_chunking or request.split_long:
+        if not request.add_special_tokens:
+            _check_bare(request, tokenizer)
+        if request.late_chunking or request.split_long or request.chunk_tokens:
             return _Encoded(card, specs, *_encode_chunks(tokenizer, card, request, specs))
         if request.return_offsets:
             assert isinstance(tokenizer, Tokenizer)  # a model with a template gives no scores of tokens
@@ -228,22 +230,34 @@ def _make_tokenizer(folder: Path, card: Card, plan: Plan, tower: int) -> Tokeniz
     return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)
 
 
+def _check_bare(request: Request, tokenizer: Tokenizer | TemplateTokenizer) -> None:
+    """Raise InvalidRequest if texts cannot go without their special tokens."""
+    if isinstance(tokenizer, TemplateTokenizer):
+        raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
+    if request.late_chunking or request.chunk_tokens or request.return_offsets:
+        raise InvalidRequest("cannot go with late chunking or offsets.", param="add_special_tokens")
+
+
 def _encode_chunks(
     tokenizer: Tokenizer | TemplateTokenizer, card: Card, request: Request, specs: Sequence[OutputSpec]
 ) -> tuple[list[Seq], Finish]:
     """Encode texts in chunks: those of one document for late chunking, or those of each long text."""
-    param = "late_chunking" if request.late_chunking else "split_long"
-    if request.late_chunking and request.split_long:
-        raise InvalidRequest("cannot go with split_long: it runs all texts in one pass.", param=param)
+    chosen = [name for name in ("late_chunking", "chunk_tokens", "split_long") if getattr(request, name)]
+    param = chosen[0]
+    if len(chosen) > 1:
+        raise InvalidRequest(f"cannot go with {chosen[1]}.", param=param)
     if [spec.name for spec in specs] != ["dense"] or isinstance(tokenizer, TemplateTokenizer):
         raise InvalidRequest("is for dense vectors alone.", param=param)
     if card.text_template is not None:
         raise InvalidRequest("is not for a model that puts every text into a chat template.", param=param)
-    if not request.late_chunking:
+    if request.split_long:
         seqs, merge = encode_split(tokenizer, request, normalized=specs[0].activated)
         return seqs, merge or ReturnRows()
     if set(card.dense.modes) != {"mean"}:
         raise InvalidRequest(f"is for models that pool by the mean; this one by {', '.join(card.dense.modes)}.", param=param)
+    if request.chunk_tokens is not None:
+        seqs, offsets = encode_fixed_chunks(tokenizer, request, request.chunk_tokens)
+        return seqs, ReturnRowsWithOffsets(offsets)
     return encode_document(tokenizer, request), ReturnRows()
 
 

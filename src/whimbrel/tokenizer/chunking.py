@@ -4,11 +4,13 @@ Late chunking: the texts of a request are chunks of one document, which runs in 
 own tokens, so it depends on the text around it. A token belongs to the chunk in which it ends, because the space that leads a
 token may be the last character of the chunk before. Special tokens and the prompt belong to no chunk.
 
+Late chunking by length: a text runs in one pass, and every N of its tokens give a vector, with special tokens and the prompt.
+
 Long texts: a text that exceeds the model's limit runs as several chunks, each with the special tokens and the prompt.
 `ChunkMerge` combines their vectors. Builds on the steps of `Tokenizer.encode`.
 
 Sources: jina-ai/late-chunking, chunked_pooling/__init__.py (the mean over a span of token vectors); vLLM's chunked processing
-of long embeddings, entrypoints/pooling/embed (0.33).
+of long embeddings, entrypoints/pooling/embed (0.33), and its chunks of a fixed length, entrypoints/pooling/token_embed.
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from numpy.typing import NDArray
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.outputs.merge import ChunkMerge
 from whimbrel.tokenizer.backend import find_surrogate
+from whimbrel.tokenizer.offsets import encode_with_offsets
 from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.validation import check_texts
+from whimbrel.tokenizer.validation import check_texts, has_ids
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import Request
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Seq, TokenOffsets
 
 _MAX_CHUNKS: Final = 2**14
 """Chunks of all texts of a request together."""
@@ -78,6 +81,22 @@ def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
     if without.size:
         raise InvalidRequest("this part of the document has no tokens of its own.", item=int(without[0]))
     return [replace(tokenizer.seq(ids, 0, terms), prompt_tokens=0, spans_S2=spans_S2)]  # spans leave the prompt out themselves
+
+
+def encode_fixed_chunks(tokenizer: Tokenizer, request: Request, size: int) -> tuple[list[Seq], list[TokenOffsets]]:
+    """Return texts with a span for every `size` of their tokens, and the offsets of all tokens. Raises as Tokenizer.encode."""
+    if has_ids(request):
+        raise InvalidRequest("chunks of tokens are of texts; token ids have no characters.", param="input")
+    if tokenizer.static is not None:
+        raise InvalidRequest("is not for static embeddings, whose tokens see nothing of each other.", param="chunk_tokens")
+    seqs, offsets = encode_with_offsets(tokenizer, replace(request, truncate="never"))
+    return [replace(seq, prompt_tokens=0, spans_S2=_fixed_spans(seq.ids.size, size)) for seq in seqs], offsets
+
+
+def _fixed_spans(num_tokens: int, size: int) -> Int32Array:
+    size = min(size, num_tokens)
+    starts = np.arange(0, num_tokens, size, dtype=np.int32)
+    return np.stack((starts, np.minimum(starts + np.int32(size), np.int32(num_tokens))), axis=1)
 
 
 def _encode_with_offsets(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:

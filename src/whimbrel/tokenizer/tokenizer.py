@@ -121,6 +121,8 @@ class Tokenizer:
         """
         if len(request.texts) == 0:
             return []
+        if not request.add_special_tokens and not has_ids(request) and self._has_format():
+            raise InvalidRequest("this model's tokens around texts belong to their format.", param="add_special_tokens")
         if isinstance(request.texts[0], tuple):
             return self._encode_pairs(request)
         form = self._text_format(request)
@@ -154,7 +156,7 @@ class Tokenizer:
             return EncodeParams("", 0, limit, self.card.adapter(request.prompt_name, request.adapter), self._frame(prompt))
         return EncodeParams(
             prompt,
-            0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt),
+            0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt, special=request.add_special_tokens),
             limit if form is None or has_ids(request) else remaining_limit(form, limit),
             self.card.adapter(request.prompt_name, request.adapter),
         )
@@ -167,7 +169,7 @@ class Tokenizer:
         if terms.frame is not None:
             return self.backend.ids(self._framed(texts, terms.frame), special=False), frozenset()
         if self.static is None or not self.static.shortens(terms.limit):
-            return self.backend.ids(texts, terms.prompt), frozenset()
+            return self.backend.ids(texts, terms.prompt, special=request.add_special_tokens), frozenset()
         whole = [terms.prompt + text for text in texts]
         short = [self.static.shorten(text, terms.limit) for text in whole]
         return self.backend.ids(short), frozenset(i for i, text in enumerate(whole) if len(text) > len(short[i]))
@@ -201,6 +203,8 @@ class Tokenizer:
     def _encode_pairs(self, request: Request) -> list[Seq]:
         if self._pairs is None:
             raise InvalidRequest("this model takes texts, not pairs of texts.", item=0)
+        if not request.add_special_tokens:
+            raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
         pairs, prompt = check_pairs(request.texts), self._prompt(request)
         if prompt:
             pairs = [(prompt + first, second) for first, second in pairs]
@@ -217,6 +221,9 @@ class Tokenizer:
             )
         return None if request.input_type is None else forms.get(request.input_type)
 
+    def _has_format(self) -> bool:
+        return bool(self.card.text_formats or self._template or self.instruction)
+
     def _prompt(self, request: Request) -> str:
         if has_ids(request):
             if request.prompt is not None or request.prompt_name is not None:
@@ -227,10 +234,10 @@ class Tokenizer:
         name = self.card.prompt_for(request.input_type) if request.prompt_name is None else request.prompt_name
         return "" if name is None else self.card.prompt_text(name)
 
-    def _count_prompt_tokens(self, prompt: str) -> int:
+    def _count_prompt_tokens(self, prompt: str, *, special: bool) -> int:
         """Count as Sentence Transformers does: the prompt alone, truncated to the limit, without a closing special token."""
-        (ids,) = self.backend.ids([""], prompt)
-        return min(ids.size, self._max_length) - min(1, self.special.after.size)
+        (ids,) = self.backend.ids([""], prompt, special=special)
+        return min(ids.size, self._max_length) - (min(1, self.special.after.size) if special else 0)
 
     def _framed(self, texts: list[str], frame: ChatFrame) -> list[str]:
         assert self._template is not None

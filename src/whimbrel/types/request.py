@@ -127,6 +127,12 @@ class Request:
 
     The vector of a chunk is the mean of its tokens. Chunks are concatenated as they are, so a space between two of them belongs
     to one. Only for dense vectors with mean pooling."""
+    chunk_tokens: Annotated[int, Meta(ge=1)] | None = None
+    """Return a vector for every N tokens of each text in place of one, the mean of these (late chunking by length).
+
+    Special tokens and the prompt count. Only for dense vectors with mean pooling. The result has the offsets of all tokens."""
+    add_special_tokens: bool = True
+    """Put the tokenizer's special tokens around texts."""
     return_offsets: bool = False
     """Return the character offsets of each token."""
     split_long: bool = False
@@ -185,6 +191,8 @@ def check_fields(request: Request) -> None:
         raise InvalidRequest("must be a number, is NaN.", param="deadline")
     if request.prompt is not None and request.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
+    if request.chunk_tokens is not None and request.truncate in ("right", "left"):
+        raise InvalidRequest("a text that is split into chunks of tokens is not cut.", param="truncate")
     if request.split_long and request.truncate in ("right", "left"):
         raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
 

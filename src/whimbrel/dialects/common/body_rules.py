@@ -64,7 +64,6 @@ EMPTY_OR_ID_LISTS: Final = list_of(list_of(_ID, MAX_IDS, 0), MAX_INPUTS)
 _LEFT: Final[Rule] = {"const": "left"}
 _RIGHT: Final[Rule] = {"const": "right"}
 _TRUE: Final[Rule] = {"const": True}
-_FALSE: Final[Rule] = {"const": False}
 
 ONE_PROMPT: Final = (never(prompt=TEXT, prompt_name=TEXT),)
 TEXTS_WITH_PROMPTS: Final = (
@@ -77,4 +76,3 @@ SPLIT_IS_NOT_CUT: Final = (
 )
 SPLIT_HAS_NO_SIDE: Final = (never(split_long=_TRUE, truncation_side=TEXT),)
 ONE_SIDE: Final = (never(truncate=_LEFT, truncation_side=_RIGHT), never(truncate=_RIGHT, truncation_side=_LEFT))
-TEXTS_WITH_SPECIAL_TOKENS: Final = (never(add_special_tokens=_FALSE, input=any_of(TEXT, TEXTS_OR_OBJECTS)),)

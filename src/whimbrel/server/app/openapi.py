@@ -314,6 +314,8 @@ def _type(schema: JSON, schemas: JSON) -> str:
         return " | ".join(_type(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
     if "enum" in schema:
         return " | ".join(msgspec.json.encode(value).decode() for value in schema["enum"] if value is not None)
+    if "prefixItems" in schema:
+        return f"[{', '.join(_type(each, schemas) for each in schema['prefixItems'])}]"
     if schema.get("type") == "array":
         return f"[{_type(schema.get('items', {}), schemas)}]"
     return str(schema.get("type", "any"))
