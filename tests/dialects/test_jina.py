@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from test_cohere import QUERY, TEXTS, as_floats, model, result
 
 from exchanges import Exchanges, Small
+from fake import asked
 from jina_v3 import TASKS
 from vectors import is_read_back, vectors
 from whimbrel.dialects import jina, openai
@@ -116,7 +117,7 @@ def test_which_bodies_are_jina_s() -> None:
 
 def test_the_default_of_the_path_takes_objects_and_input_types() -> None:
     body = {"input": [{"text": "a"}, "b"], "input_type": "passage"}
-    assert openai.parse_request(orjson.dumps(body))[1] == Request(["a", "b"], ("dense",), input_type="document")
+    assert asked(openai.parse_request(orjson.dumps(body))) == Request(["a", "b"], ("dense",), input_type="document")
     with pytest.raises(InvalidRequest, match=r"input\[0\]: .* no images"):
         openai.parse_request(b'{"input": [{"image": "data:"}]}')
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeModel, Told, call
+from fake import FakeModel, Told, asked, call
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import Route, native, openai
@@ -30,7 +30,7 @@ IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
 
 
 def read(**body: Any) -> Request:
-    return openai.parse_request(orjson.dumps(body))[1]
+    return asked(openai.parse_request(orjson.dumps(body)))
 
 
 @given(st.one_of(st.text(), st.lists(st.text(), min_size=1)))
@@ -46,12 +46,12 @@ def test_token_ids_are_read_back(rows: Any) -> None:
 
 def test_every_field() -> None:
     body = {"model": "m", "encoding_format": "base64", "dimensions": 7, "user": "u", "normalize": False, "unknown": 1}
-    sent, request = openai.parse_request(orjson.dumps({"input": "a", "prompt_name": "query", "truncate": "left", **body}))
+    parsed = openai.parse_request(orjson.dumps({"input": "a", "prompt_name": "query", "truncate": "left", **body}))
+    sent, request = parsed[0], asked(parsed)
     assert (sent.model, sent.encoding_format) == ("m", "base64")
     assert request == Request(["a"], ("dense",), prompt_name="query", dimensions=7, normalize=False, truncate="left")
     for field in ("late_chunking", "split_long"):
-        _, request = openai.parse_request(orjson.dumps({"input": "a", field: True}))
-        assert request == Request(["a"], ("dense",), **{field: True})
+        assert read(input="a", **{field: True}) == Request(["a"], ("dense",), **{field: True})
 
 
 @pytest.mark.parametrize(
@@ -123,8 +123,7 @@ def test_very_long_lists_are_refused_before_they_are_decoded(item: bytes, says: 
 @pytest.mark.parametrize("start", ['"input": [1', "\\", '\\"', ""])
 def test_commas_in_texts_are_no_token_ids(start: str) -> None:
     text = start + "," * 600_000 + start
-    _, request = openai.parse_request(orjson.dumps({"input": [text, text]}))
-    assert request.texts == [text, text]
+    assert read(input=[text, text]).texts == [text, text]
 
 
 def test_2049_inputs_are_too_many() -> None:

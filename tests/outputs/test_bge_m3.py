@@ -89,6 +89,35 @@ def test_as_flag_embedding_has_it(width: int, parity: Parity, tmp_path: Path) ->
     parity(list(got.multi_vector), vectors, *models, family="roberta", tasks=["multi_vector"])
 
 
+def test_the_weight_of_each_token(parity: Parity, tmp_path: Path) -> None:
+    """As vLLM gives them: of all tokens but the first and the last, which it puts around the text."""
+    heads = write_m3(tmp_path)
+    model, tokenizer = AutoModel.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
+    raw: list[np.ndarray] = []
+    for text in TEXTS:
+        with torch.inference_mode():
+            hidden = model(**tokenizer(text, truncation=True, max_length=40, return_tensors="pt")).last_hidden_state[0]
+        raw.append((hidden @ heads["sparse.weight"].T).numpy()[1:-1])
+    bias = torch.tensor([-np.median(np.concatenate(raw))]).half()  # so that some weights are below zero
+    torch.save({"weight": heads["sparse.weight"].half(), "bias": bias}, tmp_path / "sparse_linear.pt")
+    raw = [each + bias.float().numpy() for each in raw]
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert list(engine.card.outputs) == list(ALL)
+        found = engine.run(Request(TEXTS, ("token_scores",))).outputs.token_scores
+        plain = engine.run(Request(TEXTS, ("token_scores", "sparse"), activate=False)).outputs
+        assert found is not None
+        assert plain.token_scores is not None
+        parity(list(found), [np.maximum(each, 0) for each in raw])
+        parity(list(plain.token_scores), raw)
+        assert (np.concatenate(raw) < 0).any()
+        same(plain, engine.encode(TEXTS, ("sparse",)), ("sparse",))
+        with pytest.raises(InvalidRequest, match="gives no 'token_scores'; it gives: dense, sparse, multi_vector"):
+            engine.token_classify("a")
+        bare = engine.run(Request([np.array([5, 7])], ("token_scores",))).outputs.token_scores
+        assert bare is not None
+        assert len(bare[0]) == 2, "ids as they are"
+
+
 def same(one: Outputs, other: Outputs, names: tuple[OutputName, ...]) -> None:
     """The same bits."""
     for name in names:

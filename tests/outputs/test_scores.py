@@ -173,6 +173,30 @@ def test_two_labels_are_what_a_config_without_names_means(tmp_path: Path, parity
         parity(engine.classify(TEXTS, activate=False).scores_NC, logits_of(tmp_path, model, TEXTS))
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_scores_of_each_token_of_a_classifier(family: str, tmp_path: Path, parity: Parity) -> None:
+    """As vLLM gives them: every token through what the checkpoint calls its classifier, without what pools."""
+    model = write_classifier(tmp_path, family, num_labels=3)
+    layers = getattr(model, "classifier", None) or model.score
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    expected: list[np.ndarray] = []
+    for text in TEXTS:
+        encoded = tokenizer(text, truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            hidden = model.base_model(**encoded).last_hidden_state[0]
+            whole = isinstance(layers, torch.nn.Linear)  # else it takes the first token of rows of tokens
+            expected.append((layers(hidden) if whole else layers(hidden[:, None])).numpy())
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        assert list(engine.card.outputs) == ["scores"]
+        raw = engine.run(Request(TEXTS, ("token_scores", "scores"), activate=False)).outputs
+        usual = engine.run(Request(TEXTS, ("token_scores",))).outputs.token_scores
+        assert raw.token_scores is not None
+        assert usual is not None
+        parity(list(raw.token_scores), expected)
+        parity(list(usual), [torch.tensor(each).softmax(-1).numpy() for each in expected])
+        assert np.array_equal(raw.scores, engine.classify(TEXTS, activate=False).scores_NC)
+
+
 SKYWORK = "Skywork/Skywork-Reward-V2-"
 
 

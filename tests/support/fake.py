@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -53,6 +54,12 @@ class FakeModel:
     @classmethod
     def named(cls, name: str, card: Any = None) -> FakeModel:
         return cls(FakePlan(name), card)
+
+
+def asked(parsed: tuple[object, Request | Callable[[Any], Request]], card: Any = CARD) -> Request:
+    """Return the Request that a parser returned, or its request of a model with this card."""
+    request = parsed[1]
+    return request(FakeModel.named("m", card)) if callable(request) else request
 
 
 class FakeEmbedder:

@@ -126,6 +126,72 @@ def test_late_chunking(family: str, saved: Callable[..., Path]) -> None:
         assert engine.run(Request([], late_chunking=True)).dense.shape == (0, 20)
 
 
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("size", [1, 3, 64, 2**62])
+def test_chunks_of_so_many_tokens(family: str, size: int, saved: Callable[..., Path]) -> None:
+    """vLLM's late chunking: the mean of every so many rows of a text, special tokens and prompt too, then the heads."""
+    folder = saved(family, dense=True)
+    words = AutoTokenizer.from_pretrained(folder)
+    texts = ["The whimbrel is far. It flies ten km,", "", "a bird", "Ein Vogel 🙂."]
+    with Engine(str(folder), dtype="float32") as engine:
+        for prompt in ("", "birds: "):
+            expected = list[Floats]()
+            for text in texts:
+                states = torch.from_numpy(hidden(folder, words(prompt + text)["input_ids"]))
+                expected.append(finish(folder, torch.stack([rows.mean(0) for rows in states.split(min(size, 99))]).numpy()))
+            result = engine.run(Request(texts, ("dense",), chunk_tokens=size, prompt=prompt or None))
+            assert_parity(result.dense, np.concatenate(expected))
+            assert result.token_offsets is not None
+            assert [len(each.chars_T2) for each in result.token_offsets] == [
+                len(words(prompt + text)["input_ids"]) for text in texts
+            ]
+        with pytest.raises(TooLong):
+            engine.run(Request([LONG], ("dense",), chunk_tokens=size))
+
+
+def test_what_chunks_of_tokens_cannot_do_is_refused(saved: Callable[..., Path]) -> None:
+    with Engine(str(saved("bert")), dtype="float32") as engine:
+        for more in ("late_chunking", "split_long"):
+            with pytest.raises(InvalidRequest, match="cannot go with"):
+                engine.run(Request(["a"], ("dense",), chunk_tokens=2, **{more: True}))
+        with pytest.raises(InvalidRequest, match="token ids have no characters"):
+            engine.run(Request([np.array([5])], ("dense",), chunk_tokens=2))
+        with pytest.raises(InvalidRequest, match="dense vectors alone"):
+            engine.run(Request(["a"], ("hidden",), chunk_tokens=2))
+        with pytest.raises(InvalidRequest, match="is not cut"):
+            engine.run(Request(["a"], chunk_tokens=2, truncate="left"))
+        for wrong in (0, -1, 2.5, "8", True):
+            with pytest.raises(InvalidRequest, match="chunk_tokens"):
+                engine.run(Request(["a"], chunk_tokens=wrong))  # pyright: ignore[reportArgumentType]
+    with Engine(str(saved("bert", "cls"))) as engine, pytest.raises(InvalidRequest, match="pool by the mean; this one by cls"):
+        engine.run(Request(["a"], chunk_tokens=2))
+
+
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
+def test_texts_without_special_tokens(family: str, saved: Callable[..., Path]) -> None:
+    folder = saved(family, include_prompt=False)
+    words = AutoTokenizer.from_pretrained(folder)
+    texts = ["The whimbrel is far.", "a bird", LONG]
+    with Engine(str(folder), dtype="float32") as engine:
+        rows = [words(text, add_special_tokens=False, truncation=True, max_length=64)["input_ids"] for text in texts]
+        bare = engine.run(Request(texts, ("dense",), add_special_tokens=False))
+        assert bare.num_tokens == sum(map(len, rows))
+        assert_parity(bare.dense, np.stack([finish(folder, hidden(folder, ids).mean(0)) for ids in rows]))
+        prompted = engine.run(Request(texts[:2], ("dense",), add_special_tokens=False, prompt="birds: "))
+        expected = list[Floats]()
+        for text in texts[:2]:
+            ids, prompt = (words(each, add_special_tokens=False)["input_ids"] for each in ("birds: " + text, "birds: "))
+            expected.append(finish(folder, hidden(folder, ids)[len(prompt) :].mean(0)))
+        assert_parity(prompted.dense, np.stack(expected))
+        for more in ({"late_chunking": True}, {"split_long": True}, {"chunk_tokens": 2}):
+            with pytest.raises(InvalidRequest, match="add_special_tokens: cannot go with"):
+                engine.run(Request(texts[:1], add_special_tokens=False, **more))
+        ids = np.array([5, 7])
+        assert np.array_equal(engine.run(Request([ids], add_special_tokens=False)).dense, engine.run(Request([ids])).dense)
+        with pytest.raises(InvalidRequest, match="has no tokens"):
+            engine.run(Request(["a", ""], add_special_tokens=False))
+
+
 def test_late_chunking_of_one_text_leaves_out_its_special_tokens(saved: Callable[..., Path]) -> None:
     folder = saved("bert")
     with Engine(str(folder), dtype="float32") as engine:

@@ -273,6 +273,13 @@ def serve(
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
     matryoshka: Matryoshka = False,
+    split_long: Annotated[
+        bool,
+        _flag(
+            "--split-long",
+            "Run texts above the limit in parts, unless a request asks to cut them: the mean of the parts' dense vectors.",
+        ),
+    ] = False,
     accept_config: AcceptConfig = None,
     adapter: Annotated[
         list[str] | None,
@@ -343,6 +350,7 @@ def serve(
                         max_queue_seconds=max_queue_seconds,
                         max_queue_bytes=_MAX_QUEUE_BYTES,
                         matryoshka=matryoshka,
+                        split_long=split_long,
                         document_cache_bytes=document_cache_bytes,
                         accept_config=tuple(accept_config or ()),
                         adapters=adapters,

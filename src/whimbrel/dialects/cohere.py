@@ -309,7 +309,7 @@ def render_embed(body: CohereEmbedRequest, result: Result, model: ServedModel, v
         "response_type": "embeddings_by_type" if types else "embeddings_floats",
         "embeddings": by_type if types else result.dense,
         "texts": _texts(body),
-        "meta": _meta(version, input_tokens=result.num_tokens),
+        "meta": _meta(version, input_tokens=result.num_tokens, image_tokens=0),
     }
     return json_answer(content, result, times=len(types) or 1)
 

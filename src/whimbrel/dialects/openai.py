@@ -189,6 +189,13 @@ class Usage(msgspec.Struct):
     total_tokens: int
 
 
+class VLLMUsage(Usage):
+    """Tokens of all texts after truncation, special tokens included; no text is written (vLLM)."""
+
+    completion_tokens: Literal[0] = 0
+    prompt_tokens_details: None = None
+
+
 class EmbeddingsResponse(msgspec.Struct):
     """Answer of POST /v1/embeddings."""
 
@@ -402,6 +409,11 @@ def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
         "model": model.plan.served_name,
         "usage": usage(result),
     }
+
+
+def vllm_usage(result: Result) -> dict[str, int | None]:
+    """Return VLLMUsage."""
+    return {**usage(result), "completion_tokens": 0, "prompt_tokens_details": None}
 
 
 def response_head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, Any]:

@@ -37,9 +37,11 @@ from whimbrel.dialects.openai import (
     UNSUPPORTED_PAIR_FIELDS,
     DetailedError,
     Usage,
+    VLLMUsage,
     parse_truncation,
     reject_unsupported,
     render_detailed_error,
+    vllm_usage,
 )
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
@@ -227,7 +229,7 @@ class ScoreResponse(msgspec.Struct):
     created: int
     data: list[Score]
     model: str
-    usage: Usage
+    usage: VLLMUsage
     object: Literal["list"] = "list"
 
 
@@ -345,7 +347,7 @@ def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> byte
     for each in data if body.explain else ():
         each["explanation"] = _explained(result, each["index"])
     head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
-    return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": usage(result)}, result)
+    return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": vllm_usage(result)}, result)
 
 
 _FIELDS: Final = {

@@ -37,12 +37,13 @@ from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.dialects.openai import (
     UNSUPPORTED_TEXT_FIELDS,
     EmbeddingsRequest,
-    Usage,
     VLLMTextFields,
+    VLLMUsage,
     parse_normalize,
     reject_unsupported,
     response_head,
     vllm_text_request,
+    vllm_usage,
 )
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.request import DetokenizeRequest, OutputName, Request, TokenizeRequest
@@ -88,7 +89,7 @@ class PoolingResponse(msgspec.Struct):
     created: int
     model: str
     data: list[Pooled]
-    usage: Usage
+    usage: VLLMUsage
     object: Literal["list"] = "list"
 
 
@@ -114,7 +115,7 @@ class VLLMClassifyResponse(msgspec.Struct):
     created: int
     model: str
     data: list[Classified]
-    usage: Usage
+    usage: VLLMUsage
     object: Literal["list"] = "list"
 
 
@@ -153,6 +154,25 @@ class VLLMDetokenizeResponse(msgspec.Struct):
     """Answer of POST /detokenize."""
 
     prompt: str
+
+
+class VLLMTokenizerInfo(msgspec.Struct):
+    """Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`."""
+
+    tokenizer_class: Annotated[str, Meta(description="The class of transformers that reads the tokenizer's files.")]
+    model_max_length: Annotated[int, Meta(description="The limit in tokens per text.")]
+    truncation_side: Literal["right", "left"]
+    do_lower_case: bool
+    strip_accents: bool | None
+    tokenize_chinese_chars: bool
+    add_prefix_space: bool | None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    sep_token: str | None = None
+    pad_token: str | None = None
+    cls_token: str | None = None
+    mask_token: str | None = None
 
 
 class VLLMVersionResponse(msgspec.Struct):
@@ -205,16 +225,18 @@ def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> 
     outputs = results.dense, results.scores, results.multi_vector, results.token_scores, results.token_dense
     output = next(each for each in outputs if each is not None)
     head, as_text = response_head("pooling", body, model), body.encoding_format == "base64"
-    columns: Any = output
+    weights = results.token_scores is not None and "sparse" in model.card.outputs  # a number for each token
+    columns: Any = [output[i].reshape(-1) for i in range(len(output))] if weights else output
     if body.encoding_format not in (None, "float"):
-        rows_XD, offsets_N1 = (output.rows_XD, output.offsets_N1.tolist()) if isinstance(output, Ragged) else (output, None)
-        rows = EncodedArray(rows_XD, body.embed_dtype or "float32", body.endianness or "native", "the answer")
+        array, offsets_N1 = (output.rows_XD, output.offsets_N1.tolist()) if isinstance(output, Ragged) else (output, None)
+        array = array.reshape(-1) if weights else array
+        rows = EncodedArray(array, body.embed_dtype or "float32", body.endianness or "native", "the answer")
         if not as_text:
             blocks = {"usage": usage(result), "data": row_blocks(rows, offsets_N1)}
             return _bytes_response(rows, None if body.encoding_format == "bytes_only" else header(head | blocks))
         columns = base64_rows(rows) if offsets_N1 is None else [Base64(rows[a:b]) for a, b in pairwise(offsets_N1)]
     data: list[dict[str, Any]] = [{"index": i, "object": "pooling", "data": columns[i]} for i in range(len(columns))]
-    return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result, as_text=as_text)
+    return json_answer(head | {"object": "list", "data": data, "usage": vllm_usage(result)}, result, as_text=as_text)
 
 
 def _bytes_response(rows: EncodedArray, metadata: str | None) -> Response:
@@ -241,7 +263,7 @@ def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedMode
         for i, best in enumerate(scores_NC.argmax(axis=1).tolist())
     ]
     head = response_head("classify", body, model)
-    return json_answer(head | {"object": "list", "data": data, "usage": usage(result)}, result)
+    return json_answer(head | {"object": "list", "data": data, "usage": vllm_usage(result)}, result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +337,24 @@ def render_detokenize(body: VLLMDetokenizeRequest, results: Sequence[str], model
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
     return to_json({"version": __version__})
+
+
+def render_tokenizer_info(models: Sequence[ServedModel]) -> bytes:
+    if len(models) != 1:
+        raise InvalidRequest("several models are served; /info tells of all of them.")
+    tokenizer, limit = models[0].card.tokenizer, models[0].plan.max_length
+    own = tokenizer.tokenizer_class
+    about: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if own == "tokenizer.json" else own,
+        "model_max_length": limit,
+        "truncation_side": tokenizer.truncate,
+        "do_lower_case": tokenizer.do_lower_case or tokenizer.lowercase,
+        "strip_accents": tokenizer.strip_accents,
+        "tokenize_chinese_chars": tokenizer.tokenize_chinese_chars,
+        "add_prefix_space": tokenizer.add_prefix_space,
+    }
+    roles = {f"{role}_token": token["content"] for role, token in tokenizer.special_tokens.items() if token is not None}
+    return to_json(about | roles)
 
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}
@@ -416,4 +456,8 @@ ROUTES: Final = (
 
 GET_ROUTES: Final = (
     GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMError, VLLMVersionResponse),
-)
+    GetRoute(
+        "/tokenizer_info", "The settings of the tokenizer, of a server of one model (vLLM).",
+        render_tokenizer_info, render_error, VLLMError, VLLMTokenizerInfo,
+    ),
+)  # fmt: skip

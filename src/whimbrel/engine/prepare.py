@@ -38,7 +38,7 @@ from whimbrel.tokenizer.offsets import encode_with_offsets
 from whimbrel.tokenizer.pairs import truncate_sides
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.validation import check_ids, check_texts
+from whimbrel.tokenizer.validation import check_ids, check_texts, has_ids
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan, max_length_for
 from whimbrel.types.request import DetokenizeRequest, OutputName, Request, Similarity, TokenizeRequest
@@ -158,8 +158,10 @@ class Preprocessor:
         card, tokenizer = self._card.tower(tower), self._tokenizers[tower]
         specs = resolve_outputs(card, request, matryoshka=self._plan.matryoshka)
         validate_for_outputs(card, request, [spec.name for spec in specs])
-        if not request.add_special_tokens:
+        if not request.add_special_tokens and not has_ids(request):
             _check_bare(request, tokenizer)
+        if self._plan.split_long and _may_split(request, card, specs, tokenizer):
+            request = replace(request, split_long=True)
         if request.late_chunking or request.split_long or request.chunk_tokens:
             return _Encoded(card, specs, *_encode_chunks(tokenizer, card, request, specs))
         if request.return_offsets:
@@ -234,8 +236,18 @@ def _check_bare(request: Request, tokenizer: Tokenizer | TemplateTokenizer) -> N
     """Raise InvalidRequest if texts cannot go without their special tokens."""
     if isinstance(tokenizer, TemplateTokenizer):
         raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
-    if request.late_chunking or request.chunk_tokens or request.return_offsets:
-        raise InvalidRequest("cannot go with late chunking or offsets.", param="add_special_tokens")
+    if request.late_chunking or request.chunk_tokens or request.split_long or request.return_offsets:
+        raise InvalidRequest("cannot go with late chunking, split_long or offsets.", param="add_special_tokens")
+
+
+def _may_split(request: Request, card: Card, specs: Sequence[OutputSpec], tokenizer: Tokenizer | TemplateTokenizer) -> bool:
+    """Return whether texts may run in parts: none is to be cut, and the model gives one dense vector for each."""
+    if request.late_chunking or request.chunk_tokens or request.max_tokens is not None or request.truncate in ("left", "right"):
+        return False
+    if isinstance(tokenizer, TemplateTokenizer) or card.text_template is not None:
+        return False
+    is_bare = not request.add_special_tokens and not has_ids(request)
+    return not is_bare and [spec.name for spec in specs] == ["dense"]
 
 
 def _encode_chunks(

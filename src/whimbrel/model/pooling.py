@@ -150,5 +150,6 @@ ACTIVATIONS: Final[Mapping[OutputActivation, Callable[[Tensor], Tensor]]] = {
     "normalize": normalize,
     "sigmoid": _nan_unless_finite(lambda x_PD: in_blocks(torch.sigmoid, x_PD)),
     "softmax": _nan_unless_finite(lambda x_PD: x_PD.softmax(-1)),
+    "relu": torch.relu,
     "identity": lambda x_PD: x_PD,
 }

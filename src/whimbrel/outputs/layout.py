@@ -205,6 +205,10 @@ def token_mask(
         mask_T &= ~np.isin(ids_T, np.array(output.skip_ids, np.int32))
         if not output.skip_in_queries:
             mask_T |= np.repeat(is_query_B, np.diff(cu_seqlens))
+    if output.frame_ids:
+        starts, lasts = cu_seqlens[:-1], cu_seqlens[1:] - 1
+        ends = np.concatenate((starts, lasts))[np.tile(starts <= lasts, 2)]
+        mask_T[ends[np.isin(ids_T[ends], np.array(output.frame_ids, np.int32))]] = False
     for leading in range(output.skip_first):
         first = cu_seqlens[:-1] + leading
         mask_T[first[first < cu_seqlens[1:]]] = False

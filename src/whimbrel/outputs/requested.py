@@ -29,10 +29,11 @@ class OutputSpec:
     """Leave token vectors on the device, because they are only scored."""
 
 
+_SCORES: Final[tuple[OutputName, ...]] = ("scores", "token_scores")
 _APPLIES_TO: Final[dict[str, tuple[OutputName, ...]]] = {
     "dimensions": ("dense", "multi_vector", "token_dense"),
     "normalize": ("dense", "multi_vector", "hidden", "token_dense"),
-    "activate": ("scores", "token_scores"),
+    "activate": _SCORES,
     "max_active_dims": ("sparse",),
     "token_pooling": ("multi_vector",),
     "muvera": ("multi_vector",),
@@ -125,7 +126,7 @@ def max_sparse_entries(card: Card) -> int:
 
 def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> OutputSpec:
     output = card.output(name)
-    activated = request.normalize if output.activation == "normalize" else request.activate
+    activated = request.normalize if output.activation == "normalize" else request.activate if name in _SCORES else None
     width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
     return OutputSpec(name, width, output.activated if activated is None else activated, entries)

@@ -131,7 +131,8 @@ def token_classify(
     card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
 ) -> Operation[list[list[Entity]]]:
     """Return the entities in each of `texts`. A single string is a list of one. The options are those of ScoreOptions."""
-    card.output("token_scores")
+    if "token_scores" not in card.outputs:
+        raise InvalidRequest(f"this model gives no 'token_scores'; it gives: {', '.join(card.outputs)}.", param="outputs")
     if aggregation not in AGGREGATIONS:
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
     strings = as_list(texts)

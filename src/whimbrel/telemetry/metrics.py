@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
@@ -67,6 +67,7 @@ M = TypeVar("M", Counter, Gauge, Histogram)
 
 _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
+_IN_FLIGHT: Final = "whimbrel_requests_in_flight"
 
 DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
 """Environment variable with the directory of the metrics."""
@@ -165,7 +166,7 @@ class Metrics:
         gauge = partial(_labelled, Gauge, registry=own, multiprocess_mode="livesum")
         histogram = partial(_labelled, Histogram, registry=own, buckets=_SECONDS)
         self._received = counter(_RECEIVED, "Requests received.", "route")
-        self._in_flight = gauge("whimbrel_requests_in_flight", "Requests in progress.", "route")
+        self._in_flight = gauge(_IN_FLIGHT, "Requests in progress.", "route")
         self._requests = counter(_REQUESTS, "Requests ended.", "route", "model", "outcome", "status")
         self._seconds = histogram(
             "whimbrel_request_seconds", "Seconds from the request's headers to the end of the response.", "route", "model"
@@ -185,6 +186,7 @@ class Metrics:
         for model in models:
             for metric in (self._texts, self._tokens, self._truncated, *of_models):
                 metric(model)
+        self._own = own
         self._registry = own if _own_files is None else CollectorRegistry()
         if _own_files is not None:
             _multiprocess.MultiProcessCollector(self._registry, str(_own_files[0]))
@@ -207,6 +209,15 @@ class Metrics:
         """Return the page and its content type: OpenMetrics if `accept` names it, else Prometheus' text format."""
         encode, content_type = choose_encoder(accept)
         return encode(self._registry), content_type
+
+    def num_in_flight(self, routes: Container[str]) -> int:
+        """Return how many requests are in progress at these routes, in all processes of the server."""
+        metrics: Iterable[Metric] = self._own.collect()
+        if _own_files is not None:
+            files = sorted(map(str, _own_files[0].glob("gauge_livesum_*.db")))
+            metrics = _multiprocess.MultiProcessCollector.merge(files)
+        samples = (each for metric in metrics for each in metric.samples if each.name == _IN_FLIGHT)
+        return int(sum(each.value for each in samples if each.labels["route"] in routes))
 
     @staticmethod
     def content_type(accept: str) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.types.heads import Activation, Head, MlmHead, OutputActivation
+from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
 from whimbrel.types.template import Template, TextTemplate
@@ -206,6 +206,8 @@ class Output:
     skip_ids: tuple[int, ...] = ()
     skip_in_queries: bool = True
     """Apply `skip_ids` to queries too."""
+    frame_ids: tuple[int, ...] = ()
+    """Token ids without a row where a text begins or ends with one."""
     skip_first: int = 0
     """Number of leading tokens without a row."""
     keep_ids: tuple[int, ...] = ()
@@ -359,10 +361,10 @@ class Card:
     """Cards of a model with one encoder (tower) per input type. This card is that of texts without an input type."""
     tower_of: Mapping[InputType | None, int] = field(default_factory=dict["InputType | None", int])
     token_outputs: Mapping[OutputName, Output] = field(init=False)
-    """Per-token outputs that a model with dense vectors computes on request; see `_token_outputs`."""
+    """Per-token outputs that a model computes on request; see `_token_outputs`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_outputs", _token_outputs(self.outputs, self.encoder))
+        object.__setattr__(self, "token_outputs", _token_outputs(self.outputs, self.encoder.hidden_size))
 
     @property
     def all_outputs(self) -> Mapping[OutputName, Output]:
@@ -415,18 +417,35 @@ class Card:
         raise InvalidRequest(f"no prompt {name!r}; this model's prompts: {names}.", param="prompt_name")
 
 
-def _token_outputs(outputs: Mapping[OutputName, Output], encoder: Encoder) -> dict[OutputName, Output]:
-    """Return the outputs `hidden` and `token_dense`: rows of every token, also of special tokens and prompts, without pooling.
+def _token_outputs(outputs: Mapping[OutputName, Output], hidden_size: int) -> dict[OutputName, Output]:
+    """Return outputs with a row for every token, also of special tokens and prompts, without pooling.
 
     `hidden` is the output of the last layer; `token_dense` has also passed the heads of the dense vector. The latter does not
-    exist if several pooling modes are concatenated, because the heads then expect that width.
+    exist if several pooling modes are concatenated, because the heads then expect that width. `token_scores` are those of the
+    classifier for each token, or the weight that each token of the text itself has in a sparse vector (vLLM).
     """
-    dense = outputs.get("dense")
-    if dense is None:
-        return {}
-    token_outputs: dict[OutputName, Output] = {
-        "hidden": Output(encoder.hidden_size, rows="token", activation="normalize", activated=False)
-    }
-    if len(dense.modes) == 1:
-        token_outputs["token_dense"] = replace(dense, rows="token", modes=(), include_prompt=True)
+    token_outputs: dict[OutputName, Output] = {}
+    if (dense := outputs.get("dense")) is not None:
+        token_outputs["hidden"] = Output(hidden_size, rows="token", activation="normalize", activated=False)
+        if len(dense.modes) == 1:
+            token_outputs["token_dense"] = replace(dense, rows="token", modes=(), include_prompt=True)
+    if "token_scores" not in outputs and (of_tokens := _token_scores(outputs, hidden_size)) is not None:
+        token_outputs["token_scores"] = of_tokens
     return token_outputs
+
+
+def _token_scores(outputs: Mapping[OutputName, Output], hidden_size: int) -> Output | None:
+    if (scores := outputs.get("scores")) is not None:
+        layers = [layer for layer in scores.head if isinstance(layer, Dense) and layer.name.startswith(_CLASSIFIERS)]
+        if not layers or layers[0].in_features != hidden_size or layers[-1] is not scores.head[-1]:
+            return None
+        first = scores.head.index(layers[0])  # layers before it belong to the pooling
+        return replace(scores, rows="token", modes=(), include_prompt=True, head=scores.head[first:], padding_id=None)
+    sparse = outputs.get("sparse")
+    if sparse is None or not sparse.frame_ids:
+        return None
+    return replace(sparse, rows="token", skip_ids=())
+
+
+_CLASSIFIERS: Final = ("classifier", "score")
+"""Starts of the names of layers that give classes."""

@@ -90,5 +90,5 @@ class MlmHead:
 
 Head: TypeAlias = Dense | LayerNorm | Normalize | LogitScore | DivideBy | SparseAutoencoder | MlmHead
 
-OutputActivation: TypeAlias = Literal["normalize", "sigmoid", "softmax", "identity"]
+OutputActivation: TypeAlias = Literal["normalize", "sigmoid", "softmax", "relu", "identity"]
 """Last step of a row, which a request can turn on or off."""

@@ -44,6 +44,8 @@ class Options(TypedDict, total=False):
     """Limit in tokens per request."""
     matryoshka: bool
     """Allow `dimensions` although the checkpoint does not declare Matryoshka dimensions."""
+    split_long: bool
+    """Run texts above the limit in parts, where a request does not ask to cut them. For dense vectors. Default: False."""
     document_cache_bytes: int
     """Size in bytes of the cache of scored documents' token vectors. Default: 0, no cache."""
     served_name: str | None
@@ -80,6 +82,7 @@ class Plan:
     max_request_tokens: int
     matryoshka: bool
     document_cache_bytes: int
+    split_long: bool = False
     accept_config: tuple[str, ...] = ()
     """Unknown keys of the checkpoint's JSON files that the user has accepted."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -126,6 +129,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         max_request_tokens=_limit("max_request_tokens", options.get("max_request_tokens")),
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
+        split_long=options.get("split_long", False),
         accept_config=options.get("accept_config", ()),
         adapters=options.get("adapters", {}),
         cpu=hardware.cpu,

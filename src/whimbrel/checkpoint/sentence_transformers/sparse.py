@@ -114,18 +114,22 @@ def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
 _SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"
 _NOT_LEXICAL: Final = ("cls", "eos", "pad", "unk")
 """Roles of tokens without a weight."""
+_FRAME: Final = ("cls", "eos")
+"""Roles of the tokens around a text."""
 
 
 def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Literal["sparse", "multi_vector"], Output]:
     """Return the outputs of BGE-M3 whose weights are in separate files."""
     outputs: dict[Literal["sparse", "multi_vector"], Output] = {}
     if (root / _SPARSE).exists():
-        head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="relu")
+        head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="identity")
         if head.out_features != 1:
             raise CheckpointError(f"has {head.out_features} rows, must have 1.", file=_SPARSE, key="weight")
         ids, roles = read_vocabulary(read_tokenizer_file(root).data, tokenizer, encoder.vocab_size)
-        skip_ids = tuple(ids[token] for role in _NOT_LEXICAL if (token := roles.get(role, "")) in ids)
-        outputs["sparse"] = Output(1, rows="entry", head=(head,), skip_ids=skip_ids)
+        ids_of = {role: ids[token] for role in _NOT_LEXICAL if (token := roles.get(role, "")) in ids}
+        frame_ids = tuple(ids_of[role] for role in _FRAME if role in ids_of)
+        skip_ids = tuple(ids_of.values())
+        outputs["sparse"] = Output(1, rows="entry", head=(head,), activation="relu", skip_ids=skip_ids, frame_ids=frame_ids)
     if (root / _COLBERT).exists():
         head = Dense(_COLBERT, "", encoder.hidden_size, _rows(root, _COLBERT), bias=True, activation="identity")
         outputs["multi_vector"] = Output(

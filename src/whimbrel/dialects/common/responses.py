@@ -6,6 +6,7 @@ No other module of the dialects reads a clock or random numbers: ids and times o
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -148,11 +149,12 @@ def binary_answer(
 
 def row_blocks(rows: EncodedArray, offsets_N1: Sequence[int] | None = None) -> list[dict[str, Any]]:
     """Return the place, shape and type of the bytes of each text's row, or of its rows between two offsets (vLLM)."""
-    width, size = rows.shape[1], rows.shape[1] * rows.storage_dtype.itemsize
+    shape = rows.shape[1:]
+    size = math.prod(shape) * rows.storage_dtype.itemsize
     numbers = {"embed_dtype": rows.dtype, "endianness": "big" if rows.is_big else "little"}
     return [
         {"index": index, **numbers, "start": start * size, "end": end * size}
-        | {"shape": [width] if offsets_N1 is None else [end - start, width]}
+        | {"shape": shape if offsets_N1 is None else [end - start, *shape]}
         for index, (start, end) in enumerate(pairwise(offsets_N1 or range(len(rows) + 1)))
     ]
 

@@ -29,7 +29,7 @@ from whimbrel.dialects.common.route import EngineCall, ParseRequest
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
-from whimbrel.server.app.openapi import docs_html, openapi_json
+from whimbrel.server.app.openapi import ServerLoad, docs_html, openapi_json
 from whimbrel.server.app.paths import DEPLOYMENT, canonical
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
@@ -257,6 +257,7 @@ class _GetRoutes:
             "/ping": self._check_ready,
             "/info": self._info,
             "/": self._check_ready,
+            "/load": self._count_requests,
             "/metrics": self._render_metrics,
             "/openapi.json": self._openapi,
             "/docs": self._docs,
@@ -289,6 +290,10 @@ class _GetRoutes:
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
         of_tei = tei.describe(list(self._served)) if models else {}
         return _json(msgspec.json.encode({"version": __version__, "models": models} | of_tei))
+
+    async def _count_requests(self, http: HTTPRequest) -> HTTPResponse:
+        count = await asyncio.to_thread(self._metrics.num_in_flight, ROUTES_BY_PATH)
+        return _json(msgspec.json.encode(ServerLoad(count)))
 
     async def _render_metrics(self, http: HTTPRequest) -> HTTPResponse:
         if not self._metrics.shared:  # the engines run in this process, and nothing else reports their gauges

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import cache
 from html import escape
-from typing import Any, Final, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -36,6 +36,12 @@ class Status(msgspec.Struct):
     status: str
 
 
+class ServerLoad(msgspec.Struct):
+    """Answer of GET /load."""
+
+    server_load: Annotated[int, msgspec.Meta(description="Requests that have not ended; requests for pages do not count.")]
+
+
 _GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
     ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, (JSON_TYPE,)),
     ("/v1/models/{model}", "One model.", openai.Model, (JSON_TYPE,)),
@@ -46,6 +52,7 @@ _GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
         "/info", "What the checkpoint says (card) and how it is run (plan); and what TEI says.",
         dict[str, Any], (JSON_TYPE,),
     ),
+    ("/load", "How many requests are in progress, of all processes (vLLM).", ServerLoad, (JSON_TYPE,)),
     ("/metrics", "Prometheus metrics.", str, _METRICS),
     ("/openapi.json", "This description of all routes.", dict[str, Any], (JSON_TYPE,)),
     ("/docs", "The same as a page to read.", str, (_HTML,)),
