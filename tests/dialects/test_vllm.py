@@ -23,6 +23,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_bge_m3 import write_m3
 from test_dtypes import TORCH
 
 from checkpoints import edit_json
@@ -542,6 +543,14 @@ def ranker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
         yield engine
 
 
+@pytest.fixture(scope="module")
+def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    folder = tmp_path_factory.mktemp("m3")
+    write_m3(folder)
+    with Engine(str(folder), dtype="float32") as engine:
+        yield engine
+
+
 def column(answer: Any, name: str = "data") -> Any:
     return [np.array(each[name], np.float32) for each in answer["data"]]
 
@@ -597,6 +606,130 @@ def test_tokens_that_are_classified(tagger: Engine) -> None:
         for task in ({"task": "token_classify"}, {}):
             found = column(app.ask("/pooling", {"input": TEXTS} | task | options))
             assert all(map(np.array_equal, found, expected))
+
+
+def test_scores_of_tokens_of_a_classifier_of_texts(classifier: Engine) -> None:
+    """By `token_classify`; without a task it gives the classes of texts."""
+    app = Asker(classifier)
+    expected = classifier.run(Request(TEXTS, ("token_scores",))).outputs.token_scores
+    assert expected is not None
+    found = column(app.ask("/pooling", {"input": TEXTS, "task": "token_classify"}))
+    assert all(map(np.array_equal, found, expected))
+    assert column(app.ask("/pooling", {"input": TEXTS}))[0].shape == (3,)
+    refused = app.told("/v1/token_classify", {"input": TEXTS})
+    assert refused.status == 400
+    assert b"gives no 'token_scores'; it gives: scores" in refused.body
+
+
+def test_weights_of_tokens(m3: Engine) -> None:
+    """A number for each token, in every format."""
+    app = Asker(m3)
+    expected = m3.run(Request(TEXTS, ("token_scores",))).outputs.token_scores
+    assert expected is not None
+    body = {"input": TEXTS, "task": "token_classify"}
+    assert all(np.array_equal(a, b[:, 0]) for a, b in zip(column(app.ask("/pooling", body)), expected, strict=True))
+    texts = app.ask("/pooling", body | {"encoding_format": "base64"})["data"]
+    assert np.array_equal(np.frombuffer(base64.b64decode(texts[0]["data"]), np.float32), expected[0][:, 0])
+    told = app.told("/pooling", body | {"encoding_format": "bytes"})
+    assert np.array_equal(np.frombuffer(told.body, np.float32), expected.rows_XD[:, 0])
+    assert [each["shape"] for each in json.loads(told.headers["metadata"])["data"]] == [[len(each)] for each in expected]
+
+
+def test_vectors_of_tokens_at_embeddings(late: Engine, engine: Engine, m3: Engine) -> None:
+    """Of a model that has no others; documents, where no side is said."""
+    app = Asker(late)
+    for input_type, side in ((None, "document"), ("query", "query"), ("passage", "document")):
+        expected = late.multi_vector(TEXTS, input_type=side)  # pyright: ignore[reportArgumentType]
+        found = column(app.ask("/v1/embeddings", {"input": TEXTS, "input_type": input_type}), "embedding")
+        assert all(map(np.array_equal, found, expected))
+    for encoding_format in ("base64", "bytes", "npy", "arrow"):
+        refused = app.told("/v1/embeddings", {"input": TEXTS, "encoding_format": encoding_format})
+        assert (refused.status, orjson.loads(refused.body)["error"]["param"]) == (400, "encoding_format")
+    assert column(Asker(m3).ask("/v1/embeddings", {"input": TEXTS}), "embedding")[0].ndim == 1
+    assert column(Asker(engine).ask("/v1/embeddings", {"input": TEXTS}), "embedding")[0].ndim == 1
+
+
+@pytest.mark.parametrize("size", [1, 4, 2**63 - 1])
+def test_late_chunking_by_length(size: int, minilm_app: Asker, engine: Engine) -> None:
+    """The vectors of a text's chunks, and the tokens and characters that they are of."""
+    texts = ["The whimbrel 🙂 is a wader.", "a"]
+    answer = minilm_app.ask("/v1/embeddings", {"input": texts, "late_chunking_params": {"chunk_size": size}})
+    expected = engine.run(Request(texts, ("dense",), chunk_tokens=size))
+    assert np.array_equal(np.concatenate(column(answer, "embedding")), expected.dense)
+    assert answer["usage"]["prompt_tokens"] == expected.num_tokens
+    for text, each in zip(texts, answer["data"], strict=True):
+        about, (tokens,) = each["late_chunking"], minilm_app.ask("/tokenize", {"inputs": text})
+        assert (about["strategy"], about["chunk_size"], about["input_tokens"]) == ("fixed_tokens", size, len(tokens))
+        assert len(about["chunks"]) == len(each["embedding"])
+        for chunk in about["chunks"]:
+            first, end = chunk["token_range"]
+            own = [token for token in tokens[first:end] if not token["special"]]
+            assert chunk["char_range"] == ([own[0]["start"], own[-1]["stop"]] if own else None)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"late_chunking_params": {}}, "late_chunking_params"),
+        ({"late_chunking_params": {"chunk_size": 0}}, "late_chunking_params.chunk_size"),
+        ({"late_chunking_params": {"chunk_size": 2**63}}, "late_chunking_params.chunk_size"),
+        ({"late_chunking_params": {"chunk_size": True}}, "late_chunking_params.chunk_size"),
+        ({"late_chunking_params": {"chunk_size": 4, "overlap": 2}}, "late_chunking_params"),
+        ({"encoding_format": "base64"}, "encoding_format"),
+        ({"truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"truncate": "left"}, "truncate_prompt_tokens"),
+        ({"late_chunking": True}, "late_chunking"),
+        ({"input": ""}, "input[0]"),
+        ({"input": ["a", ""]}, "input[1]"),
+        ({"input": [[101, 102]]}, "input"),
+        ({"input": ["a", "far away " * 300]}, "input[1]"),
+        ({"add_special_tokens": False}, "add_special_tokens"),
+    ],
+)
+def test_late_chunking_by_length_that_is_refused(more: dict[str, Any], param: str, minilm_app: Asker) -> None:
+    told = minilm_app.told("/v1/embeddings", {"input": "a", "late_chunking_params": {"chunk_size": 4}} | more)
+    assert (told.status, orjson.loads(told.body)["error"]["param"]) == (400, param)
+
+
+def test_texts_without_special_tokens(minilm_app: Asker, engine: Engine, late: Engine, ranker: Engine) -> None:
+    expected = engine.run(Request(TEXTS[:2], add_special_tokens=False)).dense
+    for path, name in (("/v1/embeddings", "embedding"), ("/pooling", "data")):
+        found = column(minilm_app.ask(path, {"input": TEXTS[:2], "add_special_tokens": False}), name)
+        assert np.array_equal(found, expected)
+    assert not np.allclose(expected, engine.embed(TEXTS[:2]), atol=1e-3)
+    error = check(Asker(late).told("/pooling", {"input": "a", "add_special_tokens": False}), 400, "BadRequestError")
+    assert error["param"] == "add_special_tokens"
+    with pytest.raises(InvalidRequest, match="stand between the two texts"):
+        ranker.run(Request([("a", "b")], add_special_tokens=False))
+
+
+def test_tokenizer_info(minilm_app: Asker, late: Engine, engine: Engine) -> None:
+    told = minilm_app.ask("/tokenizer_info")
+    assert (told["tokenizer_class"], told["model_max_length"], told["cls_token"]) == ("BertTokenizer", 256, "[CLS]")
+    both = ModelRegistry(*(cast(AsyncEmbedder, AsyncEngine(each)) for each in (late, engine)))
+    check(asyncio.run(call(create_app(both), "GET", "/tokenizer_info")), 400, "BadRequestError")
+
+
+def test_load_counts_requests_in_progress() -> None:
+    embedder = FakeEmbedder()
+
+    async def loads() -> list[int]:
+        app = create_app(ModelRegistry(cast(AsyncEmbedder, embedder)))
+
+        async def load() -> int:
+            return orjson.loads((await call(app, "GET", "/load")).body)["server_load"]
+
+        embedder.go.clear()
+        body = {"body": b'{"input": "a"}', "headers": {"content_type": "application/json"}}
+        tasks = [asyncio.create_task(call(app, "POST", "/v1/embeddings", **body)) for _ in range(3)]
+        while len(embedder.requests) < 3:
+            await asyncio.sleep(0.01)
+        during = await load()
+        embedder.go.set()
+        await asyncio.gather(*tasks)
+        return [during, await load()]
+
+    assert asyncio.run(loads()) == [3, 0]
 
 
 def test_vectors_of_tokens(late: Engine) -> None:
@@ -784,6 +917,25 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
     "tokenize": ("engine", "/tokenize", {"model": "M", "prompt": "Hello world", "return_token_strs": True}),
     "detokenize": ("engine", "/detokenize", {"model": "M", "tokens": [101, 7592, 2088, 102]}),
     "unknown model": ("engine", "/pooling", {"model": "nobody", "input": "a"}),
+    "late chunking": (
+        "engine",
+        "/v1/embeddings",
+        {"model": "M", "input": ["vLLM is great!", "a"], "late_chunking_params": {"chunk_size": 4}},
+    ),
+    "embeddings of tokens": ("late", "/v1/embeddings", {"model": "M", "input": ["vLLM is great!", "a"]}),
+    "embeddings without special tokens": (
+        "engine",
+        "/v1/embeddings",
+        {"model": "M", "input": "vLLM is great!", "add_special_tokens": False},
+    ),
+    "classes of tokens": (
+        "classifier",
+        "/pooling",
+        {"model": "M", "input": ["vLLM is great!", "a"], "task": "token_classify"},
+    ),
+    "weights of tokens": ("m3", "/pooling", {"model": "M", "input": [[0, 5, 7, 2]], "task": "token_classify"}),
+    "tokenizer info": ("engine", "/tokenizer_info", None),
+    "load": ("engine", "/load", None),
 }
 
 
@@ -807,7 +959,7 @@ def test_pooling_of_a_reward_model(tmp_path: Path) -> None:
 def exchange(engine: Engine, path: str, body: Any) -> Any:
     """What is kept of an exchange: all but ids, times, folders and numbers that depend on the machine."""
     name = engine.plan.served_name
-    sent = {key: name if value == "M" else value for key, value in body.items()}
+    sent = None if body is None else {key: name if value == "M" else value for key, value in body.items()}
     told = Asker(engine).told(path, sent)
     answer = orjson.loads(told.body.replace(orjson.dumps(name)[1:-1], b"M"))
     return {"path": path, "request": body, "status": told.status, "answer": kept(answer)}
@@ -826,7 +978,7 @@ def kept(value: Any, key: str = "") -> Any:
         return {name: kept(each, name) for name, each in value.items()}
     if isinstance(value, list) and value and all(isinstance(each, float) for each in value):
         return f"{len(value)} numbers"
-    if key == "data" and isinstance(value[0], list):
+    if key in ("data", "embedding") and isinstance(value[0], list):
         return sorted({kept(each) for each in value})
     if key == "results" or (key == "data" and value and "relevance_score" in value[0]):
         return sorted((kept(each) for each in value), key=lambda each: each["index"])
@@ -849,6 +1001,7 @@ def record() -> None:
     torch.manual_seed(7)
     makers: dict[str, Callable[[Path], object]] = {
         "late": write_stanford,
+        "m3": write_m3,
         "ranker": lambda folder: write_classifier(folder, "bert", num_labels=1),
         "classifier": lambda folder: write_classifier(
             folder, "bert", id2label={0: "sad", 1: "glad", 2: "neither"}, label2id={"sad": 0, "glad": 1, "neither": 2}

@@ -167,6 +167,23 @@ def test_what_chunks_of_tokens_cannot_do_is_refused(saved: Callable[..., Path]) 
         engine.run(Request(["a"], chunk_tokens=2))
 
 
+def test_a_switch_of_the_engine_splits_what_no_request_asks_to_cut(saved: Callable[..., Path]) -> None:
+    folder = saved("bert")
+    with Engine(str(folder), dtype="float32") as usual, Engine(str(folder), dtype="float32", split_long=True) as engine:
+        expected = usual.embed(TEXTS, split_long=True)
+        assert np.array_equal(engine.embed(TEXTS), expected)
+        assert np.array_equal(engine.embed(TEXTS, truncate="never"), expected)
+        assert engine.run(Request(TEXTS)).num_truncated == 0
+        for cut in ({"truncate": "left"}, {"truncate": "right"}, {"max_tokens": 9}):
+            assert np.array_equal(engine.run(Request(TEXTS, **cut)).dense, usual.run(Request(TEXTS, **cut)).dense)
+        late = Request(PARTS, late_chunking=True)
+        assert np.array_equal(engine.run(late).dense, usual.run(late).dense)
+        for outputs in (("hidden",), ("dense", "hidden")):
+            assert engine.run(Request(TEXTS, outputs)).num_truncated == usual.run(Request(TEXTS, outputs)).num_truncated > 0
+        scores = engine.score("a bird", TEXTS[:3])
+        assert np.array_equal(scores, usual.score("a bird", TEXTS[:3])), "pairs are cut as before"
+
+
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 def test_texts_without_special_tokens(family: str, saved: Callable[..., Path]) -> None:
     folder = saved(family, include_prompt=False)

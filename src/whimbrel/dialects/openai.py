@@ -336,8 +336,9 @@ def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request
         raise InvalidRequest("a text with late_chunking_params is not cut.", param="truncate_prompt_tokens")
     chunk_tokens, side = body.late_chunking_params.chunk_size, body.input_type
     request = vllm_text_request(body, ("dense",), cuts=False, normalize=normalize, input_type=side, chunk_tokens=chunk_tokens)
-    if "" in request.texts:
-        raise InvalidRequest("is empty, and has no chunks.", item=request.texts.index(""))
+    for index, text in enumerate(request.texts):
+        if isinstance(text, str) and not text:
+            raise InvalidRequest("is empty, and has no chunks.", item=index)
     return request
 
 

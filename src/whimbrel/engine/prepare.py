@@ -136,6 +136,8 @@ class Preprocessor:
     def _encode_distinct(self, request: Request) -> _Encoded:
         """Encode the texts of a request; equal pairs once."""
         texts = request.texts
+        if self._plan.split_long and self._may_split(request):
+            request = replace(request, split_long=True)
         if request.outputs != ("scores",) or len(set(map(type, texts))) != 1 or not isinstance(texts[0], tuple):
             return self._encode(request)
         try:
@@ -153,6 +155,18 @@ class Preprocessor:
             raise locate_error(error, finish) from None
         return replace(encoded, finish=finish)
 
+    def _may_split(self, request: Request) -> bool:
+        """Return whether long texts may run in parts: none is to be cut, and each gets one dense vector."""
+        if request.truncate in ("left", "right") or request.max_tokens is not None:
+            return False
+        if request.late_chunking or request.chunk_tokens or not (request.add_special_tokens or has_ids(request)):
+            return False
+        tower = self._card.tower_for(request.input_type)
+        card = self._card.tower(tower)
+        if isinstance(self._tokenizers[tower], TemplateTokenizer) or card.text_template is not None:
+            return False
+        return (request.outputs or (next(iter(card.outputs)),)) == ("dense",)
+
     def _encode(self, request: Request) -> _Encoded:
         tower = self._card.tower_for(request.input_type)
         card, tokenizer = self._card.tower(tower), self._tokenizers[tower]
@@ -160,8 +174,6 @@ class Preprocessor:
         validate_for_outputs(card, request, [spec.name for spec in specs])
         if not request.add_special_tokens and not has_ids(request):
             _check_bare(request, tokenizer)
-        if self._plan.split_long and _may_split(request, card, specs, tokenizer):
-            request = replace(request, split_long=True)
         if request.late_chunking or request.split_long or request.chunk_tokens:
             return _Encoded(card, specs, *_encode_chunks(tokenizer, card, request, specs))
         if request.return_offsets:
@@ -238,16 +250,6 @@ def _check_bare(request: Request, tokenizer: Tokenizer | TemplateTokenizer) -> N
         raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
     if request.late_chunking or request.chunk_tokens or request.split_long or request.return_offsets:
         raise InvalidRequest("cannot go with late chunking, split_long or offsets.", param="add_special_tokens")
-
-
-def _may_split(request: Request, card: Card, specs: Sequence[OutputSpec], tokenizer: Tokenizer | TemplateTokenizer) -> bool:
-    """Return whether texts may run in parts: none is to be cut, and the model gives one dense vector for each."""
-    if request.late_chunking or request.chunk_tokens or request.max_tokens is not None or request.truncate in ("left", "right"):
-        return False
-    if isinstance(tokenizer, TemplateTokenizer) or card.text_template is not None:
-        return False
-    is_bare = not request.add_special_tokens and not has_ids(request)
-    return not is_bare and [spec.name for spec in specs] == ["dense"]
 
 
 def _encode_chunks(
