@@ -2,7 +2,8 @@
 
 - `Engine` and `AsyncEngine` run a model in this process. They need PyTorch: `pip install "whimbrel[serve]"`.
 - `Client` and `AsyncClient` have the same verbs over HTTP. They need neither PyTorch nor a web framework.
-- `WhimbrelError` is the base class of all errors, which are in `whimbrel.errors`.
+- `WhimbrelError` is the base class of all errors, which are in `whimbrel.errors`. A verb that cuts texts without being asked to
+  warns with `TruncationWarning`.
 - `whimbrel serve` on the command line starts a server, and `whimbrel --help` lists all commands.
 
 The verbs are `embed`, `sparse`, `multi_vector`, `muvera`, `encode`, `score`, `rerank`, `explain`, `classify` and
@@ -20,17 +21,18 @@ if TYPE_CHECKING:
     from whimbrel.client import AsyncClient, Client
     from whimbrel.engine.async_engine import AsyncEngine
     from whimbrel.engine.engine import Engine
-    from whimbrel.errors import WhimbrelError
+    from whimbrel.errors import TruncationWarning, WhimbrelError
 
 _MODULES = {
     "AsyncClient": "whimbrel.client",
     "AsyncEngine": "whimbrel.engine.async_engine",
     "Client": "whimbrel.client",
     "Engine": "whimbrel.engine.engine",
+    "TruncationWarning": "whimbrel.errors",
     "WhimbrelError": "whimbrel.errors",
 }
 
-__all__ = ["AsyncClient", "AsyncEngine", "Client", "Engine", "WhimbrelError", "__version__"]
+__all__ = ["AsyncClient", "AsyncEngine", "Client", "Engine", "TruncationWarning", "WhimbrelError", "__version__"]
 
 
 def __getattr__(name: str) -> object:

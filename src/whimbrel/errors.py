@@ -88,6 +88,10 @@ class Hint(Enum):
         return "" if option is None else text.format(option)
 
 
+class TruncationWarning(UserWarning):
+    """Texts were cut to the model's limit, which the call did not ask for."""
+
+
 class WhimbrelError(Exception):
     """Base of all errors raised by Whimbrel."""
 

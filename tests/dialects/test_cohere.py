@@ -116,7 +116,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, types: list[str]) -> None:
     body, _ = dialect.parse_embed(orjson.dumps({"texts": TEXTS, "embedding_types": types}))
     found = orjson.loads(dialect.render_embed(body, result(rows), model()))
     assert (found["texts"], found["response_type"]) == (TEXTS, "embeddings_by_type")
-    assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 7}}
+    assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 7, "image_tokens": 0}}
     assert set(found["embeddings"]) == set(types or ["float"])
     for kind, numbers in found["embeddings"].items():
         assert is_read_back(kind, as_floats(kind, numbers), rows)

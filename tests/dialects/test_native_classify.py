@@ -24,6 +24,7 @@ READ = {"classify": native.parse_classify, "token_classify": native.parse_token_
 class Card(SimpleNamespace):
     labels = ("O", "BIRD")
     prompts = {"query": "q: "}  # noqa: RUF012
+    outputs = dict.fromkeys(("scores", "token_scores"))
 
     def output(self, name: str) -> None: ...
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -29,7 +29,7 @@ from whimbrel.client.responses import flatten
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
-from whimbrel.types.options import copy_signature
+from whimbrel.types.options import copy_signature, warn_of_truncation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -39,7 +39,9 @@ def _async_method(
     verb: Callable[Concatenate[Target, P], Task[R]],
 ) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
-        return await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
+        result, num_truncated = await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
+        warn_of_truncation(num_truncated, options)
+        return result
 
     return copy_signature(method, verb)
 
@@ -101,14 +103,15 @@ class AsyncClient(BaseClient):
             self._connections = others | {loop: _Connections(self._settings)}
         return self._connections[loop]
 
-    async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
+    async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+        """Return the result of a verb, and how many texts the servers cut."""
         connections = self._loop_connections()
         task = verb(self._target, *args, **options)
         spans = list(task.spans(self._settings.max_items))
         with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance)
             parts = await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
-        return task.combine(parts)
+        return task.combine(parts), sum(fanout.truncated)
 
 
 class _Connections:
@@ -124,6 +127,8 @@ class _Fanout:
     task: Task[Any]
     connections: _Connections
     advance: Advance
+    truncated: list[int] = field(default_factory=list[int])
+    """Texts that the server cut, for each reply."""
 
     async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. An error or a cancellation cancels the others."""
@@ -143,6 +148,7 @@ class _Fanout:
         except WhimbrelError as error:
             return flatten([await self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
+        self.truncated.append(reply.num_truncated)
         self.advance(stop - start)
         return [part]
 

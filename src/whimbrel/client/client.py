@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
@@ -34,7 +34,7 @@ from whimbrel.client.responses import flatten
 from whimbrel.client.task import Reply, Task
 from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
-from whimbrel.types.options import copy_signature
+from whimbrel.types.options import copy_signature, warn_of_truncation
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -42,7 +42,9 @@ R = TypeVar("R")
 
 def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
-        return self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
+        result, num_truncated = self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
+        warn_of_truncation(num_truncated, options)
+        return result
 
     return copy_signature(method, verb)
 
@@ -102,7 +104,8 @@ class Client(BaseClient):
     def _open(self) -> None:
         self._connections: _Connections | None = _Connections(self._settings)
 
-    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> R:
+    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+        """Return the result of a verb, and how many texts the servers cut."""
         connections = self._connections
         if connections is None:
             raise client_closed()
@@ -113,7 +116,7 @@ class Client(BaseClient):
         with connections.open_call() as end, progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, end)
             parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
-        return task.combine(parts)
+        return task.combine(parts), sum(fanout.truncated)
 
 
 class _Connections:
@@ -174,6 +177,8 @@ class _Fanout:
     connections: _Connections
     advance: Advance
     end: Event
+    truncated: list[int] = field(default_factory=list[int])
+    """Texts that the server cut, for each reply."""
 
     def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. After an error no more requests begin.
@@ -209,6 +214,7 @@ class _Fanout:
         except WhimbrelError as error:
             return flatten([self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
+        self.truncated.append(reply.num_truncated)
         self.advance(stop - start)
         return [part]
 

@@ -95,7 +95,7 @@ def choose_output(dialect: str, outputs: OutputName | Sequence[OutputName], know
 def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Sequence[str]) -> None:
     """Raise InvalidRequest if another server's API lacks one of the options."""
     for name, value in options.items():
-        is_default = value is None or (value is False and name in _FLAGS)
+        is_default = value is None or (value is False and name in _FLAGS) or (value is True and name == "truncate")
         if name not in known and not is_default:
             raise InvalidRequest(f"the dialect {dialect} has no such option; it takes {', '.join(known)}.", param=name)
 

@@ -27,6 +27,12 @@ class Reply:
     headers: Mapping[str, str]
     """Header fields. Lookup must ignore the case of names."""
 
+    @property
+    def num_truncated(self) -> int:
+        """Number of texts that the server says it cut; 0 if it does not say."""
+        value = self.headers.get("x-whimbrel-truncated", "")
+        return int(value) if value.isdecimal() and value.isascii() else 0
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task(Generic[R]):

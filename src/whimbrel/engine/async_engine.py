@@ -17,7 +17,7 @@ from whimbrel.outputs import scoring
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.scoring import Operation
 from whimbrel.types.card import Card, PoolingOption, RerankerName
-from whimbrel.types.options import copy_signature
+from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
@@ -34,7 +34,9 @@ def _async_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callabl
     async def method(self: AsyncEngine, *args: P.args, **options: P.kwargs) -> T:
         operation = verb(self.card, *args, **options)
         with relocating(operation.locate):
-            return operation.postprocess(await self.run(operation.request))
+            result = await self.run(operation.request)
+            warn_of_truncation(result.num_truncated, options)
+            return operation.postprocess(result)
 
     return copy_signature(method, verb)
 

@@ -40,7 +40,7 @@ from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
 from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card, PoolingOption, RerankerName
-from whimbrel.types.options import copy_signature
+from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result, Timings
@@ -60,7 +60,9 @@ def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable
     def method(self: Engine, *args: P.args, **options: P.kwargs) -> T:
         operation = verb(self.card, *args, **options)
         with relocating(operation.locate):
-            return operation.postprocess(self.run(operation.request))
+            result = self.run(operation.request)
+            warn_of_truncation(result.num_truncated, options)
+            return operation.postprocess(result)
 
     return copy_signature(method, verb)
 

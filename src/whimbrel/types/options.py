@@ -5,12 +5,13 @@ Shared by Engine, AsyncEngine and the clients, so that `embed`, `score` and the 
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper
 from inspect import Parameter, signature
 from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, TruncationWarning
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate, read_prompt, read_truncate
@@ -168,6 +169,14 @@ def require(output: T | None) -> T:
     """Return an output that was requested and therefore exists."""
     assert output is not None
     return output
+
+
+def warn_of_truncation(num_truncated: int, options: Mapping[str, object]) -> None:
+    """Warn the caller of a verb's method if texts were cut, unless the verb's options say how they are to be cut."""
+    if num_truncated and options.get("truncate") is None and options.get("max_tokens") is None:
+        texts = "1 text was" if num_truncated == 1 else f"{num_truncated:,} texts were"
+        says = 'truncate=True to cut without this warning, truncate="never" to raise TooLong'
+        warnings.warn(f"{texts} cut to the model's limit; pass {says}.", TruncationWarning, stacklevel=3)
 
 
 def copy_signature(method: C, verb: Callable[..., Any]) -> C:
