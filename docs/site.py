@@ -33,7 +33,7 @@ ROOT_PAGES = {
 }  # fmt: skip
 """Pages of the repository's root and their places on the site."""
 _WIDTH = 100
-COMMANDS = ("serve", "embed", "show", "convert", "models", "verify", "doctor")
+COMMANDS = ("serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor")
 
 
 def copy_pages() -> None:

@@ -9,9 +9,11 @@ import io
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,7 +38,7 @@ from whimbrel.model import reference
 from whimbrel.telemetry import metrics
 from whimbrel.types.hardware import Cpu, Hardware
 
-COMMANDS = ("serve", "embed", "show", "convert", "models", "verify", "doctor")
+COMMANDS = ("serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor")
 
 
 def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -172,7 +174,10 @@ def test_embed_nothing(here: Here, tmp_path: Path) -> None:
 
 
 def test_embed_errors(here: Here, tmp_path: Path) -> None:
-    assert "cannot write" in here.error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
+    assert "no folder" in here.error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
+    assert "cannot write" in here.error("embed", "a", "-o", "/dev/full")
+    for name in ("v.csv", "v.json", "v.parquet", "v.NPZ"):
+        assert "--out takes paths that end in .npy or .jsonl or .ndjson" in here.error("embed", "a", "-o", str(tmp_path / name))
     assert "line 2 of stdin is not valid UTF-8" in here.error("embed", "-o", str(tmp_path / "v.npy"), stdin=b"ok\n\xff\n")
     assert "--matryoshka" in here.error("embed", "a", "--dimensions", "3")
     assert "no prompt 'query'" in here.error("embed", "a", "--prompt", "query")
@@ -185,6 +190,103 @@ def test_embed_with_prompt_dimensions_and_another_model(here: Here, tmp_path: Pa
     rows = jsonl(here.run("embed", "bird", "--prompt", "query", *args)[0])
     with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
         assert np.array_equal(np.array(rows[0]["embedding"], np.float32), engine.embed("query: bird", dimensions=8))
+
+
+def test_embed_says_what_it_cut(here: Here, tmp_path: Path) -> None:
+    stdin = b"far " * 400 + b"\nshort\n"
+    out, said = here.run("embed", stdin=stdin)
+    assert said.endswith(b"1 text of 2 texts cut to 256 tokens.\n")
+    assert len(jsonl(out)) == 2
+    assert b"cut" not in here.run("embed", "short")[1]
+    write_stanford(tmp_path)
+    said = here.run("score", "far " * 100, "far " * 400, "a", "-m", str(tmp_path))[1]
+    assert b"2 texts of 2 texts cut to the model's limits." in said
+
+
+def test_score_and_rerank(here: Here, engine: Engine, tmp_path: Path) -> None:
+    documents = ["a wader", "a sandwich", "", "ein Vogel 🙂"]
+    expected = engine.score("a bird", documents)
+    stdin = "\n".join(documents).encode()
+    for given in ({"stdin": stdin}, {}):
+        rows = jsonl(here.run("score", "a bird", *(() if given else documents), **given)[0])
+        assert [(row["query"], row["document"]) for row in rows] == [("a bird", each) for each in documents]
+        assert np.array_equal(np.array([row["score"] for row in rows], np.float32), expected)
+        ranked = jsonl(here.run("rerank", "a bird", *(() if given else documents), "--top-n", "2", **given)[0])
+        assert [(row["index"], row["document"]) for row in ranked] == [
+            (each.index, documents[each.index]) for each in engine.rerank("a bird", documents, top_n=2)
+        ]
+    pairs = "".join(f"a bird\t{each}\n" for each in documents).encode()
+    assert here.run("score", "--pairs", "-o", str(tmp_path / "s.jsonl"), stdin=pairs)[0] == b""
+    assert jsonl((tmp_path / "s.jsonl").read_bytes()) == jsonl(here.run("score", "a bird", stdin=stdin)[0])
+    assert here.run("rerank", "a bird")[0] == b""
+    for lines, said in ((b"a\tb\nc\n", "line 2 of stdin has 0 tabs"), (b"a\tb\tc\n", "line 1 of stdin has 2 tabs")):
+        out, err = here.run("score", "--pairs", stdin=lines, code=1)
+        assert (out, said in err.decode()) == (b"", True)
+    assert "there are no texts" in here.error("score")
+    assert "--pairs" in here.error("score", "a", "--pairs")
+    assert "paths that end in .jsonl or .ndjson" in here.error("rerank", "a", "b", "-o", str(tmp_path / "s.npy"))
+    assert "'scores'" in here.error("classify", "a")
+
+
+def test_score_rerank_and_classify_with_classes(here: Here, tmp_path: Path) -> None:
+    write_classifier(tmp_path / "classes", "bert", id2label={0: "sad", 1: "glad"}, label2id={"sad": 0, "glad": 1})
+    write_classifier(tmp_path / "ranker", "bert", num_labels=1)
+    texts = ["The whimbrel flies.", "far away"]
+    model = ("-m", str(tmp_path / "classes"), "--dtype", "float32")
+    with Engine(str(tmp_path / "classes"), dtype="float32") as engine:
+        for flags, options in (((), {}), (("--logits",), {"activate": False})):
+            found = engine.classify(texts, **options)
+            rows = jsonl(here.run("classify", *texts, *model, *flags)[0])
+            assert [(row["text"], row["label"]) for row in rows] == list(zip(texts, found.best, strict=True))
+            assert np.allclose([[row["scores"][label] for label in found.labels] for row in rows], found.scores_NC, atol=1e-7)
+            pair = engine.classify([("a", "b")], **options)
+            (row,) = jsonl(here.run("classify", "--pairs", *model, *flags, stdin=b"a\tb")[0])
+            assert (row["text"], row["label"]) == (["a", "b"], pair.best[0])
+        scores = jsonl(here.run("score", "a", *texts, *model)[0])
+        assert np.array_equal(np.array([row["score"] for row in scores], np.float32), engine.score("a", texts))
+    assert "several classes (sad, glad)" in here.error("rerank", "a", "b", *model)
+    model = ("-m", str(tmp_path / "ranker"), "--dtype", "float32")
+    with Engine(str(tmp_path / "ranker"), dtype="float32") as engine:
+        expected = engine.rerank("a", texts, activate=False)
+        rows = jsonl(here.run("rerank", "a", *texts, "--logits", *model)[0])
+        assert [(row["index"], row["score"]) for row in rows] == [
+            (each.index, pytest.approx(each.score, rel=1e-6)) for each in expected
+        ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("name", ["v.npy", "v.jsonl"])
+def test_what_was_done_is_kept_after_an_interrupt(number: int, name: str, tmp_path: Path, engine: Engine) -> None:
+    """Whole chunks, of which stderr tells."""
+    path = tmp_path / name
+    command = [sys.executable, "-m", "whimbrel", "embed", "-o", str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        assert process.stderr is not None
+        process.stdin.write(b"".join(b"line %d\n" % i for i in range(3000)))
+        process.stdin.flush()  # the second chunk is not whole, so that the command waits for more
+        deadline = time.monotonic() + 100
+        while not path.exists() or path.stat().st_size < 2048 * 384 * 4:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        time.sleep(0.5)
+        process.send_signal(number)
+        said = process.stderr.read().decode()
+        assert process.wait(60) == (130 if number == signal.SIGINT else 128 + number)
+    assert f"stopped: {path} has the first 2,048 texts." in said
+    assert "Traceback" not in said
+    rows = [row["embedding"] for row in jsonl(path.read_bytes())] if name == "v.jsonl" else np.load(path)
+    vectors = np.array(rows, np.float32)
+    assert vectors.shape == (2048, 384)
+    assert np.array_equal(vectors[2040:], engine.embed([f"line {i}" for i in range(2040, 2048)]))
+
+
+def test_an_error_says_the_line_and_keeps_what_was_done(here: Here, tmp_path: Path) -> None:
+    lines = b"".join(b"line %d\n" % i for i in range(2100)) + b"\xff\n"
+    said = here.run("embed", "-o", str(tmp_path / "v.npy"), stdin=lines, code=1)[1].decode()
+    assert "stopped: " in said
+    assert "line 2101 of stdin is not valid UTF-8" in said
+    assert np.load(tmp_path / "v.npy").shape == (2048, 384)
 
 
 @pytest.mark.extended

@@ -6,6 +6,8 @@ Texts are lines of UTF-8 on stdin. Load progress goes to stderr; vectors, cards,
 from __future__ import annotations
 
 import os
+import signal
+import stat
 import sys
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -14,7 +16,7 @@ from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, Unpack
 
 import msgspec
 import typer
@@ -23,9 +25,13 @@ from rich.console import Console
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+
     from whimbrel.engine.engine import Engine
     from whimbrel.types.card import Card, Output, PoolingOption
     from whimbrel.types.plan import Options, Plan
+
+T = TypeVar("T")
 
 _CHUNK_LINES: Final = 2048
 _MAX_COLUMNS: Final = 100
@@ -219,48 +225,117 @@ def print_models(*, as_json: bool) -> None:
     typer.echo(fill(legend, screen_width()))
 
 
-def read_lines(stream: BinaryIO) -> Iterator[str]:
+class Progress:
+    """What a command has done so far. A terminal shows it on stderr."""
+
+    def __init__(self, console: Console, unit: str, bar: Bar, total: int | None) -> None:
+        self.done = 0
+        self.truncated = 0
+        self.written = 0
+        """Texts whose answers are in the output file."""
+        self._console = console
+        self._unit = unit
+        self._bar = bar
+        self._bytes = 0
+        self._begin = perf_counter()
+        self._task = bar.add_task("", total=total, status=f"0 {unit}")
+
+    def read(self, num_bytes: int) -> None:
+        """Count bytes of the input, of which a file's size says how many there are."""
+        self._bytes += num_bytes
+
+    def advance(self, count: int, num_truncated: int) -> None:
+        self.done += count
+        self.truncated += num_truncated
+        rate = self.done / max(perf_counter() - self._begin, 1e-3)
+        cut = f", {self.truncated:,} cut" if self.truncated else ""
+        self._bar.update(self._task, completed=self._bytes, status=f"{self.done:,} {self._unit}, {rate:,.0f}/s{cut}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+
+@contextmanager
+def show_progress(out: Path | None, unit: str, stream: BinaryIO | None) -> Generator[Progress]:
+    """Show progress on a terminal, unless the answers go there. `stream` is the input, if that is no list."""
+    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Bar
+
+    console = stderr_console()
+    shown = console.is_terminal and stream is not None and not (out is None and sys.stdout.isatty())
+    total = _size(stream) if stream is not None else None
+    columns = [BarColumn(), TextColumn("{task.fields[status]}"), *([TimeRemainingColumn()] if total else [])]
+    with Bar(*columns, console=console, transient=True, disable=not shown) as bar:
+        yield Progress(console, unit, bar, total)
+
+
+def _size(stream: BinaryIO) -> int | None:
+    """Return the size of a stream in bytes; None unless it is a file."""
+    try:
+        about = os.fstat(stream.fileno())
+    except (OSError, ValueError):
+        return None
+    return about.st_size if stat.S_ISREG(about.st_mode) else None
+
+
+@contextmanager
+def signals_exit() -> Generator[None]:
+    """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can tidy up."""
+
+    def leave(number: int, _: object) -> NoReturn:
+        sys.exit(128 + number)
+
+    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
+    before = [(each, signal.signal(each, leave)) for each in handled]
+    try:
+        yield
+    finally:
+        for each, handler in before:
+            signal.signal(each, handler)
+
+
+def read_lines(stream: BinaryIO, progress: Progress) -> Iterator[str]:
     """Yield lines of UTF-8 text without line ends and byte order mark. Raises SetupError."""
     for number, line in enumerate(stream, start=1):
+        progress.read(len(line))
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
 
 
-def chunked(texts: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of up to 2,048 texts: enough work for an engine, while results appear before the input ends."""
-    iterator = iter(texts)
+def chunked(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield lists of up to 2,048 items: enough work for an engine, while results appear before the input ends."""
+    iterator = iter(items)
     while chunk := list(islice(iterator, _CHUNK_LINES)):
         yield chunk
 
 
-def write_vectors(path: Path | None, pairs: Iterator[tuple[list[str], Any]], *, dimension: int) -> None:
-    """Write texts with their vectors, (N, dimension), to a file, or to stdout if `path` is None.
-
-    A path that ends in .npy gets one array, any other JSONL. Raises SetupError.
-    """
-    if path is not None and path.suffix.lower() == ".npy":
-        _write_npy(path, (array for _, array in pairs), dimension)
-    else:
-        _write_jsonl(path, pairs)
-
-
-def _write_npy(path: Path, arrays: Iterator[Any], dimension: int) -> None:
+def write_npy(path: Path, arrays: Iterable[Any], dimension: int) -> None:
+    """Write arrays, each (N, dimension), as one. After each the file is whole. Raises SetupError."""
     import numpy as np
+    from numpy.lib.format import write_array_header_1_0
 
-    chunks = [np.empty((0, dimension), np.float32), *arrays]
-    with _write_errors(path):
-        np.save(path, np.concatenate(chunks))
+    about = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": False}
+    rows = 0
+    with _write_errors(path), path.open("wb") as stream:
+        write_array_header_1_0(stream, {**about, "shape": (0, dimension)})
+        for array in arrays:
+            stream.write(np.ascontiguousarray(array, "<f4").data)
+            rows += len(array)
+            stream.seek(0)
+            write_array_header_1_0(stream, {**about, "shape": (rows, dimension)})  # as long as the first: numpy leaves room
+            stream.seek(0, os.SEEK_END)
+            stream.flush()
 
 
-def _write_jsonl(path: Path | None, pairs: Iterator[tuple[list[str], Any]]) -> None:
+def write_json_lines(path: Path | None, batches: Iterable[Iterable[dict[str, Any]]]) -> None:
+    """Write objects as lines to a file, or to stdout if `path` is None, a batch at a time. Raises SetupError."""
     from whimbrel.wire import to_json
 
     with _write_errors(path), sys.stdout.buffer if path is None else path.open("wb") as stream:
-        for chunk, vectors in pairs:
-            rows = zip(chunk, vectors, strict=True)
-            stream.write(b"".join(to_json({"text": text, "embedding": vector}) + b"\n" for text, vector in rows))
+        for batch in batches:
+            stream.write(b"".join(to_json(row) + b"\n" for row in batch))
             stream.flush()
 
 

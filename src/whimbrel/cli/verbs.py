@@ -1,0 +1,327 @@
+"""The commands that run a model without a server: embed, score, rerank and classify.
+
+Texts are arguments, or the lines of stdin. They run in chunks, and the answers of a chunk are written before the next one runs:
+what was done is on disk when a run ends early.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+
+import typer
+from msgspec.structs import replace as replace_fields
+from rich.markup import escape
+
+from whimbrel.cli.options import (
+    OUTPUT_PANEL,
+    AcceptConfig,
+    Device,
+    Dtype,
+    Matryoshka,
+    MaxLength,
+    ModelOption,
+    PoolingArgument,
+    RerankerOption,
+    flag,
+    need,
+    option,
+    read_pooling,
+    read_reranker,
+)
+from whimbrel.errors import Location, SetupError, relocating
+
+if TYPE_CHECKING:
+    from whimbrel.cli.console import Progress
+    from whimbrel.engine.engine import Engine
+    from whimbrel.outputs.scoring import Operation
+    from whimbrel.types.result import Classes, Result
+
+T = TypeVar("T")
+
+_JSON_LINES: Final = (".jsonl", ".ndjson", "")
+
+TextsArgument = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help=escape("Texts. [default: the lines of stdin]"))]
+DocumentsArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="DOCUMENT", help=escape("Documents. [default: the lines of stdin]"))
+]
+Out = Annotated[Path | None, option("PATH", "Output file. [default: JSONL to stdout]", "--out", "-o", panel=OUTPUT_PANEL)]
+Prompt = Annotated[
+    str | None,
+    option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.", panel=OUTPUT_PANEL),
+]
+Logits = Annotated[
+    bool, flag("--logits", "Give the classifier's logits, without the activation of the checkpoint.", panel=OUTPUT_PANEL)
+]
+Pairs = Annotated[
+    bool, flag("--pairs", "Read pairs: two texts with a tab between them in each line of stdin.", panel=OUTPUT_PANEL)
+]
+
+
+def embed(
+    texts: TextsArgument = None,
+    *,
+    model: ModelOption = None,
+    out: Annotated[
+        Path | None,
+        option(
+            "PATH",
+            "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]",
+            "--out",
+            "-o",
+            panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    prompt: Prompt = None,
+    dimensions: Annotated[
+        int | None, option("N", "Keep the first N columns of each vector. [default: all]", min=1, panel=OUTPUT_PANEL)
+    ] = None,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_length: MaxLength = None,
+    pooling: PoolingArgument = None,
+    matryoshka: Matryoshka = False,
+    accept_config: AcceptConfig = None,
+) -> None:
+    """Embed texts without a server: one vector per text."""
+    _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
+    options = {"device": device, "dtype": dtype, "max_length": max_length, "matryoshka": matryoshka}
+    with _loaded(model, pooling, None, accept_config, **options) as engine:
+        from whimbrel.cli.console import write_json_lines, write_npy
+        from whimbrel.engine import verbs
+
+        def operation(chunk: list[Any]) -> Operation[Any]:
+            return verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
+
+        dense = engine.card.dense
+        with _running(engine, texts, out, operation) as run:
+            if out is not None and out.suffix.lower() == ".npy":
+                arrays = run.batches(lambda _, vectors_ND: vectors_ND)
+                write_npy(out, arrays, dimensions or dense.default_width or dense.width)
+            else:
+                write_json_lines(out, run.rows(lambda text, vector_D: {"text": text, "embedding": vector_D}))
+
+
+def score(
+    query: Annotated[str | None, typer.Argument(metavar="QUERY", help="The query.", show_default=False)] = None,
+    documents: DocumentsArgument = None,
+    *,
+    pairs: Pairs = False,
+    model: ModelOption = None,
+    out: Out = None,
+    prompt: Prompt = None,
+    logits: Logits = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_length: MaxLength = None,
+    pooling: PoolingArgument = None,
+    reranker: RerankerOption = None,
+    accept_config: AcceptConfig = None,
+) -> None:
+    """Score documents for a query without a server, in their order."""
+    hint = 'whimbrel score "a query" "a document", or whimbrel score --pairs < lines.tsv'
+    _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
+    if pairs and query is not None:
+        raise SetupError("--pairs reads queries from stdin too.", hint=hint)
+    with _loaded(model, pooling, reranker, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
+        from whimbrel.cli.console import write_json_lines
+        from whimbrel.outputs import scoring
+
+        def operation(chunk: list[Any]) -> Operation[Any]:
+            queries: Any = [first for first, _ in chunk] if pairs else query
+            others = [second for _, second in chunk] if pairs else chunk
+            return scoring.score(engine.card, queries, others, prompt=prompt, activate=False if logits else None)
+
+        def row(item: Any, value: Any) -> dict[str, Any]:
+            first, second = item if pairs else (query, item)
+            return {"query": first, "document": second, "score": value}
+
+        with _running(engine, documents, out, operation, pairs=pairs) as run:
+            write_json_lines(out, run.rows(row))
+
+
+def rerank(
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The query.", show_default=False)],
+    documents: DocumentsArgument = None,
+    *,
+    top_n: Annotated[
+        int | None, option("N", "Give only the N best documents. [default: all]", min=1, panel=OUTPUT_PANEL)
+    ] = None,
+    model: ModelOption = None,
+    out: Out = None,
+    prompt: Prompt = None,
+    logits: Logits = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_length: MaxLength = None,
+    pooling: PoolingArgument = None,
+    reranker: RerankerOption = None,
+    accept_config: AcceptConfig = None,
+) -> None:
+    """Rank documents for a query without a server, best first."""
+    _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
+    with _loaded(model, pooling, reranker, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
+        import numpy as np
+
+        from whimbrel.cli.console import write_json_lines
+        from whimbrel.outputs import scoring
+
+        scoring.rerank(engine.card, query, [], top_n=top_n)  # raises for a model that cannot rank
+
+        def operation(chunk: list[Any]) -> Operation[Any]:
+            return scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
+
+        with _running(engine, documents, out, operation) as run:
+            chunks = list(run.answers)  # the best of all are known at the end
+        texts = [text for chunk, _ in chunks for text in chunk]
+        scores_N = np.concatenate([np.empty(0, np.float32), *(scores for _, scores in chunks)])
+        ranked = scoring.rank(scores_N, top_n)
+        rows = ({"index": i, "score": scores_N[i], "document": texts[i]} for i in (each.index for each in ranked))
+        write_json_lines(out, [rows])
+
+
+def classify(
+    texts: TextsArgument = None,
+    *,
+    pairs: Pairs = False,
+    model: ModelOption = None,
+    out: Out = None,
+    prompt: Prompt = None,
+    logits: Logits = False,
+    device: Device = "auto",
+    dtype: Dtype = "auto",
+    max_length: MaxLength = None,
+    accept_config: AcceptConfig = None,
+) -> None:
+    """Classify texts without a server: a score for each class."""
+    hint = 'whimbrel classify -m MODEL "some text", or whimbrel classify -m MODEL < lines.txt'
+    _check(out, _JSON_LINES, texts, hint)
+    if pairs and texts:
+        raise SetupError("--pairs reads texts from stdin.", hint=hint)
+    with _loaded(model, None, None, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
+        from whimbrel.cli.console import write_json_lines
+        from whimbrel.outputs import scoring
+
+        def operation(chunk: list[Any]) -> Operation[Any]:
+            classes = scoring.classify(engine.card, chunk, prompt=prompt, activate=False if logits else None)
+
+            def by_text(result: Result) -> Any:
+                return _by_text(classes.postprocess(result))
+
+            return replace(cast("Operation[Any]", classes), postprocess=by_text)
+
+        labels = engine.card.labels
+
+        def row(item: Any, found: Any) -> dict[str, Any]:
+            best, scores_C = found
+            return {"text": item, "label": best, "scores": dict(zip(labels, scores_C, strict=True))}
+
+        with _running(engine, texts, out, operation, pairs=pairs) as run:
+            write_json_lines(out, run.rows(row))
+
+
+def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, hint: str, *, needed: bool = False) -> None:
+    """Raise SetupError for what can be known to fail before a model is loaded."""
+    need("torch")
+    if out is not None and out.suffix.lower() not in suffixes:
+        kinds = " or ".join(each for each in suffixes if each)
+        raise SetupError(f"cannot write {out.suffix} files.", hint=f"--out takes paths that end in {kinds}")
+    if out is not None and not out.parent.is_dir():
+        raise SetupError(f"cannot write {out}: no folder {out.parent}.")
+    if needed or (not texts and sys.stdin.isatty()):
+        raise SetupError("there are no texts.", hint=hint)
+
+
+@contextmanager
+def _loaded(
+    model: str | None, pooling: str | None, reranker: str | None, accept_config: list[str] | None, **options: Any
+) -> Generator[Engine]:
+    from whimbrel.cli import console
+
+    options |= {"pooling": read_pooling(pooling), "reranker": read_reranker(reranker)}
+    accepted = tuple(accept_config or ())
+    with console.signals_exit(), console.load(console.stderr_console(), model, accept_config=accepted, **options) as engine:
+        yield engine
+
+
+@dataclass
+class _Run:
+    """The answers to all texts, in chunks."""
+
+    answers: Iterator[tuple[list[Any], Any]]
+    """Chunks of texts or pairs with their answer."""
+    progress: Progress
+
+    def batches(self, convert: Callable[[list[Any], Any], T]) -> Iterator[T]:
+        """Yield what `convert` makes of each chunk. When the next is asked for, it is taken as written."""
+        for chunk, answer in self.answers:
+            yield convert(chunk, answer)
+            self.progress.written = self.progress.done
+
+    def rows(self, row: Callable[[Any, Any], dict[str, Any]]) -> Iterator[Iterator[dict[str, Any]]]:
+        """Yield what `row` makes of each text and its part of the answer, a chunk at a time."""
+        return self.batches(lambda chunk, values: map(row, chunk, values))
+
+
+@contextmanager
+def _running(
+    engine: Engine,
+    texts: list[str] | None,
+    out: Path | None,
+    operation: Callable[[list[Any]], Operation[Any]],
+    *,
+    pairs: bool = False,
+) -> Generator[_Run]:
+    """Run an operation over the texts, or the pairs of stdin. At the end stderr says how many texts were cut, and after an
+    early end what the file `out` has."""
+    from whimbrel.cli import console
+
+    unit = "pairs" if pairs else "texts"
+    with console.show_progress(out, unit, sys.stdin.buffer if not texts else None) as progress:
+        items: Iterable[Any] = texts or console.read_lines(sys.stdin.buffer, progress)
+        if pairs:
+            items = _split_pairs(items)
+        try:
+            yield _Run(_answers(engine, console.chunked(items), operation, progress), progress)
+        except BaseException:
+            if out is not None and progress.written:
+                progress.say(f"stopped: {out} has the first {progress.written:,} {unit}.")
+            raise
+    if progress.truncated:
+        limit = f"{engine.plan.max_length:,} tokens" if not engine.card.text_formats else "the model's limits"
+        texts_cut = "1 text" if progress.truncated == 1 else f"{progress.truncated:,} texts"
+        progress.say(f"{texts_cut} of {progress.done:,} {unit} cut to {limit}.")
+
+
+def _answers(
+    engine: Engine, chunks: Iterator[list[Any]], operation: Callable[[list[Any]], Operation[Any]], progress: Progress
+) -> Iterator[tuple[list[Any], Any]]:
+    for chunk in chunks:
+        start = progress.done
+
+        def locate(place: Location, start: int = start) -> Location:
+            return place if place.item is None else replace_fields(place, item=place.item + start)
+
+        with relocating(locate):
+            asked = operation(chunk)
+            result = engine.run(asked.request)
+            answer = asked.postprocess(result)
+        progress.advance(len(chunk), result.num_truncated)
+        yield chunk, answer
+
+
+def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
+    for number, line in enumerate(lines, start=1):
+        first, tab, second = line.partition("\t")
+        if not tab or "\t" in second:
+            raise SetupError(f"line {number} of stdin has {line.count(chr(9))} tabs; a pair has one.")
+        yield first, second
+
+
+def _by_text(classes: Classes) -> list[tuple[str, list[float]]]:
+    """Return the best class and the scores of each text."""
+    return list(zip(classes.best, classes.scores_NC.tolist(), strict=True))
