@@ -226,7 +226,7 @@ def print_models(*, as_json: bool) -> None:
 
 
 class Progress:
-    """What a command has done so far. A terminal shows it on stderr."""
+    """Counts of what a command has done so far. A terminal shows them on stderr."""
 
     def __init__(self, console: Console, unit: str, bar: Bar, total: int | None) -> None:
         self.done = 0
