@@ -40,9 +40,9 @@ TEXTS = [
 ALL: tuple[OutputName, ...] = ("dense", "sparse", "multi_vector")
 
 
-def write_m3(folder: Path, *, width: int = 48) -> dict[str, torch.Tensor]:
+def write_m3(folder: Path, *, width: int = 48, **config: Any) -> dict[str, torch.Tensor]:
     """An XLM-RoBERTa with the modules and the two files of BAAI/bge-m3; returns the tensors of these."""
-    write_xlmr(folder)
+    write_xlmr(folder, **config)
     sentence_layout(folder, modes=("cls",))
     generator = torch.Generator().manual_seed(9)
     found: dict[str, torch.Tensor] = {}

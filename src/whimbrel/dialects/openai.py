@@ -203,7 +203,7 @@ class EmbeddingsResponse(msgspec.Struct):
     created: int
     data: list[Embedding]
     model: str
-    usage: Usage
+    usage: VLLMUsage
     object: Literal["list"] = "list"
 
 
@@ -408,7 +408,7 @@ def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
         "object": "list",
         "created": created(),
         "model": model.plan.served_name,
-        "usage": usage(result),
+        "usage": vllm_usage(result),
     }
 
 

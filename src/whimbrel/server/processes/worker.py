@@ -94,6 +94,7 @@ class Worker:
             board = StatusBoard(map_memory(fds[1], message.board_bytes))
             self._engines[message.model].plan = message.plan
             self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
+            self._control.send(messages.Connected(message.model, message.replica))
         elif isinstance(message, messages.Quarantine):
             self._engines[message.model].quarantine(message.digest)
         elif (engine := self._engines.get(message.model)) is not None:
