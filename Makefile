@@ -4,6 +4,7 @@
 # make test-cpus  run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
 # make check      run all tests, also as on lesser processors, and check format, lint and types
 # make recipes    install the programs of docs/recipes.md into the environment and run each recipe with its program
+# make vllm-check run vLLM's released tests of pooling servers against whimbrel serve, and write docs/reference/vllm-tests.md
 # make format     format the code and repair what ruff can
 # make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench      run the benchmarks of BENCHMARKS.md
@@ -25,7 +26,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-all test-cpus recipes check check-code format soak bench models docs pictures lock clean
+.PHONY: help serve test test-all test-cpus recipes vllm-check check check-code format soak bench models docs pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -45,6 +46,9 @@ test-cpus: $(VENV)/.whimbrel-dev
 recipes: $(VENV)/.whimbrel-dev
 	@requirements/environment $(VENV) recipes
 	$(BIN)/pytest -n 0 tests/house/test_recipes.py tests/dialects/test_programs.py --recipes $(ARGS)
+
+vllm-check: $(VENV)/.whimbrel-dev
+	$(BIN)/python tests/support/vllm_check --page $(ARGS)
 
 check: check-code test-all test-cpus recipes
 

@@ -44,7 +44,7 @@ class ReadyEmbedder:
     """Answers at once with what it has."""
 
     def __init__(self) -> None:
-        self.card: Any = {}
+        self.card: Any = SimpleNamespace(outputs={"dense": None})
         self.plan: Any = SimpleNamespace(served_name="ready", aliases=(), adapters={}, max_length=512)
         self.ready = True
         self.status = "ready"

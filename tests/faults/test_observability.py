@@ -421,7 +421,7 @@ class Failing:
     """An embedder with a bug."""
 
     plan = SimpleNamespace(served_name="m", aliases=(), max_length=9)
-    card = None
+    card = SimpleNamespace(outputs={"dense": None})
     ready = True
     status = "ready"
     queued_tokens = 0

@@ -46,7 +46,15 @@ def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:
 
 
 def test_public_names() -> None:
-    assert whimbrel.__all__ == ["AsyncClient", "AsyncEngine", "Client", "Engine", "TruncationWarning", "WhimbrelError", "__version__"]
+    assert whimbrel.__all__ == [
+        "AsyncClient",
+        "AsyncEngine",
+        "Client",
+        "Engine",
+        "TruncationWarning",
+        "WhimbrelError",
+        "__version__",
+    ]
     assert all(getattr(whimbrel, name) is not None for name in whimbrel.__all__)
     assert dir(whimbrel) == whimbrel.__all__
     with pytest.raises(AttributeError):

@@ -17,7 +17,7 @@ import numpy as np
 import orjson
 
 from whimbrel.server.app.routing import AsyncEmbedder
-from whimbrel.types.card import Card, Encoder, Output
+from whimbrel.types.card import Card, Encoder, Output, TokenizerCard
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
 
@@ -40,7 +40,22 @@ CARD = Card(
     encoder=Encoder("bert", 100, 4, 8, (), 1, 256, 1e-12, "gelu"),
     outputs={"dense": Output(4, modes=("mean",), activation="normalize")},
     max_length=256,
-    tokenizer=cast(Any, None),
+    tokenizer=TokenizerCard(
+        tokenizer_class="tokenizer.json",
+        truncate="right",
+        lowercase=False,
+        do_lower_case=False,
+        strip_accents=None,
+        tokenize_chinese_chars=True,
+        add_prefix_space=None,
+        legacy=True,
+        ends=False,
+        special_tokens={},
+        extra_tokens=None,
+        second_type=True,
+        legacy_tokens=(),
+        added_tokens=None,
+    ),
 )
 
 

@@ -11,12 +11,11 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Generator
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import pytest
 import torch
@@ -52,7 +51,7 @@ class _Nothing:
 
 
 class _Empty(ModuleType):
-    __path__: list[str] = []
+    __path__: ClassVar[list[str]] = []
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -65,7 +64,7 @@ class _Empty(ModuleType):
             return __import__("huggingface_hub").HfApi
         if name == "init_logger":
             return lambda _: __import__("logging").getLogger("vllm")
-        return Answer if name.endswith(("Response", "Response")) else type(name, (_Nothing,), {})
+        return Answer if name.endswith("Response") else type(name, (_Nothing,), {})
 
 
 class _Finder(MetaPathFinder, Loader):
@@ -94,7 +93,12 @@ def get_tokenizer(tokenizer_name: str, **_: Any) -> Any:
     return AutoTokenizer.from_pretrained(tokenizer_name)
 
 
-_TAKEN = {"--max-model-len": "--max-length", "--dtype": "--dtype", "--served-model-name": "--served-name"}
+_TAKEN = {
+    "--max-model-len": "--max-length",
+    "--dtype": "--dtype",
+    "--served-model-name": "--served-name",
+    "--api-key": "--api-key",
+}
 """Flags of vLLM, and what they are here. Others are dropped: they name what is found out here, or what a GPU has."""
 
 
@@ -166,8 +170,8 @@ class HfRunner:
 
 
 @pytest.fixture(scope="session")
-def hf_runner() -> Generator[type[HfRunner]]:
-    yield HfRunner
+def hf_runner() -> type[HfRunner]:
+    return HfRunner
 
 
 @dataclass
