@@ -166,10 +166,11 @@ def report(outcomes: dict[str, str]) -> int:
     missing = [test for test, reason in reasons.items() if reason and reason["kind"] == "missing"]
     unknown = [test for test, reason in reasons.items() if reason is None]
     better = [test for test in passed if reason_of(test) is not None]
-    for _test in unknown:
-        pass
-    for _test in better:
-        pass
+    different = len(reasons) - len(missing) - len(unknown)
+    lines = [f"{len(passed)} of {len(outcomes)} pass; {different} differ, {len(missing)} are missing."]
+    lines += [f"fails, and is not in expected.json: {test}" for test in unknown]
+    lines += [f"passes, and is in expected.json: {test}" for test in better]
+    sys.stdout.write("\n".join(lines) + "\n")
     return int(bool(unknown or better) or len(passed) < FLOOR or len(missing) > MOST_MISSING)
 
 
