@@ -152,6 +152,11 @@ ORDERS: dict[str, list[torch.nn.Module]] = {
         Pooling(20, ("max", "weightedmean", "lasttoken")), Dense(60, 16),
     ],
     "after the pooling": [Pooling(WIDTH, "cls"), Dropout(0.1), LayerNorm(WIDTH), Dense(WIDTH, 20), Normalize(), Dense(20, 20, use_residual=True)],
+    "two poolings": [Pooling(WIDTH, "mean"), Pooling(WIDTH, "cls"), Normalize()],
+    "two poolings, heads between": [
+        Pooling(WIDTH, "mean"), Dense(WIDTH, 20), Dense(WIDTH, 30, module_input_name="token_embeddings"),
+        Pooling(30, ("max", "lasttoken")), LayerNorm(60),
+    ],
     "tokens that nobody reads": [Pooling(WIDTH, "mean"), Dense(WIDTH, 20, module_input_name="token_embeddings"), Normalize()],
 }  # fmt: skip
 
