@@ -144,7 +144,8 @@ def test_the_answer() -> None:
         body = openai.EmbeddingsRequest(input="a", encoding_format=encoding)  # pyright: ignore[reportArgumentType]
         answer = told(openai.render_response(body, result(vectors), FakeModel.named("m")))
         assert (answer["object"], answer["model"]) == ("list", "m")
-        assert answer["usage"] == {"prompt_tokens": 11, "total_tokens": 11}
+        counts = {"prompt_tokens": 11, "total_tokens": 11, "completion_tokens": 0, "prompt_tokens_details": None}
+        assert answer["usage"] == counts
         assert [(row["object"], row["index"]) for row in answer["data"]] == [("embedding", i) for i in range(3)]
         rows = [row["embedding"] for row in answer["data"]]
         if encoding == "base64":

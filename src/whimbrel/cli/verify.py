@@ -222,15 +222,15 @@ def _results(
 ) -> list[Float32Array]:
     """Return what an Engine, or a Client, gives: an array per text or pair."""
     if output == "dense":
-        return list(engine.embed(texts))
+        return list(engine.embed(texts, truncate=True))
     if output == "sparse":
-        sparse = engine.sparse(texts)
+        sparse = engine.sparse(texts, truncate=True)
         return [_spread(*sparse[i]) for i in range(len(sparse))]
     if output == "multi_vector":
-        ragged = engine.multi_vector(texts, input_type="document" if card.text_formats else None)
+        ragged = engine.multi_vector(texts, input_type="document" if card.text_formats else None, truncate=True)
         return [ragged[i] for i in range(len(ragged))]
     activate = False if logits else None
-    return list(engine.score([query for query, _ in pairs], [text for _, text in pairs], activate=activate))
+    return list(engine.score([query for query, _ in pairs], [text for _, text in pairs], activate=activate, truncate=True))
 
 
 def _spread(ids: Int32Array, weights: Float32Array) -> Float32Array:
