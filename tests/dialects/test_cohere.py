@@ -38,7 +38,7 @@ JSON = {"content-type": "application/json"}
 
 def model(*prompts: str, width: int = 16, forms: Any = None) -> FakeModel:
     """What a dialect knows of a model with such prompts."""
-    card: Any = SimpleNamespace(prompts=dict.fromkeys(prompts, ""), text_formats=forms)
+    card: Any = SimpleNamespace(prompts=dict.fromkeys(prompts, ""), text_formats=forms, list_template=None)
     card.tower_for, card.tower = lambda _: 0, lambda _: card
     card.output = lambda _: Output(width)
     return FakeModel.named("m", card)
@@ -151,12 +151,14 @@ def parse_rerank(body: dict[str, Any]) -> Request:
 
 
 def test_every_field_of_rerank() -> None:
-    assert parse_rerank({}) == Request([("q", "a")], ("scores",))
-    assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request([("q", "a")], ("scores",), priority=4)
+    assert parse_rerank({}) == Request([("q", "a")], ("scores",), listwise=True)
+    assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request(
+        [("q", "a")], ("scores",), listwise=True, priority=4
+    )
     nulls = dict.fromkeys(dialect.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
     assert parse_rerank(nulls) == parse_rerank({"relevant_spans": {"mode": "disabled"}}) == parse_rerank({})
     assert parse_rerank({"max_tokens_per_doc": 0}) == parse_rerank({})
-    assert parse_rerank({"max_tokens_per_doc": 9}) == Request([("q", "a")], ("scores",), max_document_tokens=9)
+    assert parse_rerank({"max_tokens_per_doc": 9}) == Request([("q", "a")], ("scores",), listwise=True, max_document_tokens=9)
     assert parse_rerank({"max_tokens_per_doc": 9, "truncate": "left"}).truncate == "left"
 
 
@@ -164,8 +166,12 @@ def test_every_field_of_version_1() -> None:
     def read(**more: Any) -> Request:
         return dialect.parse_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more))[1]
 
-    assert read(rank_fields=["text"]) == read(max_chunks_per_doc=10) == Request([("q", "a")], ("scores",), truncate="never")
-    assert read(max_chunks_per_doc=1) == Request([("q", "a")], ("scores",))
+    assert (
+        read(rank_fields=["text"])
+        == read(max_chunks_per_doc=10)
+        == Request([("q", "a")], ("scores",), listwise=True, truncate="never")
+    )
+    assert read(max_chunks_per_doc=1) == Request([("q", "a")], ("scores",), listwise=True)
     with pytest.raises(InvalidRequest) as caught:
         read(rank_fields=["title", "text"])
     assert caught.value.param == "rank_fields"

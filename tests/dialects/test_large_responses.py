@@ -82,7 +82,9 @@ def test_large_answers_come_in_pieces(
     path: str, kind: str, body: dict[str, Any], outputs: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = Output(WIDTH)
-    card = SimpleNamespace(labels=LABELS, outputs={"dense": output}, prompts={}, text_formats=None, output=lambda _: output)
+    card = SimpleNamespace(
+        labels=LABELS, outputs={"dense": output}, prompts={}, text_formats=None, list_template=None, output=lambda _: output
+    )
     model: Any = FakeModel.named("m", card)
     (route,) = (route for route in ROUTES if (route.path, route.request_type.__name__) == (path, kind))
     result = Result(Outputs(**outputs), 7, 0, Timings(), pair_tokens=[(("q",), ("a",))] * COUNT)

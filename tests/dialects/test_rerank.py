@@ -56,15 +56,18 @@ def test_every_field_of_rerank() -> None:
         ("scores",),
         prompt="p: ",
         instruction="judge",
+        listwise=True,
         score_by="sparse",
         activate=True,
         max_tokens=9,
         priority=3,
     )
     least = {"query": "q", "documents": ["a"]}
-    assert read(least) == Request([("q", "a")], ("scores",), truncate="never")
+    assert read(least) == Request([("q", "a")], ("scores",), listwise=True, truncate="never")
     assert (
-        read(least | {"truncate_prompt_tokens": -1}) == read(least | {"truncate": True}) == Request([("q", "a")], ("scores",))
+        read(least | {"truncate_prompt_tokens": -1})
+        == read(least | {"truncate": True})
+        == Request([("q", "a")], ("scores",), listwise=True)
     )
     assert read(least | {"truncate": "left"}).truncate == "left"
     assert read(dict.fromkeys(rerank.RerankRequest.__struct_fields__) | least) == read(least)

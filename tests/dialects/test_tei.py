@@ -56,7 +56,12 @@ def encoded(**body: Any) -> bytes:
 def model(**outputs: Output) -> Any:
     """What a dialect may know of a model with some outputs."""
     card = SimpleNamespace(
-        outputs=outputs, labels=(), text_formats={}, output=outputs.__getitem__, prompt_text={"q": "find: "}.__getitem__
+        outputs=outputs,
+        labels=(),
+        text_formats={},
+        list_template=None,
+        output=outputs.__getitem__,
+        prompt_text={"q": "find: "}.__getitem__,
     )
     return SimpleNamespace(card=card, plan=SimpleNamespace(served_name="m", device="cpu", max_length=256))
 
@@ -131,7 +136,7 @@ def test_every_field_of_rerank(raw: bool) -> None:
     sent, request = scores.parse_rerank(body)
     assert sent.return_text
     asked = request(model(scores=Output(1, activation="sigmoid")))
-    assert asked == Request([("q", "a"), ("q", "b")], ("scores",), activate=not raw, truncate="left")
+    assert asked == Request([("q", "a"), ("q", "b")], ("scores",), listwise=True, activate=not raw, truncate="left")
     assert request(model(dense=Output(4))).activate is None, "similarities have no activation"
     with pytest.raises(InvalidRequest) as caught:
         request(model(scores=Output(2)))

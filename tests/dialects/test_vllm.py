@@ -57,6 +57,7 @@ class Card:
         self.outputs = dict.fromkeys(outputs)
         self.all_outputs = self.outputs | ({"token_dense": None} if "dense" in outputs else {})
         self.text_formats = {}
+        self.list_template = None
         self.labels = labels
 
 

@@ -43,9 +43,11 @@ def test_every_field() -> None:
     assert read(dimensions=8, truncate="left") == Request(["a"], ("dense",), dimensions=8, truncate="left")
     assert read(output_dimension=8, dimensions=8) == read(dimensions=8)
     assert read(input=["a", "b"]).texts == ["a", "b"]
-    assert parse_rerank(model="m", top_k=3, truncation=False) == Request([("q", "a")], ("scores",), truncate="never")
+    assert parse_rerank(model="m", top_k=3, truncation=False) == Request(
+        [("q", "a")], ("scores",), listwise=True, truncate="never"
+    )
     nulls = dict.fromkeys(voyage.VoyageRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
-    assert parse_rerank(**nulls) == parse_rerank(truncation=True) == Request([("q", "a")], ("scores",))
+    assert parse_rerank(**nulls) == parse_rerank(truncation=True) == Request([("q", "a")], ("scores",), listwise=True)
 
 
 @pytest.mark.parametrize(

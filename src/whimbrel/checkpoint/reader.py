@@ -23,7 +23,7 @@ from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
-from whimbrel.checkpoint.scores import classifiers, llm_rerankers
+from whimbrel.checkpoint.scores import classifiers, listwise, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
@@ -74,6 +74,10 @@ def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker:
         require_config(folder)
     if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
         return llm_rerankers.read_reranker(folder, name, reranker)
+    if listwise.is_listwise(folder):
+        if pooling is not None or reranker is not None:
+            raise CheckpointError("says how documents are judged; leave out --pooling or --reranker.", file="config.json")
+        return listwise.read_listwise(folder, name)
     if reranker is not None:
         raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file=MODULES)
     if (layout := find_layout(folder)) is not None:

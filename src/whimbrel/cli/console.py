@@ -158,12 +158,16 @@ def describe(card: Card, folder: Path) -> dict[str, str]:
 
 def _task(card: Card, name: str) -> str:
     if name == "scores":
-        return "reranking (scores of pairs)" if card.template is not None or len(card.labels) <= 1 else "classification"
+        return (
+            "reranking (scores of pairs)" if card.template or card.list_template or len(card.labels) <= 1 else "classification"
+        )
     return _TASKS.get(name, name)
 
 
 def _shape(name: str, output: Output) -> str:
-    per = {"text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}[output.rows]
+    per = {"none": "", "text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}[
+        output.rows
+    ]
     width = f"{output.default_width} of {output.width}" if 0 < output.default_width < output.width else f"{output.width}"
     modes = f", {' + '.join(output.modes)} pooling" if output.modes else ""
     return f"{name}: {width}{per}{modes}{', normalised' if output.activated and output.activation == 'normalize' else ''}"

@@ -75,7 +75,7 @@ def parse_ranking(raw: bytes) -> tuple[RankingRequest, Callable[[ServedModel], R
 
     def request(model: ServedModel) -> Request:
         activate = False if "scores" in model.card.outputs else None
-        return Request(pairs, ("scores",), activate=activate, truncate=CUTS[body.truncate or "NONE"])
+        return Request(pairs, ("scores",), listwise=True, activate=activate, truncate=CUTS[body.truncate or "NONE"])
 
     return body, request
 

@@ -248,13 +248,13 @@ def _cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel]
     if body.truncate is not None or body.truncate_prompt_tokens is not None:
         return lambda _: request
     cut = replace(request, truncate=body.truncation_side)
-    return lambda model: cut if model.card.text_formats else request
+    return lambda model: cut if model.card.text_formats or model.card.list_template else request
 
 
 def request_of(body: RerankRequest) -> Request:
     query = parse_part(body.query, Location("query"))
     pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
-    return _request(body, pairs, ("query", "documents"))
+    return _request(body, pairs, ("query", "documents"), listwise=True)
 
 
 def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Request]]:
@@ -267,15 +267,16 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Reque
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
     queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
-    if len(queries) == 1:
+    one_query = len(queries) == 1
+    if one_query:
         queries = queries * len(documents)
     if len(queries) != len(documents):
         message = f"{len(queries):,} for {len(documents):,} {names[1]}; there must be one, or one for each."
         raise InvalidRequest(message, param=names[0])
-    return body, _cut_by_format(body, _request(body, list(zip(queries, documents, strict=True)), names))
+    return body, _cut_by_format(body, _request(body, list(zip(queries, documents, strict=True)), names, listwise=one_query))
 
 
-def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -> Request:
+def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str], *, listwise: bool) -> Request:
     if not pairs:
         raise InvalidRequest("is empty; give at least one text.", param=names[1])
     check_count(len(pairs), MAX_PAIRS, " texts", param=names[1])
@@ -290,6 +291,7 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str]) -
         prompt_name=body.prompt_name,
         adapter=body.adapter,
         instruction=body.instruction,
+        listwise=listwise,
         activate=body.use_activation,
         score_by=body.score_by,
         token_pooling=read_token_pooling(body.token_pooling),

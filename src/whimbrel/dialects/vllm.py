@@ -196,6 +196,8 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
     body = decode(PoolingRequest, raw)
 
     def request(model: ServedModel) -> Request:
+        if model.card.list_template is not None and body.task in (None, "token_embed"):
+            return _list_request(body)
         output = _OUTPUTS.get(body.task) or next(iter(model.card.outputs))
         if body.task is None and output == "scores" and "token_scores" in model.card.outputs:
             output = "token_scores"  # vLLM has no other reward
@@ -218,6 +220,19 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
         return vllm_text_request(body, (output,), cuts=cuts, input_type=side, **by_output)
 
     return body, request
+
+
+def _list_request(body: PoolingRequest) -> Request:
+    """Return the request for the vectors of a list: documents, and last their query, in vLLM's words where it is refused."""
+    request = vllm_text_request(body, ("multi_vector",), cuts=True, normalize=parse_normalize(body))
+    *documents, query = request.texts
+    if any(not isinstance(text, str) for text in request.texts):
+        raise InvalidRequest("The JinaForRanking model only supports text as input.", param="input")
+    if not documents:
+        message = "The JinaForRanking model requires at least 2 inputs. The last is the query, those before it are documents."
+        raise InvalidRequest(message, param="input")
+    pairs = [(str(query), str(document)) for document in documents]
+    return replace(request, texts=pairs, listwise=True)
 
 
 def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> bytes | Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from types import TracebackType
@@ -46,7 +47,7 @@ class AsyncEngine:
 
     def __init__(
         self,
-        model: str | Engine | None = None,
+        model: str | os.PathLike[str] | Engine | None = None,
         *,
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,

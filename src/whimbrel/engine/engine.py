@@ -74,16 +74,16 @@ def ignore_progress(_: str) -> None:
 class Engine:
     """A model, loaded and running in this process. Safe to call from many threads; use it as a context manager.
 
-    `model` is a folder or a hub id; None is the packaged all-MiniLM-L6-v2. `pooling` is needed for a checkpoint that does not
-    say how its tokens are pooled, `reranker` for one that judges pairs and does not say how. The other options are those of
-    `Options`. On a CPU, PyTorch's operations use one thread each in the engine's threads and in threads started later. An
-    engine that is not closed keeps its threads and its weights until the process ends; it does not survive a fork. Raises
-    SetupError or CheckpointError.
+    `model` is a folder (a string or a path) or a hub id; None is the packaged all-MiniLM-L6-v2. `pooling` is needed for a
+    checkpoint that does not say how its tokens are pooled, `reranker` for one that judges pairs and does not say how. The other
+    options are those of `Options`. On a CPU, PyTorch's operations use one thread each in the engine's threads and in threads
+    started later. An engine that is not closed keeps its threads and its weights until the process ends; it does not survive a
+    fork. Raises SetupError or CheckpointError.
     """
 
     def __init__(
         self,
-        model: str | None = None,
+        model: str | os.PathLike[str] | None = None,
         *,
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
@@ -93,7 +93,7 @@ class Engine:
     ) -> None:
         """`observer` is called once the plan is made; what it returns is told which batches are on the device."""
         progress("finding the checkpoint")
-        checkpoint = resolve_checkpoint(model)
+        checkpoint = resolve_checkpoint(None if model is None else os.fspath(model))
         progress("reading the card")
         accepted = options.get("accept_config", ())
         self.card: Card = read_card(
@@ -235,7 +235,7 @@ class Engine:
         for number, tower in enumerate(self.card.towers or (self.card,)):
             longest = min(max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
             ids = np.full(longest, tower.encoder.pad_id, np.int32)
-            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items()]
+            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
             num_adapters = len(tower.encoder.adapters) + 1
             for size in (1, 16, longest):
                 seqs = [

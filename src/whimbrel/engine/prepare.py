@@ -34,6 +34,7 @@ from whimbrel.outputs.requested import (
 )
 from whimbrel.telemetry.trace import Timer
 from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split
+from whimbrel.tokenizer.listwise import ListTokenizer
 from whimbrel.tokenizer.offsets import encode_with_offsets
 from whimbrel.tokenizer.pairs import truncate_sides
 from whimbrel.tokenizer.template import TemplateTokenizer
@@ -60,6 +61,8 @@ class _Encoded:
     specs: list[OutputSpec]
     seqs: list[Seq]
     finish: Finish
+    num_cut: int | None = None
+    """Number of texts that were cut; None: that of the seqs."""
 
 
 class Preprocessor:
@@ -70,10 +73,11 @@ class Preprocessor:
         self._plan = plan
         for output in card.outputs.values():
             require_scipy(output.token_pooling)
-        self._tokenizers = [
+        self._tokenizers: list[Tokenizer | TemplateTokenizer] = [
             _make_tokenizer(folder, tower, replace(plan, max_length=max_length_for(plan, card, tower)), number)
             for number, tower in enumerate(card.towers or (card,))
         ]
+        self._list_tokenizer = card.list_template and ListTokenizer(self._tokenizers[0].backend, card, plan)
 
     def preprocess(self, request: Request, *, received: float | None = None) -> EngineRequest:
         """Check and tokenize a request. `received` is when it came (perf_counter); by default now.
@@ -83,7 +87,8 @@ class Preprocessor:
         received = perf_counter() if received is None else received
         with Timer("tokenize") as tokenized:
             by_similarity = scores_by_similarity(self._card, request)
-            if request.max_query_tokens is not None or request.max_document_tokens is not None:
+            sides_are_cut = request.max_query_tokens is not None or request.max_document_tokens is not None
+            if sides_are_cut and self._list_tokenizer is None:
                 request = self._truncate_sides(request, by_similarity=by_similarity)
             encoded = self._encode_pairs(request) if by_similarity else self._encode_distinct(request)
         layout = plan_layout(encoded.card, encoded.seqs, encoded.specs)
@@ -94,7 +99,7 @@ class Preprocessor:
             tokenized.seconds,
             encoded.finish,
             Scheduling(request.priority, request.deadline, request.tenant),
-            num_truncated=sum(seq.truncated for seq in encoded.seqs),
+            num_truncated=sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut,
         )
         self._check_sizes(engine_request)
         return engine_request
@@ -136,6 +141,8 @@ class Preprocessor:
     def _encode_distinct(self, request: Request) -> _Encoded:
         """Encode the texts of a request; equal pairs once."""
         texts = request.texts
+        if self._list_tokenizer is not None:
+            return self._encode_lists(request, self._list_tokenizer)
         if self._plan.split_long and self._may_split(request):
             request = replace(request, split_long=True)
         if request.outputs != ("scores",) or len(set(map(type, texts))) != 1 or not isinstance(texts[0], tuple):
@@ -154,6 +161,20 @@ class Preprocessor:
         except WhimbrelError as error:
             raise locate_error(error, finish) from None
         return replace(encoded, finish=finish)
+
+    def _encode_lists(self, request: Request, tokenizer: ListTokenizer) -> _Encoded:
+        """Encode a query with its documents, for a listwise reranker: their scores, or their vectors."""
+        outputs: tuple[OutputName, ...] = request.outputs or ("scores",)
+        if len(outputs) != 1 or any(not isinstance(text, tuple) for text in request.texts):
+            raise InvalidRequest("this model judges documents together with their query; ask for score or rerank.", item=0)
+        validate_for_outputs(self._card, request, outputs)
+        chunked = next((name for name in ("late_chunking", "split_long", "chunk_tokens") if getattr(request, name)), None)
+        if chunked is not None:
+            raise InvalidRequest("is for dense vectors alone.", param=chunked)
+        rows = replace(request, outputs=("multi_vector",), normalize=request.normalize if outputs != ("scores",) else None)
+        specs = resolve_outputs(self._card, rows, matryoshka=self._plan.matryoshka)
+        seqs, finish, num_cut = tokenizer.encode(request)
+        return _Encoded(self._card, specs, seqs, finish, num_cut)
 
     def _may_split(self, request: Request) -> bool:
         """Return whether long texts may run in parts: none is to be cut, and each gets one dense vector."""

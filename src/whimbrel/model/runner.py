@@ -88,7 +88,7 @@ class Runner:
             ]
             if self._copies is None:
                 for tower in self._cards:
-                    if "multi_vector" in tower.outputs:
+                    if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""

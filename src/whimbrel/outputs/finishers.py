@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes, scores_layout
+from whimbrel.outputs.listwise import ListScoring
 from whimbrel.outputs.merge import ChunkMerge, Deduplication
 from whimbrel.outputs.multi_vector import TokenReduction, pool_documents
 from whimbrel.outputs.pair_scoring import PairScoring
@@ -52,7 +53,7 @@ class ReturnRowsWithOffsets(ReturnRows):
     token_offsets: Sequence[TokenOffsets]
 
 
-LocalFinish: TypeAlias = ReturnRows | ChunkMerge | Deduplication | TokenReduction
+LocalFinish: TypeAlias = ReturnRows | ChunkMerge | Deduplication | TokenReduction | ListScoring
 """A finish that needs nothing but the response: it is carried out in the process that tokenized the request."""
 
 Finish: TypeAlias = LocalFinish | PairScoring
@@ -72,6 +73,8 @@ def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
             return location
         if isinstance(finish, ChunkMerge):
             return Location("input", finish.text_of(location.item))
+        if isinstance(finish, ListScoring):  # a text that was located where it was read, or a prompt
+            return location if location.part is not None else Location("input", finish.text_of(location.item), 1)
         if isinstance(finish, Deduplication):
             return Location("input", finish.text_of(location.item), location.part)
         if isinstance(finish, PairScoring) and location.part is None:  # a part of a pair was located where it was found

@@ -51,7 +51,7 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
             )
     if request.score_by is not None and "scores" in outputs:
         raise InvalidRequest("this model scores pairs itself, and compares no vectors.", param="score_by")
-    if request.instruction is not None and card.template is None:
+    if request.instruction is not None and card.template is None and card.list_template is None:
         raise InvalidRequest(
             "this model takes no instruction. What is to stand before a text is a prompt.", param="instruction"
         )

@@ -58,6 +58,7 @@ def _score(card: Card, inputs: Mapping[str, Texts], options: ScoreOptions) -> Op
     items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in inputs.items()}
     (_, one_query), (_, one_document) = items.values()
     request = _request(card, "scores", _pair(*(texts for texts, _ in items.values())), options)
+    request = replace(request, listwise=len(next(iter(items.values()))[0]) == 1)
     locate = locate_pairs(*inputs, single=(one_query, one_document))
     return Operation(request, lambda result: _squeeze(require(result.outputs.scores)), locate)
 

@@ -27,7 +27,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import Pair, Request, Truncate
 from whimbrel.types.seq import Seq
-from whimbrel.types.template import Template, common_end, fields, fill, split
+from whimbrel.types.template import common_end, fields, fill, split
 
 _FILE: Final = "tokenizer.json"
 _DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
@@ -72,8 +72,9 @@ class TemplateTokenizer:
         self._tokenizer = Tokenizer(folder, card, plan)
         self.backend = self._tokenizer.backend
         self._full = self.backend.raw
-        controls = _control_tokens(self._full, card.template)
-        self._plain = BackendTokenizer(_escape_control_tokens(self._full, controls), special=False, max_characters=maxsize)
+        own = (*card.template.texts, *(card.template.texts_with_instruction or ()))
+        controls = control_tokens(self._full, "".join(map(fill, own)))
+        self._plain = BackendTokenizer(escape_control_tokens(self._full, controls), special=False, max_characters=maxsize)
         none = np.empty(0, np.int32)
         self._around = self._tokenizer.special if card.template.add_special_tokens else SpecialTokens(none, none)
         if card.template.add_special_tokens and self._around.num_tokens == 0:
@@ -93,7 +94,7 @@ class TemplateTokenizer:
                 raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
             return self._tokenizer.encode(request)
         limit = self._lengths.limit(request, self._card.tokenizer.truncate)
-        pairs, instruction = check_pairs(request.texts), self._instruction(request)
+        pairs, instruction = check_pairs(request.texts), resolve_instruction(self._card, request)
         texts = self._template.form(instruction)
         if texts is None:
             raise InvalidRequest("this model takes no instruction.", param="instruction")
@@ -111,18 +112,6 @@ class TemplateTokenizer:
             for index, pieces in enumerate(rows[2:])
         ]
         return seqs if adapter < 0 else [replace(seq, adapter=adapter) for seq in seqs]
-
-    def _instruction(self, request: Request) -> str | None:
-        """Return the instruction, which may also be a prompt, by name or as text, as in Sentence Transformers."""
-        values = [request.instruction, request.prompt, request.prompt_name]
-        if sum(value is not None for value in values) > 1:
-            raise InvalidRequest("an instruction and a prompt are the same to this model; send one.", param="instruction")
-        if request.instruction is not None:
-            return request.instruction
-        if request.prompt is not None:
-            return request.prompt or None
-        name = self._card.default_prompt_name if request.prompt_name is None else request.prompt_name
-        return None if name is None else self._card.prompt_text(name) or None
 
     def _rows(self, parts: Sequence[Pair], form: _TokenizedTemplate, instruction: str) -> list[list[Int32Array]]:
         """Return the ids of each piece of each pair. Each distinct text is tokenised once."""
@@ -196,16 +185,28 @@ class TemplateTokenizer:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
 
 
-def _control_tokens(tokenizer: tokenizers.Tokenizer, template: Template) -> frozenset[str]:
-    """Return the special tokens, and other added tokens in the template except line breaks."""
-    own = "".join(map(fill, (*template.texts, *(template.texts_with_instruction or ()))))
+def resolve_instruction(card: Card, request: Request) -> str | None:
+    """Return the instruction, which may also be a prompt, by name or as text, as in Sentence Transformers."""
+    values = [request.instruction, request.prompt, request.prompt_name]
+    if sum(value is not None for value in values) > 1:
+        raise InvalidRequest("an instruction and a prompt are the same to this model; send one.", param="instruction")
+    if request.instruction is not None:
+        return request.instruction
+    if request.prompt is not None:
+        return request.prompt or None
+    name = card.default_prompt_name if request.prompt_name is None else request.prompt_name
+    return None if name is None else card.prompt_text(name) or None
+
+
+def control_tokens(tokenizer: tokenizers.Tokenizer, own: str) -> frozenset[str]:
+    """Return the special tokens, and other added tokens in a template's own text except line breaks."""
     added = tokenizer.get_added_tokens_decoder().values()
     return frozenset(
         token.content for token in added if token.special or (token.content in own and not token.content.isspace())
     )
 
 
-def _escape_control_tokens(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
+def escape_control_tokens(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
     """Return a copy of the tokenizer that reads `controls` as plain text."""
     file = json.loads(tokenizer.to_str())
     for token in file["added_tokens"]:

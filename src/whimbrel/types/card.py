@@ -13,7 +13,7 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
-from whimbrel.types.template import Template, TextTemplate
+from whimbrel.types.template import ListTemplate, Template, TextTemplate
 
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
@@ -189,9 +189,10 @@ class Output:
     width: int
     default_width: int = 0
     """Number of leading columns that a request gets by default; 0: all."""
-    rows: Literal["text", "token", "entry", "vocabulary"] = "text"
+    rows: Literal["none", "text", "token", "entry", "vocabulary"] = "text"
     """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; or one over the
-    whole vocabulary. Of the last the nonzero entries are returned."""
+    whole vocabulary. Of the last the nonzero entries are returned. "none": the model gives no rows; the scores of a list are
+    computed from the vectors of its texts."""
     modes: tuple[PoolingMode, ...] = ()
     """Pooling modes, whose results are concatenated in this order."""
     include_prompt: bool = True
@@ -353,6 +354,8 @@ class Card:
     """Formats by input type, for models that tokenize these differently; `input_type` is then required."""
     template: Template | None = None
     """Template of a pair; None: the tokenizer's pairs."""
+    list_template: ListTemplate | None = None
+    """Template of a query with all its documents, of a listwise reranker; None: the model judges no lists."""
     text_template: TextTemplate | None = None
     """Chat template of each text; None: texts are tokenised as they are."""
     instruction: Instruction | None = None

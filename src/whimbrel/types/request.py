@@ -99,6 +99,8 @@ class Request:
     """Name of one of the model's adapters; None: that of the prompt, or none."""
     instruction: str | None = None
     """Instruction for a reranker with a template; None: the template's own."""
+    listwise: bool = False
+    """Judge the pairs, which have one query, as one list. Only listwise rerankers differ: they see all documents together."""
     score_by: ScoringOutput | None = None
     """Output by which a model without scores of its own scores pairs; None: its main output."""
     explain: bool = False

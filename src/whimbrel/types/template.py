@@ -78,6 +78,36 @@ class TextTemplate:
 
 
 @dataclass(frozen=True, slots=True)
+class ListTemplate:
+    """Prompt of a listwise reranker: one text with a query and many documents, each of which ends with a marker token.
+
+    The parts are format strings with the fields {query}, {count}, {instruction}, {index} and {document}. The hidden states of
+    the markers become the vectors of the documents and of the query.
+    """
+
+    opening: str
+    instruction: str
+    """Part after the opening of a request with an instruction."""
+    document: str
+    closing: str
+    document_marker: str
+    query_marker: str
+    max_query_tokens: int
+    max_document_tokens: int
+    """Limits of a query and of a document before the template; a request may set others."""
+    max_documents: int
+    """Number of documents in one prompt; longer lists run in several."""
+
+    def parts(self, *, instructed: bool) -> tuple[str, ...]:
+        """Return the parts before, for each document, and after all of them."""
+        return self.opening + (self.instruction if instructed else ""), self.document, self.closing
+
+    def clean(self, text: str) -> str:
+        """Remove the markers from a text, as the model's own code does."""
+        return text.replace(self.query_marker, "").replace(self.document_marker, "")
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
     """Segment of a template: a control token, or text."""
 

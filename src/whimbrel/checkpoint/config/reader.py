@@ -137,6 +137,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "InternLM2": ("internlm2", ("Model", "ForCausalLM", "ForRewardModel"), decoders.read_internlm2),
     "InternLM3": ("internlm3", ("Model", "ForCausalLM"), decoders.read_internlm3),
     "Qwen3": ("qwen3", _CAUSAL, decoders.read_qwen3),
+    "Jina": ("qwen3", ("ForRanking",), decoders.read_qwen3),
     "VoyageQwen3Bidirectional": ("qwen3", ("EmbedModel",), decoders.read_qwen3),
     "Qwen3Bidirectional": ("qwen3_bidirec", ("Model",), decoders.read_qwen3_bidirec),
     "DeepseekV3": ("deepseek_v3", ("Model", "ForCausalLM"), decoders.read_deepseek),

@@ -97,6 +97,7 @@ def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "model": _model(file, "WordPiece", model),
         "normalizer": normalizer | {"strip_accents": card.strip_accents, "lowercase": card.do_lower_case},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
         "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
@@ -115,6 +116,7 @@ def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "model": _model(file, "Unigram", {"unk_id": 3, "byte_fallback": False}),
         "normalizer": _charsmap(file.get("normalizer")),
         "pre_tokenizer": _unigram_words(card),
+        "decoder": _unigram_decoder(card),
         "post_processor": _template("bos A eos", "bos A eos eos B eos", tokens),
     }
 
@@ -134,6 +136,7 @@ def _albert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "model": _model(file, "Unigram", {"unk_id": 1, "byte_fallback": False}),
         "normalizer": {"type": "Sequence", "normalizers": [step for step in steps if step is not None]},
         "pre_tokenizer": _unigram_words(card),
+        "decoder": _unigram_decoder(card),
         "post_processor": file.get("post_processor") or _template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
@@ -143,6 +146,7 @@ def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
         "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
         "normalizer": None,
         "pre_tokenizer": _byte_level(card, use_regex=True),
+        "decoder": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True},
     }
 
 
@@ -162,6 +166,7 @@ def _llama(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
         "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True}),
         "normalizer": None,
         "pre_tokenizer": _metaspace(scheme, split=False),
+        "decoder": _bytes_decoder(strips=card.add_prefix_space is not False),
     }
 
 
@@ -171,6 +176,7 @@ def _gemma(file: JSON, _: TokenizerCard, tokens: _Tokens) -> JSON:
         "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True, "unk_token": tokens.name("unk")}),
         "normalizer": {"type": "Replace", "pattern": space, "content": _SPACE},
         "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
+        "decoder": _bytes_decoder(strips=False),
     }
 
 
@@ -209,6 +215,20 @@ def _byte_level(card: TokenizerCard, *, use_regex: bool) -> JSON:
 def _unigram_words(card: TokenizerCard) -> JSON:
     scheme = "never" if card.add_prefix_space is False else "always"
     return {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace(scheme, split=True)]}
+
+
+def _unigram_decoder(card: TokenizerCard) -> JSON:
+    return _metaspace("never" if card.add_prefix_space is False else "always", split=True)
+
+
+def _bytes_decoder(*, strips: bool) -> JSON:
+    """Return the decoder of pieces that may be bytes. `strips`: remove the space before the first word."""
+    steps: list[JSON] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
+    steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
+    return {
+        "type": "Sequence",
+        "decoders": [*steps, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if strips else [])],
+    }
 
 
 def _metaspace(scheme: str, *, split: bool) -> JSON:

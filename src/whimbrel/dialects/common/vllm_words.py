@@ -16,7 +16,7 @@ _LIMITS: Final = ("max_tokens_per_query", "max_tokens_per_doc")
 def with_vllm_words(error: WhimbrelError, text: str) -> str:
     """Return the text of an error with vLLM's words for it, if it has any."""
     field = None if error.location is None else error.location.field
-    if field in ("task", "outputs") and error.message.startswith("Unsupported task"):
+    if error.message.startswith(("Unsupported task", "The JinaForRanking")):
         return error.message  # programs look for it at the start
     if isinstance(error, UnknownWord) and field == "task" and "'plugin'" in error.message:
         return f"No IOProcessor plugin installed. {text}"

@@ -106,6 +106,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
         return Request(
             pairs,
             ("scores",),
+            listwise=True,
             activate=None if output is None else activation_of(body.raw_scores, None, model) is None,
             truncate=cut(body.truncate, body.truncation_direction),
         )
@@ -180,7 +181,7 @@ def _scores(result: Result) -> Float32Array:
 def activation_of(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> ActivationName | None:
     """Return the activation to apply to scores; None if the model applies its own."""
     output = model.card.outputs.get("scores")
-    if output is None:
+    if output is None or model.card.list_template is not None:  # cosines
         return "none"
     if parameters is not None and parameters.function_to_apply is not None:
         return parameters.function_to_apply
