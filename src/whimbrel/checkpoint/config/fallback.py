@@ -20,7 +20,14 @@ FALLBACK: Final = "hf"
 """Family of an Encoder that transformers runs."""
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
-_GENERIC: Final = "whose head is the common one of decoders: a layer `score` over the last token, or over each"
+_OF_ENCODERS: Final = ("Data2VecText", "RobertaPreLayerNorm", "XLMRobertaXL", "Xmod")
+_POOLED: Final = {"Albert": "albert.pooler", "Ernie": "ernie.pooler.dense", "MobileBert": "mobilebert.pooler.dense"}
+OWN_HEADS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
+    **{f"{stem}ForSequenceClassification": ((pooler,), "classifier") for stem, pooler in _POOLED.items()},
+    **{f"{stem}ForSequenceClassification": (("classifier.dense",), "classifier.out_proj") for stem in _OF_ENCODERS},
+    **{f"{stem}ForTokenClassification": ((), "classifier") for stem in ("GPT2", *_POOLED, *_OF_ENCODERS)},
+}
+"""Classifier -> layers with tanh over the first token, or over each, and the layer that gives the classes."""
 _SCORED: Final = frozenset({"GPT2ForSequenceClassification"})
 """Classes with the head of transformers' generic ones, of which they are not made."""
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
@@ -41,6 +48,7 @@ _CHANGING: Final = ("dynamic", "longrope")
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "attention_chunk_size": (None,),
     "clip_qkv": (None,),
+    "classifier_activation": (True, None),  # MobileBERT's, whose pooler is the first token without it
     "trigram_input": (False, None),  # MobileBERT's, which looks at neighbours outside the text
 }
 _UNDECLARED: Final[Mapping[str, str]] = {
@@ -82,18 +90,23 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
 
     known = frozenset(dir(transformers)).issuperset(names)
     for name in cast(list[str], names) if known else ():
-        if name.endswith(_CLASSES) and not _is_generic(name):
-            raise config.error(f"of the classifiers that transformers runs, those are supported {_GENERIC}.", "architectures")
+        if name.endswith(_CLASSES) and not _is_known_head(name):
+            kinds = "the generic ones of decoders (a layer `score`) and those of " + ", ".join((*_POOLED, *_OF_ENCODERS))
+            raise config.error(f"of the classifiers that transformers runs, these are supported: {kinds}.", "architectures")
     return known
 
 
-def _is_generic(name: str) -> bool:
-    """Return whether a classifier has the head that transformers gives to most decoders."""
+def _is_known_head(name: str) -> bool:
+    """Return whether a classifier has the head that transformers gives to most decoders, or one of `OWN_HEADS`."""
     import transformers
     from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
     kind = getattr(transformers, name)
-    return name in _SCORED or issubclass(kind, GenericForSequenceClassification | GenericForTokenClassification)
+    return (
+        name in _SCORED
+        or name in OWN_HEADS
+        or issubclass(kind, GenericForSequenceClassification | GenericForTokenClassification)
+    )
 
 
 def read_fallback(config: JsonFile) -> Encoder:

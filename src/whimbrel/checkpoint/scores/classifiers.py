@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import ACTIVATIONS
-from whimbrel.checkpoint.config.fallback import FALLBACK
+from whimbrel.checkpoint.config.fallback import FALLBACK, OWN_HEADS
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.heads import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
@@ -123,6 +123,7 @@ def read_classes(
     kind = _kind(config)
     if kind is None:
         raise config.error("names no architecture that gives scores.", "architectures")
+    own = _own_layers(config)
     labels = _labels(config, 1 if kind == "reward" or encoder.family.startswith("jina_bert") else 2)
     if kind == "text" and encoder.family not in _OF_TEXTS:
         raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
@@ -130,7 +131,7 @@ def read_classes(
         rewards = _output(config, encoder, _Layers("v_head", bias=False), len(labels))
         return {"token_scores": replace(rewards, rows="token", activation="sigmoid", activated=False)}, labels
     if kind in ("text", "reward"):
-        layers = _SCORE_OF_TWO if kind == "reward" else _OF_TEXTS[encoder.family]
+        layers = _SCORE_OF_TWO if kind == "reward" else own or _OF_TEXTS[encoder.family]
         modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
         mode = config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
         output = replace(_output(config, encoder, layers, len(labels)), modes=(mode,))
@@ -142,13 +143,19 @@ def read_classes(
         if kind == "text":
             return {"scores": output}, labels
         return {"scores": output, "token_scores": replace(output, rows="token", modes=(), padding_id=None)}, labels
-    layers = _SCORE_OF_TWO if kind == "step" else _Layers("classifier")
-    if kind == "token" and encoder.family in _DECODERS:
+    layers = _SCORE_OF_TWO if kind == "step" else own or _Layers("classifier")
+    if kind == "token" and encoder.family in _DECODERS and own is None:
         layers = replace(_SCORE, bias=config.get("token_classification_bias", bool, True))
     activation = "softmax" if len(labels) > 1 else "sigmoid"
     keep_ids = (_step_tag(root),) if kind == "step" else ()
     output = _output(config, encoder, layers, len(labels))
     return {"token_scores": replace(output, rows="token", activation=activation, keep_ids=keep_ids)}, labels
+
+
+def _own_layers(config: JsonFile) -> _Layers | None:
+    """Return the layers of a classifier with a head of its own that runs through transformers."""
+    own = OWN_HEADS.get(cast(list[str], config.data["architectures"])[0])
+    return None if own is None else _Layers(own[1], tuple((name, "tanh") for name in own[0]))
 
 
 def read_chained_classes(
@@ -215,7 +222,8 @@ def _activation(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labe
         return ("sigmoid" if num_labels == 1 else "identity"), True
     problem = config.choice("problem_type", _BY_PROBLEM) if config.data.get("problem_type") is not None else None
     if num_labels == 1 and problem != "identity":
-        return "sigmoid", problem is not None or encoder.family not in _DECODERS
+        is_decoder = encoder.family in _DECODERS and _own_layers(config) is None
+        return "sigmoid", problem is not None or not is_decoder
     return problem or "softmax", True
 
 
