@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -21,11 +23,14 @@ from checkpoints import edit_json, write_json
 from fake import call
 from parity import Parity
 from serving import Server
-from whimbrel import AsyncEngine, Client, Engine
-from whimbrel.errors import CheckpointError, InvalidRequest, NonFinite, TooLong
+from whimbrel import AsyncClient, AsyncEngine, Client, Engine
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.verify import choose_output
+from whimbrel.errors import CheckpointError, InvalidRequest, NonFinite, SetupError, TooLong
 from whimbrel.outputs.listwise import ListScoring
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged
 
@@ -140,7 +145,7 @@ class Reference:
             short, size = self.cut(document, max_document)
             blocks[-1].append(short)
             capacity -= size
-            if len(blocks[-1]) >= 125 or capacity <= 2048:
+            if len(blocks[-1]) >= 125 or capacity <= max_document:
                 blocks.append([])
                 capacity = max_length - 2 * query_size
         found = [self.vectors(query, block, instruction) for block in blocks if block]
@@ -201,6 +206,25 @@ def test_full_prompts_begin_a_new_block(checkpoint: tuple[Path, Reference], pari
         parity(engine.score(QUERY, documents), reference.scores(QUERY, documents, max_length=2900))
 
 
+@pytest.mark.parametrize("limit", [100, 400])
+def test_the_limit_of_documents_decides_the_blocks(checkpoint: tuple[Path, Reference], parity: Parity, limit: int) -> None:
+    folder, reference = checkpoint
+    documents = [f"some fly far {i}. " * 12 for i in range(12)]
+    with Engine(folder, dtype="float32", max_length=4500) as engine:
+        found = engine.score(QUERY, documents, max_document_tokens=limit)
+    parity(found, reference.scores(QUERY, documents, max_document=limit, max_length=4500))
+
+
+def test_no_prompt_that_is_composed_is_too_long(checkpoint: tuple[Path, Reference]) -> None:
+    """A list whose documents fit one by one is never refused, however many there are and whatever they add up to."""
+    generator = np.random.default_rng(7)
+    for max_length in (1300, 2500, 3000, 4000):
+        with Engine(checkpoint[0], dtype="float32", max_length=max_length) as engine:
+            for _ in range(6):
+                documents = ["fly é " * int(size) for size in generator.integers(0, 60, generator.integers(1, 90))]
+                assert np.isfinite(engine.score(QUERY, documents)).all()
+
+
 def test_texts_are_cut_to_the_models_limits(checkpoint: tuple[Path, Reference], engine: Engine, parity: Parity) -> None:
     reference, query, documents = checkpoint[1], "how far? " * 400, ["Asia and Europe. " * 900, "Some fly ten thousand."]
     parity(engine.score(query, documents), reference.scores(query, documents))
@@ -253,6 +277,16 @@ def test_the_same_bits_beside_other_requests(engine: Engine) -> None:
     np.testing.assert_array_equal(scores[0][:, 0], alone)
 
 
+def test_normalized_vectors_are_those_of_the_merged_query(engine: Engine) -> None:
+    pairs = [(QUERY, f"{text} {i}") for i in range(43) for text in DOCUMENTS]
+    plain, unit = (
+        engine.submit(Request(pairs, ("multi_vector",), listwise=True, normalize=normalize)).result().outputs.multi_vector[0]
+        for normalize in (None, True)
+    )
+    np.testing.assert_allclose(unit, plain / np.linalg.norm(plain, axis=1, keepdims=True), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(cosines(plain[:-1], plain[-1]), engine.score(QUERY, [text for _, text in pairs]), atol=1e-6)
+
+
 def test_vectors_of_a_list_end_with_the_querys(checkpoint: tuple[Path, Reference], engine: Engine, parity: Parity) -> None:
     pairs = [(QUERY, document) for document in DOCUMENTS]
     result = engine.submit(Request(pairs, ("multi_vector",), listwise=True)).result()
@@ -281,10 +315,14 @@ def test_no_documents_have_no_scores(engine: Engine) -> None:
         (Request([("a", "b")], ("scores",), max_tokens=9), "max_document_tokens"),
         (Request([("a", "b")], ("scores",), add_special_tokens=False), "template"),
         (Request([("a", "b")], ("scores",), explain=True), "token vectors"),
-        (Request([("a", "b")], ("scores",), split_long=True), "dense"),
+        (Request([("a", "b")], ("scores",), split_long=True), "lists of documents"),
         (Request([("a", "b")], ("scores",), prompt="x", instruction="y"), "send one"),
         (Request([("a", "\ud800")], ("scores",)), "lone surrogate"),
         (Request([("a", "b")], ("scores", "multi_vector")), "together with their query"),
+        (Request([("a", "b")], ("dense",), listwise=True), "gives no 'dense'"),
+        (Request([("a", "b")], ("multi_vector",), token_pooling=TokenPooling(2)), "lists of documents"),
+        (Request([("a", "b")], ("multi_vector",), input_type="query"), "lists of documents"),
+        (Request([("a", "b")], ("scores",), prompt="\ud800"), "lone surrogate"),
     ],
 )
 def test_requests_that_a_list_has_no_use_for(engine: Engine, request_: Request, message: str) -> None:
@@ -292,13 +330,24 @@ def test_requests_that_a_list_has_no_use_for(engine: Engine, request_: Request, 
         engine.submit(request_).result()
 
 
-def test_a_vector_without_length_has_no_score() -> None:
-    rows = np.zeros((3, 4), np.float32)
-    rows[[0, 2]] = 1
-    scoring = ListScoring(np.array([0, 2]), np.array([0, 1]))
+@pytest.mark.parametrize("returns_vectors", [False, True])
+@pytest.mark.parametrize(("empty", "place"), [(1, (1, 1)), (2, (0, 0))])
+def test_a_vector_without_length_has_no_score(empty: int, place: tuple[int, int], returns_vectors: bool) -> None:
+    rows = np.ones((3, 4), np.float32)
+    rows[empty] = 0
+    scoring = ListScoring(np.array([0, 2]), np.array([0, 1]), returns_vectors=returns_vectors)
     with pytest.raises(NonFinite) as raised:
         scoring.apply(Outputs(multi_vector=Ragged(rows, np.array([0, 3]))))
-    assert raised.value.location.item == 1
+    assert (raised.value.location.item, raised.value.location.part) == place
+
+
+def test_an_instruction_has_room_in_every_prompt(engine: Engine, checkpoint: tuple[Path, Reference]) -> None:
+    """An instruction counts once for each prompt, before any text is tokenized."""
+    with pytest.raises(TooLong, match="instruction: 90 prompts have") as raised:
+        engine.score([QUERY] * 90, ["a"] * 90, prompt="judge well " * 9000)
+    assert raised.value.location.field == "instruction"
+    with Engine(checkpoint[0], max_length=1100) as small, pytest.raises(TooLong, match="instruction: the prompt has"):
+        small.score(QUERY, ["a"], prompt="judge well " * 900)
 
 
 def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
@@ -307,8 +356,9 @@ def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="jina-reranker-v3's"), Engine(tmp_path):
         pass
     edit_json(tmp_path / "config.json", use_sliding_window=False, sliding_window=None)
-    with pytest.raises(CheckpointError, match="leave out --pooling"), Engine(tmp_path, pooling="mean"):
-        pass
+    for option in ({"pooling": "mean"}, {"reranker": "qwen3"}):
+        with pytest.raises(CheckpointError, match="leave out --pooling or --reranker"), Engine(tmp_path, **option):
+            pass
     content, stated = copy.deepcopy(qwen())
     write_json(tmp_path / "tokenizer.json", content)
     write_json(tmp_path / "tokenizer_config.json", stated)
@@ -372,9 +422,42 @@ def test_other_routes_refuse_texts_alone(engine: Engine) -> None:
         assert "together with their query" in str(answer) or "gives no" in str(answer)
 
 
-def test_a_real_server_gives_the_same(checkpoint: tuple[Path, Reference], engine: Engine) -> None:
-    with Server(str(checkpoint[0]), "--dtype", "float32") as server, Client(server.url) as client:
-        np.testing.assert_allclose(client.score(QUERY, DOCUMENTS), engine.score(QUERY, DOCUMENTS), rtol=1e-6)
+@pytest.fixture(scope="module")
+def server(checkpoint: tuple[Path, Reference]) -> Iterator[Server]:
+    with Server(str(checkpoint[0]), "--dtype", "float32", "--replicas", "2") as server:
+        yield server
+
+
+@pytest.mark.parametrize("dialect", ["whimbrel", "cohere", "tei"])
+def test_clients_put_no_parts_of_a_list_together(dialect: str, server: Server, engine: Engine) -> None:
+    """A list that a client would split goes as one: more than 512 documents, or than 200,000 characters."""
+    many, long = [f"{DOCUMENTS[0]} {i}" for i in range(600)], ["Asia and Europe. " * 160] * 80
+    with Client(server.url, dialect=dialect) as client:
+        for documents in (DOCUMENTS, many, long):
+            expected = [each.score for each in engine.rerank(QUERY, documents)]
+            np.testing.assert_allclose([each.score for each in client.rerank(QUERY, documents)], expected, rtol=1e-5)
+
+
+def test_an_async_client_does_not_either(server: Server, engine: Engine) -> None:
+    documents = [f"{DOCUMENTS[0]} {i}" for i in range(600)]
+
+    async def score() -> Any:
+        async with AsyncClient(server.url) as client:
+            return await client.score(QUERY, documents)
+
+    np.testing.assert_allclose(asyncio.run(score()), engine.score(QUERY, documents), rtol=1e-5)
+
+
+def test_the_command_does_not_either(checkpoint: tuple[Path, Reference], engine: Engine) -> None:
+    documents = [f"fly {i}" for i in range(2100)]
+    command = [sys.executable, "-m", "whimbrel", "score", QUERY, "-m", str(checkpoint[0]), "--dtype", "float32"]
+    done = subprocess.run(command, input="\n".join(documents), capture_output=True, text=True, check=True)
+    scores = [orjson.loads(line)["score"] for line in done.stdout.splitlines()]
+    np.testing.assert_allclose(scores, engine.score(QUERY, documents), rtol=1e-5)
+
+
+def test_a_server_describes_a_listwise_model(server: Server, checkpoint: tuple[Path, Reference]) -> None:
+    with Client(server.url) as client:
         assert "reranker" in client.info()["model_type"]
-        documents = [f"{text} {i}" for i in range(43) for text in DOCUMENTS]
-        np.testing.assert_allclose(client.score(QUERY, documents), engine.score(QUERY, documents), rtol=1e-5)
+    with pytest.raises(SetupError, match="listwise"):
+        choose_output(read_card(checkpoint[0], "m"))

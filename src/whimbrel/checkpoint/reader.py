@@ -72,12 +72,12 @@ def read_card(
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
     if not has_modules(folder):
         require_config(folder)
-    if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
-        return llm_rerankers.read_reranker(folder, name, reranker)
     if listwise.is_listwise(folder):
         if pooling is not None or reranker is not None:
             raise CheckpointError("says how documents are judged; leave out --pooling or --reranker.", file="config.json")
         return listwise.read_listwise(folder, name)
+    if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
+        return llm_rerankers.read_reranker(folder, name, reranker)
     if reranker is not None:
         raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file=MODULES)
     if (layout := find_layout(folder)) is not None:

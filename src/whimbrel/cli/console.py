@@ -136,7 +136,7 @@ def describe(card: Card, folder: Path) -> dict[str, str]:
     number = count_parameters(folder)
     fields = {
         "model": card.name,
-        "task": ", ".join(_task(card, name) for name in card.outputs),
+        "task": ", ".join(_task(card, name) for name in card.outputs if card.list_template is None or name == "scores"),
         "architecture": f"{card.encoder.family}, {len(card.encoder.layers)} layers",
         "parameters": "unknown: the weights are not here yet" if number is None else f"{number / 1e6:,.1f} million",
         "max length": f"{card.max_length:,} tokens",
@@ -158,9 +158,7 @@ def describe(card: Card, folder: Path) -> dict[str, str]:
 
 def _task(card: Card, name: str) -> str:
     if name == "scores":
-        return (
-            "reranking (scores of pairs)" if card.template or card.list_template or len(card.labels) <= 1 else "classification"
-        )
+        return "reranking (scores of pairs)" if card.judges_pairs else "classification"
     return _TASKS.get(name, name)
 
 
@@ -308,10 +306,13 @@ def read_lines(stream: BinaryIO, progress: Progress) -> Iterator[str]:
             raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
 
 
-def chunked(items: Iterable[T]) -> Iterator[list[T]]:
-    """Yield lists of up to 2,048 items: enough work for an engine, while results appear before the input ends."""
+def chunked(items: Iterable[T], size: int | None = _CHUNK_LINES) -> Iterator[list[T]]:
+    """Yield lists of up to `size` items, or one of all.
+
+    By default they are 2,048: enough work for an engine, while results appear before the input ends.
+    """
     iterator = iter(items)
-    while chunk := list(islice(iterator, _CHUNK_LINES)):
+    while chunk := list(islice(iterator, size)):
         yield chunk
 
 

@@ -204,8 +204,7 @@ def _example(card: Card) -> tuple[str, Mapping[str, object]]:
     """Return the path and the body of a request that suits the model."""
     if "dense" in card.outputs and not card.text_formats and (not card.towers or None in card.tower_of):
         return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
-    scores_pairs = "scores" in card.outputs and (card.template or card.list_template or len(card.labels) == 1)
-    if scores_pairs or (card.text_formats and "multi_vector" in card.outputs):
+    if card.judges_pairs or (card.text_formats and "multi_vector" in card.outputs):
         documents = ["On coasts of Africa.", "In a sandwich."]
         return "/v1/rerank", {"query": "Where do whimbrels winter?", "documents": documents}
     return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})

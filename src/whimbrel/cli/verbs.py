@@ -286,7 +286,9 @@ def _running(
         if pairs:
             items = _split_pairs(items)
         try:
-            yield _Run(_answers(engine, console.chunked(items), operation, progress), progress)
+            whole = engine.card.list_template is not None and not pairs  # each score depends on all documents
+            chunks = console.chunked(items, None) if whole else console.chunked(items)
+            yield _Run(_answers(engine, chunks, operation, progress), progress)
         except BaseException:
             if out is not None and progress.written:
                 progress.say(f"stopped: {out} has the first {progress.written:,} {unit}.")

@@ -136,6 +136,8 @@ def choose_output(card: Card) -> str:
     """Return the output that is compared. Raises SetupError if there is none."""
     if card.towers:
         raise SetupError("a model with two encoders (Router) cannot be compared.")
+    if card.list_template is not None:
+        raise SetupError("a listwise reranker cannot be compared: its reference is code of its own, which is not run.")
     name = next((name for name in COMPARED if name in card.outputs), None)
     if name is None:
         raise SetupError(f"{', '.join(card.outputs)} cannot be compared.", hint=f"these can: {', '.join(COMPARED)}")

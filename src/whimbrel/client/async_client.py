@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -107,11 +107,17 @@ class AsyncClient(BaseClient):
         """Return the result of a verb, and how many texts the servers cut."""
         connections = self._loop_connections()
         task = verb(self._target, *args, **options)
+        parts, fanout = await self._send(connections, task)
+        if task.is_list and len(parts) > 1 and any(fanout.listwise):
+            parts, fanout = await self._send(connections, replace(task, whole=True))
+        return task.combine(parts), sum(fanout.truncated)
+
+    async def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
         spans = list(task.spans(self._settings.max_items))
         with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance)
             parts = await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
-        return task.combine(parts), sum(fanout.truncated)
+        return parts, fanout
 
 
 class _Connections:
@@ -129,6 +135,8 @@ class _Fanout:
     advance: Advance
     truncated: list[int] = field(default_factory=list[int])
     """Texts that the server cut, for each reply."""
+    listwise: list[bool] = field(default_factory=list[bool])
+    """Whether scores depend on all documents of a list, for each reply."""
 
     async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. An error or a cancellation cancels the others."""
@@ -149,6 +157,7 @@ class _Fanout:
             return flatten([await self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
         self.truncated.append(reply.num_truncated)
+        self.listwise.append(reply.is_listwise)
         self.advance(stop - start)
         return [part]
 

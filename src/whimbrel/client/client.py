@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
@@ -112,11 +112,17 @@ class Client(BaseClient):
         if connections.pid != os.getpid():  # after a fork: connections and locks are those of the parent
             connections = self._connections = _Connections(self._settings)
         task = verb(self._target, *args, **options)
+        parts, fanout = self._send(connections, task)
+        if task.is_list and len(parts) > 1 and any(fanout.listwise):
+            parts, fanout = self._send(connections, replace(task, whole=True))
+        return task.combine(parts), sum(fanout.truncated)
+
+    def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
         spans = list(task.spans(self._settings.max_items))
         with connections.open_call() as end, progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, end)
             parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
-        return task.combine(parts), sum(fanout.truncated)
+        return parts, fanout
 
 
 class _Connections:
@@ -179,6 +185,8 @@ class _Fanout:
     end: Event
     truncated: list[int] = field(default_factory=list[int])
     """Texts that the server cut, for each reply."""
+    listwise: list[bool] = field(default_factory=list[bool])
+    """Whether scores depend on all documents of a list, for each reply."""
 
     def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. After an error no more requests begin.
@@ -215,6 +223,7 @@ class _Fanout:
             return flatten([self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
         self.truncated.append(reply.num_truncated)
+        self.listwise.append(reply.is_listwise)
         self.advance(stop - start)
         return [part]
 

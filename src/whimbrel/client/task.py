@@ -33,6 +33,11 @@ class Reply:
         value = self.headers.get("x-whimbrel-truncated", "")
         return int(value) if value.isdecimal() and value.isascii() else 0
 
+    @property
+    def is_listwise(self) -> bool:
+        """True if the server says that scores depend on all documents of a list."""
+        return self.headers.get("x-whimbrel-listwise") == "true"
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Task(Generic[R]):
@@ -51,6 +56,8 @@ class Task(Generic[R]):
     """Map a server's location to that of the caller's argument. None keeps the server's location."""
     whole: bool = False
     """All items must be in one request."""
+    is_list: bool = False
+    """The items are documents of one query. A listwise model needs them in one request; its first reply says so."""
     may_be_empty: bool = False
     """An empty list needs no request: its result is the join of no parts."""
     max_items: int | None = None

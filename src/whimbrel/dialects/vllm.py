@@ -203,8 +203,9 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
             output = "token_scores"  # vLLM has no other reward
         if output == "multi_vector" and output not in model.card.outputs:
             output = "token_dense"
-        if body.task is not None and output not in model.card.all_outputs:
+        if body.task is not None and (output not in model.card.all_outputs or model.card.list_template is not None):
             given = [task for task, name in _OUTPUTS.items() if task and name in model.card.all_outputs]
+            given = ["token_embed"] if model.card.list_template else given
             given += ["token_embed"] if "token_dense" in model.card.all_outputs and "token_embed" not in given else []
             raise InvalidRequest(
                 f"Unsupported task: {body.task!r}. Supported tasks: {', '.join(given) or 'none'}.", param="outputs"

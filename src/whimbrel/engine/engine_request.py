@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher, ReturnRows, ReturnRowsWithOffsets, response_layout
 from whimbrel.outputs.layout import ResultLayout
+from whimbrel.outputs.listwise import ListScoring
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import OutputRows, RowSelection
 from whimbrel.types.batch import Batch
@@ -71,6 +72,7 @@ class EngineRequest:
             timings,
             token_offsets=self.finish.token_offsets if isinstance(self.finish, ReturnRowsWithOffsets) else None,
             pair_tokens=self.finish.pair_tokens if isinstance(self.finish, PairScoring) else None,
+            listwise=isinstance(self.finish, ListScoring),
         )
 
 

@@ -165,16 +165,18 @@ class Preprocessor:
     def _encode_lists(self, request: Request, tokenizer: ListTokenizer) -> _Encoded:
         """Encode a query with its documents, for a listwise reranker: their scores, or their vectors."""
         outputs: tuple[OutputName, ...] = request.outputs or ("scores",)
-        if len(outputs) != 1 or any(not isinstance(text, tuple) for text in request.texts):
+        for name in outputs:
+            self._card.output(name)
+        if outputs not in (("scores",), ("multi_vector",)) or any(not isinstance(text, tuple) for text in request.texts):
             raise InvalidRequest("this model judges documents together with their query; ask for score or rerank.", item=0)
         validate_for_outputs(self._card, request, outputs)
-        chunked = next((name for name in ("late_chunking", "split_long", "chunk_tokens") if getattr(request, name)), None)
-        if chunked is not None:
-            raise InvalidRequest("is for dense vectors alone.", param=chunked)
-        rows = replace(request, outputs=("multi_vector",), normalize=request.normalize if outputs != ("scores",) else None)
+        unused = ("late_chunking", "split_long", "chunk_tokens", "token_pooling", "muvera", "input_type")
+        for param in unused:
+            if getattr(request, param):
+                raise InvalidRequest("is not for a model that judges lists of documents.", param=param)
+        rows = replace(request, outputs=("multi_vector",), normalize=None)
         specs = resolve_outputs(self._card, rows, matryoshka=self._plan.matryoshka)
-        seqs, finish, num_cut = tokenizer.encode(request)
-        return _Encoded(self._card, specs, seqs, finish, num_cut)
+        return _Encoded(self._card, specs, *tokenizer.encode(request))
 
     def _may_split(self, request: Request) -> bool:
         """Return whether long texts may run in parts: none is to be cut, and each gets one dense vector."""

@@ -74,7 +74,7 @@ def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
         if isinstance(finish, ChunkMerge):
             return Location("input", finish.text_of(location.item))
         if isinstance(finish, ListScoring):  # a text that was located where it was read, or a prompt
-            return location if location.part is not None else Location("input", finish.text_of(location.item), 1)
+            return location if location.part is not None else Location("input", finish.first_document(location.item), 1)
         if isinstance(finish, Deduplication):
             return Location("input", finish.text_of(location.item), location.part)
         if isinstance(finish, PairScoring) and location.part is None:  # a part of a pair was located where it was found

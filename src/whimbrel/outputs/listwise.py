@@ -35,6 +35,13 @@ class ListScoring:
     """Blocks blocks_L1[i] to blocks_L1[i + 1] belong to list i."""
     returns_vectors: bool = False
     """Return the vectors of each list, the query's last, in place of the scores."""
+    normalized: bool = False
+    """Divide the vectors that are returned by their norms."""
+
+    @property
+    def documents_L1(self) -> Int64Array:  # noqa: N802
+        """Documents documents_L1[i] to documents_L1[i + 1] are in list i."""
+        return self.documents_B1[self.blocks_L1]
 
     def apply(self, outputs: Outputs) -> Outputs:
         """Return the scores of all documents, or the vectors of each list. Raises NonFinite."""
@@ -43,26 +50,23 @@ class ListScoring:
         is_query_X = np.zeros(len(rows_XD), np.bool_)
         is_query_X[outputs.multi_vector.offsets_N1[1:] - 1] = True
         documents_ND, queries_BD = rows_XD[~is_query_X], rows_XD[is_query_X]
+        if not (lengths_N := np.linalg.norm(documents_ND, axis=1)).all():
+            raise NonFinite("a score is NaN: the document's vector has no length.", item=int(lengths_N.argmin()), part=1)
         queries_LD = self._merge_queries(documents_ND, queries_BD)
-        documents_L1 = self.documents_B1[self.blocks_L1]
-        if self.returns_vectors:
-            positions_N = np.arange(len(documents_ND)) + np.repeat(np.arange(len(queries_LD)), np.diff(documents_L1))
-            vectors_XD = np.empty((len(documents_ND) + len(queries_LD), rows_XD.shape[1]), np.float32)
-            vectors_XD[positions_N] = documents_ND
-            vectors_XD[documents_L1[1:] + np.arange(len(queries_LD))] = queries_LD
-            return Outputs(multi_vector=Ragged(vectors_XD, offsets_of(np.diff(documents_L1) + 1)))
-        scores_N = _cosines(documents_ND, np.repeat(queries_LD, np.diff(documents_L1), axis=0))
+        scores_N = _cosines(documents_ND, np.repeat(queries_LD, np.diff(self.documents_L1), axis=0))
         if not np.isfinite(scores_N).all():
-            raise NonFinite("a score is NaN: a vector has no length.", item=int(np.isfinite(scores_N).argmin()), part=1)
+            raise NonFinite("a score is NaN: the query's vector has no length.", item=int(np.isnan(scores_N).argmax()), part=0)
+        if self.returns_vectors:
+            return Outputs(multi_vector=self._vectors(documents_ND, queries_LD))
         return Outputs(scores=scores_N[:, None].astype(np.float32))
 
-    def text_of(self, block: int) -> int:
+    def first_document(self, block: int) -> int:
         """Return the index of the first document of a block."""
         return int(self.documents_B1[block])
 
     def _merge_queries(self, documents_ND: _Rows, queries_BD: _Rows) -> _Rows:
         """Return the query vector of each list: (L, D)."""
-        if len(self.blocks_L1) == len(self.documents_B1):  # every list is one block
+        if len(self.blocks_L1) == len(self.documents_B1):  # every list is one block, or there is none
             return queries_BD
         cosines_N = _cosines(documents_ND, np.repeat(queries_BD, np.diff(self.documents_B1), axis=0))
         weights_B1 = ((1.0 + np.maximum.reduceat(cosines_N, self.documents_B1[:-1])) / 2.0)[:, None]
@@ -70,6 +74,12 @@ class ListScoring:
         with np.errstate(divide="ignore", invalid="ignore"):
             merged_LD = np.add.reduceat(queries_BD * weights_B1, starts_L) / np.add.reduceat(weights_B1, starts_L)
         return np.where((np.diff(self.blocks_L1) == 1)[:, None], queries_BD[starts_L], merged_LD)
+
+    def _vectors(self, documents_ND: _Rows, queries_LD: _Rows) -> Ragged:
+        rows_XD = np.insert(documents_ND, self.documents_L1[1:], queries_LD, axis=0)
+        if self.normalized:
+            rows_XD /= np.linalg.norm(rows_XD, axis=1, keepdims=True)
+        return Ragged(rows_XD.astype(np.float32), offsets_of(np.diff(self.documents_L1) + 1))
 
 
 def _cosines(first_ND: _Rows, second_ND: _Rows) -> _Rows:

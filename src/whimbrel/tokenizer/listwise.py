@@ -34,17 +34,29 @@ _MAX_GROWTH: Final = 3
 """Bytes that Unicode normalization (NFC) may make of one."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Limits:
+    """Limits of a request's prompts, in tokens."""
+
+    query: int
+    document: int
+    fixed: int
+    """Tokens of a prompt around one empty document and an empty query."""
+    can_cut: bool
+    from_left: bool
+
+
 @dataclass(frozen=True, slots=True, eq=False)
-class _List:
+class _CutList:
     """Texts of one list, cut to their limits."""
 
     query: str
+    query_tokens: int
     documents: list[str]
+    sizes: list[int]
+    """Tokens of each document; where all fit into one prompt in any case, upper bounds."""
     first: int
     """Index of its first pair in the request."""
-    sizes: list[int]
-    """Tokens of each document, or a bound where all fit into one prompt in any case."""
-    query_tokens: int
     num_cut: int
 
 
@@ -55,22 +67,21 @@ class ListTokenizer:
         """`backend` is the checkpoint's tokenizer. Raises CheckpointError if it does not go with the template."""
         assert card.list_template is not None
         self._card = card
-        self._template = template = card.list_template
-        self.backend = backend
-        self._max_length = plan.max_length
-        text = "".join((*template.parts(instructed=True), template.document_marker, template.query_marker))
-        controls = control_tokens(self.backend.raw, text)
+        self._template = card.list_template
+        self._backend = backend
+        self._max_length, self._max_request_tokens = plan.max_length, plan.max_request_tokens
+        controls = control_tokens(backend.raw, "".join(self._template.parts(instructed=True)))
         self._ids = {control: self._id(control) for control in controls}
-        for marker in (template.document_marker, template.query_marker):
-            if marker not in controls:
-                raise CheckpointError(f"has no token {marker!r}, without which there is no score.", file=_FILE, key="model")
-        plain = escape_control_tokens(self.backend.raw, controls)
-        self._plain = BackendTokenizer(plain, special=False, max_characters=maxsize)
+        self._plain = BackendTokenizer(escape_control_tokens(backend.raw, controls), special=False, max_characters=maxsize)
         self._segments = {
-            instructed: [split(part, controls) for part in template.parts(instructed=instructed)]
+            instructed: [split(part, controls) for part in self._template.parts(instructed=instructed)]
             for instructed in (False, True)
         }
         self._check()
+        last = self._template.max_documents - 1
+        marker = self._ids[self._template.document_marker].size
+        self._passage_tokens = self._plain.ids([self._template.document.format(index=last, document="")])[0].size + marker
+        """Upper bound of a document's tokens besides its text: its marker's name counts as text here."""
 
     def encode(self, request: Request) -> tuple[list[Seq], ListScoring, int]:
         """Return the seqs of all lists, their scoring, and the number of texts that were cut.
@@ -78,85 +89,121 @@ class ListTokenizer:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         pairs = check_pairs(request.texts)
-        self._refuse(request)
-        instruction = self._template.clean(resolve_instruction(self._card, request) or "")
-        lists = [self._cut(each, first, request, instruction) for first, each in _lists(pairs, listwise=request.listwise)]
-        blocks = [(each, block) for each in lists for block in self._blocks(each)]
-        rows = self._rows([(each.query, each.documents[block]) for each, block in blocks], instruction)
+        lists = _split_lists(pairs, as_list=request.listwise)
+        instruction = self._instruction(request)
+        limits = self._limits(request, instruction, num_lists=len(lists))
+        cut = [self._cut(first, each, limits) for first, each in lists]
+        blocks = [list(self._blocks(each, limits)) for each in cut]
+        flat = [(each, block) for each, own in zip(cut, blocks, strict=True) for block in own]
+        rows = self._rows([(each.query, each.documents[block]) for each, block in flat], instruction)
         adapter = self._card.adapter(None, request.adapter)
         seqs = [
-            self._seq(ids, index, each.first + block.start, adapter, truncated=each.num_cut > 0)
-            for index, ((each, block), ids) in enumerate(zip(blocks, rows, strict=True))
+            self._seq(ids, index, each, block.start, adapter)
+            for index, ((each, block), ids) in enumerate(zip(flat, rows, strict=True))
         ]
-        counts = np.array([block.stop - block.start for _, block in blocks], np.int64)
-        owners = np.array([each.first for each, _ in blocks])
-        num_blocks = np.unique(owners, return_counts=True)[1]
-        scoring = ListScoring(offsets_of(counts), offsets_of(num_blocks), "multi_vector" in request.outputs)
-        return seqs, scoring, sum(each.num_cut for each in lists)
+        scoring = ListScoring(
+            offsets_of(np.array([block.stop - block.start for _, block in flat], np.int64)),
+            offsets_of(np.array([len(own) for own in blocks], np.int64)),
+            returns_vectors="multi_vector" in request.outputs,
+            normalized=bool(request.normalize),
+        )
+        return seqs, scoring, sum(each.num_cut for each in cut)
 
-    def _refuse(self, request: Request) -> None:
-        """Raise InvalidRequest for fields that a list has no use for."""
+    def _instruction(self, request: Request) -> str:
+        instruction = self._template.clean(resolve_instruction(self._card, request) or "")
+        if (error := find_surrogate((), instruction=instruction)) is not None:
+            raise error
+        return instruction
+
+    def _limits(self, request: Request, instruction: str, *, num_lists: int) -> _Limits:
+        """Return the limits of a request. Raises InvalidRequest for fields that a list has no use for."""
         if request.max_tokens is not None:
             message = "a prompt holds many texts; limit each with max_query_tokens and max_document_tokens."
             raise InvalidRequest(message, param="max_tokens")
         if not request.add_special_tokens:
             raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
+        fixed = self._rows([("", [""])], instruction)[0].size
+        if fixed >= self._max_length or fixed * num_lists > self._max_request_tokens:
+            prompts = f"{num_lists:,} prompts have" if num_lists > 1 else "the prompt has"
+            message = (
+                f"{prompts} {fixed:,} tokens around the texts; the limits are {self._max_length:,} for each and "
+                f"{self._max_request_tokens:,} for all. Shorten the instruction, or send fewer texts at once."
+            )
+            raise TooLong(message, param="instruction")
+        return _Limits(
+            request.max_query_tokens or self._template.max_query_tokens,
+            request.max_document_tokens or self._template.max_document_tokens,
+            fixed,
+            can_cut=request.truncate != "never",
+            from_left=request.truncate == "left",
+        )
 
-    def _cut(self, pairs: Sequence[Pair], first: int, request: Request, instruction: str) -> _List:
-        """Return the texts of a list, cut to their limits. Raises InvalidRequest, TooLong, TooLarge."""
-        query, documents, template = pairs[0][0], [document for _, document in pairs], self._template
-        max_query = request.max_query_tokens or template.max_query_tokens
-        max_document = request.max_document_tokens or template.max_document_tokens
-        indices: list[Index] = [(first, 0), *((first + i, 1) for i in range(len(documents)))]
-        query_bound, *bounds = self._bounds([query, *documents], indices, instruction)
-        fixed = self._fixed_tokens(instruction)
-        room = self._max_length - 2 * query_bound - fixed
-        if query_bound < max_query and max(bounds) < max_document and sum(bounds) < room - template.max_document_tokens:
-            return _List(query, documents, first, bounds, query_bound, 0)
-        ids = self._plain.ids([query, *documents], indices=indices)
-        (query, *_), query_cut = self._shorten([query], ids[:1], max_query, request, indices[:1])
-        query_tokens = min(ids[0].size, max_query)
-        room = self._max_length - 2 * query_tokens - fixed
-        if room < 1:
+    def _cut(self, first: int, pairs: Sequence[Pair], limits: _Limits) -> _CutList:
+        """Return the texts of a list, cut to their limits. Raises TooLong, InvalidRequest, TooLarge."""
+        query, documents = pairs[0][0], [document for _, document in pairs]
+        indices: list[Index] = [(first + i, 1) for i in range(len(documents))]
+        query_bound = [maxsize]  # the query's tokens are counted in any case
+        (query,), (query_tokens,), query_cut = self._shorten([query], query_bound, limits.query, limits, [(first, 0)])
+        limit = min(limits.document, self._max_length - limits.fixed - 2 * query_tokens)
+        if limit < 1:
             message = f"{query_tokens:,} tokens leave no room for a document within {self._max_length:,}."
             raise TooLong(message, item=first, part=0)
-        limit = min(max_document, room)
-        documents, documents_cut = self._shorten(documents, ids[1:], limit, request, indices[1:])
-        sizes = [min(row.size, limit) for row in ids[1:]]
-        return _List(query, documents, first, sizes, query_tokens, query_cut + documents_cut)
+        sizes = self._bounds(documents, indices)
+        documents, sizes, num_cut = self._shorten(documents, sizes, limit, limits, indices)
+        texts = _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
+        if len(list(self._blocks(texts, limits))) > -(-len(documents) // self._template.max_documents):
+            _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, limits, indices)
+            return _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
+        return texts
 
-    def _bounds(self, texts: Sequence[str], indices: Sequence[Index], instruction: str) -> list[int]:
+    def _bounds(self, texts: Sequence[str], indices: Sequence[Index]) -> list[int]:
         """Return upper bounds of the tokens of texts: a token has at least one byte. Raises InvalidRequest and TooLarge."""
-        self.backend.check_sizes([len(text) for text in texts], indices)
+        self._backend.check_sizes([len(text) for text in texts], indices)
         try:
-            return [_MAX_GROWTH * len(text.encode()) for text in (*texts, instruction)][:-1]
+            return [len(text) if text.isascii() else _MAX_GROWTH * len(text.encode()) for text in texts]
         except UnicodeEncodeError as error:
-            raise find_surrogate(texts, indices, instruction=instruction) or error from None
+            raise find_surrogate(texts, indices) or error from None
 
     def _shorten(
-        self, texts: list[str], ids: Sequence[Int32Array], limit: int, request: Request, indices: Sequence[Index]
-    ) -> tuple[list[str], int]:
-        """Return the texts cut to `limit` tokens, and the number of those that were cut."""
-        long = [i for i, row in enumerate(ids) if row.size > limit]
-        if long and request.truncate == "never":
-            item, part = indices[long[0]]
-            kind = "document" if part else "query"
-            message = f"the {kind} has {ids[long[0]].size:,} tokens; the limit is {limit:,}. Pass truncate to cut it."
-            raise TooLong(message, item=item, part=part)
-        left = request.truncate == "left"
-        shorter = self._plain.texts([ids[i][-limit:] if left else ids[i][:limit] for i in long])
-        kept = dict(zip(long, shorter, strict=True))
-        return [kept.get(i, text) for i, text in enumerate(texts)], len(long)
+        self, texts: list[str], sizes: list[int], limit: int, limits: _Limits, indices: Sequence[Index]
+    ) -> tuple[list[str], list[int], int]:
+        """Return texts cut to `limit` tokens, their sizes, and the number of those that were cut.
 
-    def _blocks(self, texts: _List) -> Iterator[slice]:
-        """Yield the documents of each prompt. A prompt takes documents until it is full or another might not fit."""
-        template, whole = self._template, self._max_length - 2 * texts.query_tokens
-        start, capacity = 0, whole
-        for index, size in enumerate(texts.sizes, start=1):
-            capacity -= size
-            if index - start >= template.max_documents or capacity <= template.max_document_tokens:
+        Only texts whose bound exceeds the limit are tokenized; of them, the exact sizes are returned.
+        """
+        unknown = [i for i, size in enumerate(sizes) if size > limit or size == maxsize]
+        ids = self._backend.ids([texts[i] for i in unknown], indices=[indices[i] for i in unknown], special=False)
+        texts, sizes, num_cut = [*texts], [*sizes], 0
+        for i, row in zip(unknown, ids, strict=True):
+            sizes[i] = min(row.size, limit)
+            if row.size <= limit:
+                continue
+            if not limits.can_cut:
+                item, part = indices[i]
+                kind = "document" if part else "query"
+                message = f"the {kind} has {row.size:,} tokens; the limit is {limit:,}. Pass truncate to cut it."
+                raise TooLong(message, item=item, part=part)
+            (texts[i],) = self._backend.texts([row[-limit:] if limits.from_left else row[:limit]])
+            num_cut += 1
+        return texts, sizes, num_cut
+
+    def _blocks(self, texts: _CutList, limits: _Limits) -> Iterator[slice]:
+        """Yield the documents of each prompt.
+
+        A prompt takes documents until it has as many as it may, or until another of the largest size might not fit. It also
+        ends before a document with which it would exceed the model's length; the model's own code would run such a prompt.
+        """
+        whole = self._max_length - 2 * texts.query_tokens
+        start, capacity, room = 0, whole, whole - limits.fixed
+        for index, size in enumerate(texts.sizes):
+            if index > start and size + self._passage_tokens > room:
                 yield slice(start, index)
-                start, capacity = index, whole
+                start, capacity, room = index, whole, whole - limits.fixed
+            capacity -= size
+            room -= size + self._passage_tokens
+            if index + 1 - start >= self._template.max_documents or capacity <= limits.document:
+                yield slice(start, index + 1)
+                start, capacity, room = index + 1, whole, whole - limits.fixed
         if start < len(texts.documents):
             yield slice(start, len(texts.documents))
 
@@ -165,11 +212,12 @@ class ListTokenizer:
         pieces = [self._pieces(query, documents, instruction) for query, documents in prompts]
         ids = self._plain.encode_unique(texts for texts, _ in pieces)
         none = np.empty(0, np.int32)
-        rows: list[Int32Array] = []
-        for texts, controls in pieces:
-            parts = [each for text, control in zip(texts, [*controls, none], strict=True) for each in (ids[text], control)]
-            rows.append(np.concatenate(parts))
-        return rows
+        return [
+            np.concatenate(
+                [each for text, control in zip(texts, [*controls, none], strict=True) for each in (ids[text], control)]
+            )
+            for texts, controls in pieces
+        ]
 
     def _pieces(self, query: str, documents: Sequence[str], instruction: str) -> tuple[list[str], list[Int32Array]]:
         """Return the texts of a prompt, and the control token after each but the last."""
@@ -191,47 +239,33 @@ class ListTokenizer:
         add(closing)
         return texts, controls
 
-    def _seq(self, ids: Int32Array, index: int, item: int, adapter: int, *, truncated: bool) -> Seq:
-        if ids.size > self._max_length:
-            raise TooLong(
-                f"the query and its documents come to {ids.size:,} tokens; the limit is {self._max_length:,}. Send shorter "
-                "documents, or set max_document_tokens.",
-                item=item,
-                part=1,
-            )
-        return Seq(ids, index, adapter=adapter, truncated=truncated)
-
-    def _fixed_tokens(self, instruction: str) -> int:
-        """Return the tokens of a prompt around one document, without query and document."""
-        return self._rows([("", [""])], instruction)[0].size
+    def _seq(self, ids: Int32Array, index: int, texts: _CutList, document: int, adapter: int) -> Seq:
+        if ids.size > self._max_length:  # a text has other tokens within the prompt than alone
+            message = f"the prompt with this document has {ids.size:,} tokens; the limit is {self._max_length:,}."
+            raise TooLong(message, item=texts.first + document, part=1)
+        return Seq(ids, index, adapter=adapter, truncated=texts.num_cut > 0)
 
     # Loading
 
     def _id(self, control: str) -> Int32Array:
-        number = self.backend.raw.token_to_id(control)
+        number = self._backend.raw.token_to_id(control)
         assert number is not None  # it is one of the tokenizer's added tokens
         return np.array([number], np.int32)
 
     def _check(self) -> None:
         """Raise CheckpointError unless the pieces have the same tokens as the whole prompt, and a short one fits."""
         query, documents, instruction = _EXAMPLE
-        template = self._template
-        opening, document, closing = template.parts(instructed=True)
-        whole = (
-            opening.format(query=query, count=len(documents), instruction=instruction)
-            + "".join(document.format(index=i, document=text) for i, text in enumerate(documents))
-            + closing.format(query=query)
-        )
         (row,) = self._rows([(query, documents)], instruction)
-        if row.tolist() != self.backend.raw.encode(whole, add_special_tokens=False).ids:
+        whole = self._template.prompt(query, documents, instruction)
+        if row.tolist() != self._backend.raw.encode(whole, add_special_tokens=False).ids:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
-        if self._fixed_tokens("") >= self._max_length:
+        if self._rows([("", [""])], "")[0].size >= self._max_length:
             raise CheckpointError(f"max length {self._max_length} leaves no room in the template.", file=_FILE)
 
 
-def _lists(pairs: Sequence[Pair], *, listwise: bool) -> list[tuple[int, Sequence[Pair]]]:
+def _split_lists(pairs: Sequence[Pair], *, as_list: bool) -> list[tuple[int, Sequence[Pair]]]:
     """Return the lists of a request, each with the index of its first pair: all pairs, or each pair alone."""
-    if not listwise:
+    if not as_list:
         return [(index, [pair]) for index, pair in enumerate(pairs)]
     for index, (query, _) in enumerate(pairs):
         if query != pairs[0][0]:

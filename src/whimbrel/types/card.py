@@ -373,6 +373,11 @@ class Card:
     def all_outputs(self) -> Mapping[OutputName, Output]:
         return {**self.outputs, **self.token_outputs}
 
+    @property
+    def judges_pairs(self) -> bool:
+        """True if the scores are a reranker's: those of pairs, not classes of texts."""
+        return "scores" in self.outputs and bool(self.template or self.list_template or len(self.labels) <= 1)
+
     def tower_for(self, input_type: InputType | None) -> int:
         """Return the index of the tower for an input type. Raises InvalidRequest if there is none."""
         if not self.towers or input_type in self.tower_of:

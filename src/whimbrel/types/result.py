@@ -134,6 +134,8 @@ class Result:
     """Token offsets of each text, if requested."""
     pair_tokens: Sequence[PairTokens] | None = None
     """Tokens of each pair, if an explanation was requested."""
+    listwise: bool = False
+    """True if the scores of a list depend on all its documents."""
 
     @property
     def dense(self) -> Float32Array:

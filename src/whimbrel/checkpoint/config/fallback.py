@@ -48,7 +48,6 @@ _CHANGING: Final = ("dynamic", "longrope")
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "attention_chunk_size": (None,),
     "clip_qkv": (None,),
-    "classifier_activation": (True, None),  # MobileBERT's, whose pooler is the first token without it
     "trigram_input": (False, None),  # MobileBERT's, which looks at neighbours outside the text
 }
 _UNDECLARED: Final[Mapping[str, str]] = {
@@ -117,6 +116,9 @@ def read_fallback(config: JsonFile) -> Encoder:
     if len(names) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
     config.require_values(_FIXED)
+    config.ignore("classifier_activation")
+    if names == ["MobileBertForSequenceClassification"]:  # without it, its pooler is the first token
+        config.require_values({"classifier_activation": (True, None)})
     for key in ("rope_scaling", "rope_parameters"):
         _refuse_dynamic_scaling(config, key, config.get(key, dict, {}))
     return Encoder(
@@ -134,7 +136,7 @@ def undeclared_keys(config: JsonFile) -> frozenset[str]:
     more = _UNDECLARED.get(config.get("model_type", str), "")
     if "position_embedding_type" not in more:
         config.require_values({"position_embedding_type": ("absolute", None)})
-    return frozenset((*_FIXED, *_UNDECLARED[""].split(), *more.split(), "position_embedding_type"))
+    return frozenset((*_FIXED, "classifier_activation", *_UNDECLARED[""].split(), *more.split(), "position_embedding_type"))
 
 
 def _key(config: JsonFile, names: tuple[str, ...]) -> str:

@@ -68,7 +68,9 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     bodies.check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     texts = as_strings(documents, "documents")
     write = partial(bodies.encode_items, bodies.set_fields(model=model, query=query, max_tokens_per_doc=limit), "documents")
-    return Task("/v2/rerank", texts, write, _read_ranked, join_scores, locate=bodies.locate_document, may_be_empty=True)
+    return Task(
+        "/v2/rerank", texts, write, _read_ranked, join_scores, locate=bodies.locate_document, is_list=True, may_be_empty=True
+    )
 
 
 def _read(reply: Reply, count: int) -> Outputs:

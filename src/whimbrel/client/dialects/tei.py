@@ -59,7 +59,9 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
         bodies.encode_items, bodies.set_fields(model=model, query=query, raw_scores=raw_scores, **truncation), "texts"
     )
     texts, locate = as_strings(documents, "documents"), bodies.locate_document
-    return Task("/rerank", texts, write, _read_ranked, join_scores, locate=locate, may_be_empty=True, max_items=MAX_TEXTS)
+    return Task(
+        "/rerank", texts, write, _read_ranked, join_scores, locate=locate, is_list=True, may_be_empty=True, max_items=MAX_TEXTS
+    )
 
 
 def _truncation(truncate: str | bool | None) -> bodies.Json:

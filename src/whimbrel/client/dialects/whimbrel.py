@@ -102,10 +102,15 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
     has_vectors = any(isinstance(part, dict) for pair in pairs for part in pair)
     write = partial(_pair_body, fields, msgspec.msgpack.encode if has_vectors else to_json)
     read, join = (responses.read_explanations, responses.flatten) if explain else (responses.read_scores, responses.join_scores)
-    return Task("/v1/score", pairs, write, read, join, MESSAGE_PACK if has_vectors else JSON, locate, may_be_empty=True)
+    media_type = MESSAGE_PACK if has_vectors else JSON
+    return Task("/v1/score", pairs, write, read, join, media_type, locate, is_list=_has_one_query(pairs), may_be_empty=True)
 
 
 def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
     queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
-    is_one_query = all(query is queries[0] for query in queries)
-    return encode_body(fields, {"queries": queries[0] if is_one_query and queries else queries, "documents": documents}, write)
+    return encode_body(fields, {"queries": queries[0] if _has_one_query(pairs) else queries, "documents": documents}, write)
+
+
+def _has_one_query(pairs: Sequence[tuple[Any, Any]]) -> bool:
+    """Return whether the caller gave one query for all documents."""
+    return bool(pairs) and all(query is pairs[0][0] for query, _ in pairs)

@@ -26,7 +26,8 @@ OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/pin
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
-    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-tokens", "x-whimbrel-truncated"
+    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-tokens",
+    "x-whimbrel-truncated",
 )  # fmt: skip
 
 

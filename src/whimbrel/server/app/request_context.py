@@ -104,6 +104,8 @@ class RequestContext:
         """True if the engine gave a result. Otherwise the token counts are unknown."""
         self.num_tokens = 0
         self.num_truncated = 0
+        self.listwise = False
+        """True if the scores depend on all documents of the request."""
         self.error = ""
         self.error_outcome: Outcome | None = None
         """Outcome of the error that was answered."""
@@ -129,6 +131,7 @@ class RequestContext:
         timings = result.timings
         self.stages |= {"tokenize": timings.tokenize, "queue": timings.queue, "compute": timings.compute}
         self.has_result, self.num_tokens, self.num_truncated = True, result.num_tokens, result.num_truncated
+        self.listwise = result.listwise
 
     async def receive(self) -> Message:
         """Return the next piece of the body. Raises TooLarge, before reading if the length is announced, and Overloaded."""
@@ -230,6 +233,8 @@ class RequestContext:
         if self.has_result:
             headers.append((b"x-whimbrel-tokens", b"%d" % self.num_tokens))
             headers.append((b"x-whimbrel-truncated", b"%d" % self.num_truncated))
+        if self.listwise:
+            headers.append((b"x-whimbrel-listwise", b"true"))
         return headers
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
