@@ -142,8 +142,11 @@ class Adapters:
                 raise CheckpointError(message, file=folder.weights.file, key=base)
 
     def _changes(self, part: WeightRole, i: int) -> bool:
-        """Return whether any adapter changes a layer. Those of a checkpoint change all."""
-        return not self._spec.lora or any(
+        """Return whether any adapter changes a layer. Those of a checkpoint change all of one part, or none."""
+        if not self._spec.lora:
+            names = self._folders[0].names if self._folders else self._names
+            return any(names.for_layer(part, i))
+        return any(
             folder.weights.has(f"{name}.{kind}")
             for folder in self._folders
             for name in folder.names.for_layer(part, i)

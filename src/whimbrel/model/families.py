@@ -56,7 +56,7 @@ class WeightNames:
     router: str | None = None
     experts: str | None = None
     adapters: WeightNames | None = None
-    """Names in adapters' own folders."""
+    """Names in adapters' own folders. A part that these adapters leave as it is has an empty name."""
     alternative: WeightNames | None = None
     """Names of a second implementation of the same config."""
 
@@ -268,6 +268,14 @@ _GEMMA2: Final = replace(
     mlp_out="layers.{i}.post_feedforward_layernorm",
 )
 
+_PEFT: Final = ("base_model.model.",)
+
+
+def _with_linear_adapters(names: WeightNames) -> WeightNames:
+    """Return names of a family whose own adapters are in PEFT's folders and change the linear layers alone."""
+    return replace(names, adapters=replace(names, prefixes=_PEFT, words="", unused=()))
+
+
 FAMILIES: Final[Mapping[str, WeightNames]] = {
     "bert": _BERT,
     "roberta": replace(_BERT, prefixes=("roberta.",)),
@@ -294,7 +302,8 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "gte": _GTE,
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
-    "qwen3": _QWEN3,
+    "qwen3": _with_linear_adapters(_QWEN3),
+    "eurobert": _with_linear_adapters(_LLAMA),
     "internlm2": _INTERNLM2,
     "deepseek": _DEEPSEEK,
     "lfm2": _LFM2,

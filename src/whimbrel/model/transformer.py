@@ -3,8 +3,8 @@
 The residual stream and all norms are float32; matrix products are in the plan's dtype. `families.py` describes the parts of
 each family; nothing here tests the family's name.
 
-Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
-qwen3,mistral,gemma2,gemma3,lfm2,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the
+Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,eurobert,llama,
+qwen2,qwen3,mistral,gemma2,gemma3,lfm2,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the
 Hub, and jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
 Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
