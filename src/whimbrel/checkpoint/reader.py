@@ -56,18 +56,17 @@ def read_card(
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, `adapters` the folders of
-    adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and SetupError for an
-    accepted key that is in no file.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, also of adapters; `adapters` the
+    folders of adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and
+    SetupError for an accepted key that is in no file.
     """
     with accepting(accept_config) as present:
         card = _read_card(folder, name, pooling, reranker)
+        if adapters and card.towers:
+            raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
+        card = replace(card, encoder=add_adapters(card.encoder, name, adapters or {}))
     check_accepted(accept_config, present)
-    if not adapters:
-        return card
-    if card.towers:
-        raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
-    return replace(card, encoder=add_adapters(card.encoder, adapters))
+    return card
 
 
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:

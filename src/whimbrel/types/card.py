@@ -104,6 +104,8 @@ class LoraAdapter:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
     by_root: bool = False
     """Divide alpha by the square root of the rank (rsLoRA)."""
+    other_base: str = ""
+    """Hub id of the model that the adapter was made for, if it has another name than this one."""
 
     @property
     def max_rank(self) -> int:

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, cast
 
 from whimbrel.checkpoint.config.common import read_positive
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.errors import SetupError
+from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import Encoder, LoraAdapter
 
 T = TypeVar("T", int, float)
@@ -52,8 +52,8 @@ _PEFT_FREE: Final = frozenset(
 )
 """Keys that an adapter of the user may have other values for. The tensors say which modules are adapted."""
 _ADAPTER: Final = "adapter_config.json"
-_ADAPTED: Final = frozenset("bert roberta electra distilbert mpnet modernbert llama qwen3 gemma gemma2 gemma3".split())
-"""Families whose layers take adapters of the user."""
+_BASE: Final = "base_model_name_or_path"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MERGE: Final = "merge it into the model (peft: merge_and_unload, then save_pretrained)"
 _LINEAR: Final = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
 _TARGETS: Final[Mapping[str, frozenset[str]]] = {
@@ -105,19 +105,22 @@ def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
     return replace(encoder, adapter_rank=settings[0][0], adapter_scale=settings[0][1]) if settings else encoder
 
 
-def add_adapters(encoder: Encoder, folders: Mapping[str, str]) -> Encoder:
-    """Return the encoder with the adapters in some folders, by name. Raises SetupError and CheckpointError."""
+def add_adapters(encoder: Encoder, model: str, folders: Mapping[str, str]) -> Encoder:
+    """Return the encoder of `model`, a hub id or a folder's name, with the adapters in some folders, by name.
+
+    Raises SetupError and CheckpointError.
+    """
     if not folders:
         return encoder
     if encoder.adapters:
         raise SetupError("the model has adapters of its own; no others can be added.", hint="serve it without --adapter")
-    if encoder.family not in _ADAPTED:
+    if not encoder.layers:
         raise SetupError(f"adapters cannot be added to models of the family {encoder.family!r}.", hint=_MERGE)
-    adapters = tuple(_read_adapter(name, Path(folder).expanduser()) for name, folder in folders.items())
+    adapters = tuple(_read_adapter(name, Path(folder).expanduser(), model) for name, folder in folders.items())
     return replace(encoder, adapters=tuple(folders), adapter_rank=max(each.max_rank for each in adapters), lora=adapters)
 
 
-def _read_adapter(name: str, folder: Path) -> LoraAdapter:
+def _read_adapter(name: str, folder: Path, model: str) -> LoraAdapter:
     if not re.fullmatch(r"\w[\w.-]*", name) or name == "latest":
         raise SetupError(
             f"{name!r:.100} is no name of an adapter.", hint="letters, digits, _ . and -, but not latest: --adapter NAME=FOLDER"
@@ -136,9 +139,29 @@ def _read_adapter(name: str, folder: Path) -> LoraAdapter:
         _read_pattern(config, "rank_pattern", int),
         _read_pattern(config, "alpha_pattern", float),
         config.get("use_rslora", bool, False),
+        _read_other_base(config, model),
     )
     config.reject_unread_keys(_PEFT_INERT)
     return adapter
+
+
+def _read_other_base(config: JsonFile, model: str) -> str:
+    """Return the hub id of the model that an adapter was made for, if it is not that of `model`; or "".
+
+    Ids are compared by their last part, and capitals do not count: copies of a model often keep its name. Raises
+    CheckpointError if `model` is a hub id too, unless the user accepts the key. A folder may have any name.
+    """
+    base = config.get(_BASE, str, "")
+    if not _HUB_ID.fullmatch(base) or base.rpartition("/")[2].lower() == model.rpartition("/")[2].lower():
+        return ""
+    if "/" in model and not config.accepts(_BASE):
+        raise CheckpointError(
+            f"the adapter was made for {base}, and the model is {model}.",
+            file=config.name,
+            key=_BASE,
+            hint=f"if both are the same model: --accept-config {_BASE}, in Python accept_config=({_BASE!r},)",
+        )
+    return base
 
 
 def _read_pattern(config: JsonFile, key: str, kind: type[T]) -> dict[str, T]:
