@@ -69,7 +69,7 @@ def write_adapter(
         "peft_type": "LORA", "base_model_name_or_path": "some/model", "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
         "init_lora_weights": True, "lora_alpha": 8, "lora_dropout": 0.1, "modules_to_save": None, "r": rank, "task_type": "FEATURE_EXTRACTION",
         "target_modules": ["query", "value"], "use_dora": False, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {},
-        "layers_to_transform": None, "layers_pattern": None, "auto_mapping": None, "revision": None, "peft_version": "0.21.2",
+        "layers_to_transform": None, "layers_pattern": None, "target_parameters": [], "auto_mapping": None, "revision": None, "peft_version": "0.21.2",
     } | config  # fmt: skip
     (folder / "adapter_config.json").write_text(json.dumps(stated))
     generator, merged, tensors = torch.Generator().manual_seed(seed), copy.deepcopy(model), dict[str, torch.Tensor]()
@@ -367,10 +367,28 @@ def test_a_server_with_adapters(dense: tuple[Path, dict[str, str]]) -> None:
         Client(server.url) as client,
     ):
         assert "base:law, base:bio" in server.log
+        assert "made for a model of another name: law of some/model, bio of some/model" in " ".join(server.log.split())
         expected = engine.embed(TEXTS, adapter="law")
         np.testing.assert_array_equal(client.embed(TEXTS, adapter="law"), expected)
         np.testing.assert_array_equal(client.for_model("base:law").embed(TEXTS), expected)
         np.testing.assert_array_equal(client.embed(TEXTS), engine.embed(TEXTS))
+
+
+@pytest.mark.extended
+def test_a_server_of_two_models_with_adapters(dense: tuple[Path, dict[str, str]]) -> None:
+    """Each model has its own adapters."""
+    folder, adapters = dense
+    values = [f"one:law={adapters['law']}", f"two:law={adapters['bio']}"]
+    options = [word for value in values for word in ("--adapter", value)]
+    with (
+        Engine(str(folder), dtype="float32", adapters=adapters) as engine,
+        Server(
+            str(folder), str(folder), *options, "--served-name", "one", "--served-name", "two", "--dtype", "float32"
+        ) as server,
+        Client(server.url) as client,
+    ):
+        for model, name in (("one:law", "law"), ("two:law", "bio")):
+            np.testing.assert_array_equal(client.for_model(model).embed(TEXTS), engine.embed(TEXTS, adapter=name))
 
 
 @pytest.mark.parametrize(
@@ -408,6 +426,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "another kind": ({"peft_type": "IA3"}, r"adapter_config.json: peft_type"),
     "biases": ({"bias": "lora_only"}, r"adapter_config.json: bias"),
     "DoRA": ({"use_dora": True}, r"adapter_config.json: use_dora"),
+    "parameters of experts": ({"target_parameters": ["gate_up_proj"]}, r"adapter_config.json: target_parameters"),
     "whole modules": ({"modules_to_save": ["classifier"]}, r"adapter_config.json: modules_to_save"),
     "turned weights": ({"fan_in_fan_out": True}, r"adapter_config.json: fan_in_fan_out"),
     "no rank": ({"r": 0}, r"adapter_config.json: r: "),

@@ -37,11 +37,12 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "bias": ("none", None),
     "init_lora_weights": (True, False, "gaussian", None),  # the others change the weights that are added to
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+    "target_parameters": ([], None),
     **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora", "use_dora", "use_qalora", "use_rslora"), (False, None)),
     **dict.fromkeys(
         """
         alora_invocation_tokens arrow_config corda_config eva_config exclude_modules kasa_config layer_replication
-        layers_pattern layers_to_transform lora_ga_config megatron_config modules_to_save monteclora_config target_parameters
+        layers_pattern layers_to_transform lora_ga_config megatron_config modules_to_save monteclora_config
         trainable_token_indices velora_config
         """.split(),
         (None,),
