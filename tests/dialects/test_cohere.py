@@ -38,7 +38,7 @@ JSON = {"content-type": "application/json"}
 
 def model(*prompts: str, width: int = 16, forms: Any = None) -> FakeModel:
     """What a dialect knows of a model with such prompts."""
-    card: Any = SimpleNamespace(prompts=dict.fromkeys(prompts, ""), text_formats=forms, list_template=None)
+    card: Any = SimpleNamespace(prompts=dict.fromkeys(prompts, ""), tasks=(), text_formats=forms, list_template=None)
     card.tower_for, card.tower = lambda _: 0, lambda _: card
     card.output = lambda _: Output(width)
     return FakeModel.named("m", card)

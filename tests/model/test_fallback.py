@@ -36,7 +36,6 @@ CASES: dict[str, tuple[str, Config]] = {
     "albert": ("Albert", SIZES | {"embedding_size": 24, "num_hidden_groups": 2}),
     "data2vec": ("Data2VecText", ROBERTA),
     "ernie": ("Ernie", SIZES | {"use_task_id": True}),
-    "eurobert": ("EuroBert", DECODER | {"mask_token_id": 4}),
     "gpt2": ("GPT2", GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
     "granite": (
         "Granite",

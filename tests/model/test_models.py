@@ -84,6 +84,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral": ("Mistral", DECODER | {"sliding_window": 5}),
     "mistral both ways": ("Mistral", DECODER | {"sliding_window": 5, "is_causal": False}),
     "mistral without a window": ("Mistral", DECODER | {"sliding_window": None}),
+    "eurobert": ("EuroBert", DECODER | {"mask_token_id": 4}),
     "llama": ("Llama", DECODER),
     "llama 3": ("Llama", DECODER | {"rope_scaling": LLAMA3}),
     "llama with yarn and biases": ("Llama", DECODER | {"rope_scaling": YARN, "attention_bias": True, "mlp_bias": True}),

@@ -19,6 +19,7 @@ from test_sparse import splade_layout, write_splade
 
 from checkpoints import edit_json
 from classifiers import write_classifier
+from jina_v5 import write as write_v5
 from late_models import write_pylate
 from whimbrel.checkpoint.locate import resolve_checkpoint
 
@@ -68,6 +69,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "cross-encoder/ms-marco-MiniLM-L6-v2": lambda folder: _classifier(folder, "bert"),
     "dslim/bert-base-NER": lambda folder: _classifier(folder, "bert", "ForTokenClassification", ENTITIES),
     "intfloat/multilingual-e5-small": lambda folder: write_layout(folder, LAYOUTS["e5"]),
+    "jinaai/jina-embeddings-v5-text-nano": lambda folder: write_v5(folder, "nano"),
     "lightonai/GTE-ModernColBERT-v1": _late,
     "naver/splade-v3": _splade,
 }

@@ -135,6 +135,10 @@ class JsonFile:
         """Mark `keys` as read, because they do not matter."""
         self._read.update(keys)
 
+    def accepts(self, key: str) -> bool:
+        """Return whether the user accepts this key."""
+        return key in self._accepted
+
     def was_read(self, key: str) -> bool:
         return key in self._read
 

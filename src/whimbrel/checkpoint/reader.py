@@ -19,6 +19,7 @@ from whimbrel.checkpoint.chat_template import read_text_template
 from whimbrel.checkpoint.config.adapters import add_adapters, read_adapter_folders, read_default_adapter, read_instructions
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling, read_token_head
+from whimbrel.checkpoint.config.jina_v5 import DEFAULT_PROMPT, DEFAULT_TASK, PROMPTS, is_jina_v5
 from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
@@ -27,7 +28,7 @@ from whimbrel.checkpoint.scores import classifiers, listwise, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
-from whimbrel.checkpoint.sentence_transformers.modules import KINDS, MODULES, WITH_TASKS, Rows, has_modules, read_modules
+from whimbrel.checkpoint.sentence_transformers.modules import KINDS, MODULES, SENTENCE, WITH_TASKS, Rows, has_modules
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
@@ -55,18 +56,17 @@ def read_card(
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, `adapters` the folders of
-    adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and SetupError for an
-    accepted key that is in no file.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, also of adapters; `adapters` the
+    folders of adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and
+    SetupError for an accepted key that is in no file.
     """
     with accepting(accept_config) as present:
         card = _read_card(folder, name, pooling, reranker)
+        if adapters and card.towers:
+            raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
+        card = replace(card, encoder=add_adapters(card.encoder, name, adapters or {}))
     check_accepted(accept_config, present)
-    if not adapters:
-        return card
-    if card.towers:
-        raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
-    return replace(card, encoder=add_adapters(card.encoder, adapters))
+    return card
 
 
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
@@ -89,13 +89,14 @@ def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker:
     pooling = _pooling(folder, "math-shepherd" if pooling is None and name in llm_rerankers.MATH_SHEPHERD_IDS else pooling)
     if is_model2vec(folder):
         return read_static_card(folder, name, [("StaticEmbedding", "")])
-    return _read_transformer_card(folder, name, [("Transformer", "")], pooling)
+    rows = [("Transformer", "")]
+    return _read_jina_v5(folder, name, rows) or _read_transformer_card(folder, name, rows, pooling)
 
 
 def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
     """Return the pooling of config.json, else the user's. None if the model needs none."""
     config = JsonFile.read(folder, "config.json")
-    stated = read_stated_pooling(config)
+    stated = "lasttoken" if is_jina_v5(config) else read_stated_pooling(config)
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling
@@ -106,10 +107,10 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
 
 
 def _read_modules(folder: Path, name: str) -> Card:
-    rows = read_modules(folder, KINDS)
+    rows = modules.read_modules(folder, KINDS)
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
-        return _read_tower(folder, name, rows)
+        return _read_jina_v5(folder, name, rows) or _read_tower(folder, name, rows)
     if is_chain_of_scores(folder, rows):
         raise CheckpointError("a Router in a CrossEncoder is not supported.", file=MODULES, key="type")
     routes, route_of = read_router(folder, rows[router][1])
@@ -124,6 +125,27 @@ def _read_tower(folder: Path, name: str, rows: Rows) -> Card:
     if rows[0][0] in _TABLES:
         return read_static_card(folder, name, rows)
     return _read_transformer_card(folder, name, rows, None)
+
+
+def _read_jina_v5(folder: Path, name: str, rows: Rows) -> Card | None:
+    """Return the card of jina-embeddings-v5, whose only module also pools and normalises. None for other models."""
+    root = folder / rows[0][1] if rows else folder
+    if not (root / "config.json").exists() or not is_jina_v5(JsonFile.read(root, "config.json")):
+        return None
+    has_files = has_modules(folder)
+    if has_files and [kind for kind, _ in rows] != [WITH_TASKS]:
+        raise CheckpointError(f"jina-embeddings-v5 has one module, {WITH_TASKS}, which pools by itself.", file=MODULES)
+    card = _read_transformer_card(folder, name, rows, "lasttoken")
+    if clashes := card.prompts.keys() & set(card.encoder.adapters):
+        raise CheckpointError(f"{min(clashes)!r} is a task, and no prompt.", file=SENTENCE, key="prompts")
+    return replace(
+        card,
+        outputs={name: replace(output, activated=True) for name, output in card.outputs.items()},
+        default_adapter=card.default_adapter or DEFAULT_TASK,
+        matryoshka=True,  # its code takes any truncate_dim
+        max_length=modules.read_max_length(card.encoder, modules.read_transformer(root, used=["model_args"]), JsonFile("", {})),
+        **({} if has_files else {"prompts": PROMPTS, "default_prompt_name": DEFAULT_PROMPT}),
+    )
 
 
 def _check_order(folder: Path, rows: Rows) -> None:
@@ -148,7 +170,9 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         classifiers.note_keys(config)
     encoder = read_adapter_folders(root, read_encoder(config))
     if has_tasks and not encoder.adapters:
-        message = f"{kind!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."
+        message = (
+            f"{kind!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 and v5 only."
+        )
         raise CheckpointError(message, file=MODULES, key="type")
     transformer = _settings(root, rows, cross_encoder=has_classes and is_cross_encoder(root))
     files = JsonFile.read_optional(root, "tokenizer_config.json")
@@ -174,6 +198,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
+    names_prompts = bool(encoder.adapters) and not is_jina_v5(config)
     if chat is not None and chat.prompted is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
     return Card(
@@ -184,7 +209,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         labels=labels,
         max_length=modules.read_max_length(encoder, transformer, files),
         tokenizer=tokenizer,
-        prompts=read_instructions(config, encoder.adapters, sentence) if encoder.adapters else prompts,
+        prompts=read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
         default_prompt_name=default_prompt_name,
         default_adapter=read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,

@@ -147,6 +147,8 @@ def describe(card: Card, folder: Path) -> dict[str, str]:
     }
     if card.default_prompt_name:
         fields["prompts"] += f"; by default: {card.default_prompt_name}"
+    if card.tasks:
+        fields["tasks"] = f"{', '.join(card.tasks)} (adapters); by default: {card.default_adapter or 'none'}"
     if card.labels:
         more = f" and {len(card.labels) - 8} more" if len(card.labels) > 8 else ""
         fields["labels"] = ", ".join(card.labels[:8]) + more

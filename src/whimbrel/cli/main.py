@@ -227,7 +227,11 @@ def serve(
     accept_config: AcceptConfig = None,
     adapter: Annotated[
         list[str] | None,
-        option("NAME=FOLDER", "LoRA adapter as PEFT saves it, which requests choose by MODEL:NAME. Repeatable.", "--adapter"),
+        option(
+            "[MODEL:]NAME=FOLDER",
+            "LoRA adapter as PEFT saves it, which requests choose by MODEL:NAME. Repeatable.",
+            "--adapter",
+        ),
     ] = None,
     log_format: Annotated[
         Literal["plain", "json"], typer.Option(help="Format of log lines.", rich_help_panel=LOGS_PANEL)
@@ -242,6 +246,7 @@ def serve(
 ) -> None:
     """Serve one or more models over HTTP."""
     need("httptools", "torch")
+    from whimbrel.checkpoint import packaged
     from whimbrel.cli import console
     from whimbrel.cli.serve import listen, listen_on_path, names_of_adapters, names_of_models, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
@@ -262,7 +267,8 @@ def serve(
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
     names = names_of_models(served_name or [], num_models=len(model_ids))
-    adapters = names_of_adapters(adapter or (), num_models=len(model_ids))
+    known = [(model or packaged.NAME, *own_names) for model, own_names in zip(model_ids, names, strict=True)]
+    adapters = names_of_adapters(adapter or (), known)
     tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
     with listen_on_path(uds) if uds else listen(host, port) as listener:
         limits = read_server_limits(
@@ -297,11 +303,11 @@ def serve(
                         split_long=split_long,
                         document_cache_bytes=document_cache_bytes,
                         accept_config=tuple(accept_config or ()),
-                        adapters=adapters,
+                        adapters=own_adapters,
                     ),
                     read_reranker(reranker),
                 )
-                for model, own_names in zip(model_ids, names, strict=True)
+                for model, own_names, own_adapters in zip(model_ids, names, adapters, strict=True)
             ),
             limits=limits,
             num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),

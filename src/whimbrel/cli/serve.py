@@ -41,18 +41,27 @@ def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tup
     return [*split, *[()] * (num_models - len(split))]
 
 
-def names_of_adapters(values: Sequence[str], *, num_models: int) -> dict[str, str]:
-    """Return the absolute folders of adapters by name, from the values of --adapter. Raises SetupError."""
-    if values and num_models > 1:
-        raise SetupError("--adapter is for a server of one model.", hint="serve the model with adapters on a server of its own")
-    adapters: dict[str, str] = {}
+def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    """Return, for each model, the absolute folders of its adapters by name, from the values of --adapter. Raises SetupError.
+
+    `models` has the names by which a value may choose each model. A server of one model needs none.
+    """
+    adapters: list[dict[str, str]] = [{} for _ in models]
     for value in values:
-        name, equals, folder = value.partition("=")
-        if not equals or not name or not folder:
+        named, equals, folder = value.partition("=")
+        model, colon, name = named.rpartition(":")
+        if not equals or not name or not folder or (colon and not model):
             raise SetupError(f"--adapter takes NAME=FOLDER, not {value!r}.", hint="e.g. --adapter law=adapters/law")
-        if name in adapters:
+        chosen = [own for own, names in zip(adapters, models, strict=True) if not model or model in names]
+        if len(chosen) != 1:
+            several = "no model" if not chosen else "one of several models" if not model else "several models"
+            known = ", ".join(dict.fromkeys(each for names in models for each in names))
+            raise SetupError(
+                f"--adapter {value!r} is for {several}.", hint=f"name a model: --adapter MODEL:NAME=FOLDER, of {known}"
+            )
+        if name in chosen[0]:
             raise SetupError(f"two adapters have the name {name!r}.", hint="give each a name of its own")
-        adapters[name] = str(Path(folder).expanduser().absolute())
+        chosen[0][name] = str(Path(folder).expanduser().absolute())
     return adapters
 
 
@@ -221,6 +230,8 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
     }
     if plan.adapters:
         summary["adapters"] = ", ".join(f"{plan.served_name}:{name}" for name in plan.adapters)
+    if others := [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]:
+        summary["warning"] = f"made for a model of another name: {', '.join(others)}"
     if plan.commit:
         summary["commit"] = plan.commit
     if plan.accept_config:

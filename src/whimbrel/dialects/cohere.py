@@ -271,8 +271,8 @@ def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
 
 def _purpose(card: Card, word: str | None) -> dict[str, Any]:
     purpose = prompt_for_task(card, word, _INPUT_TYPES.get(word or ""))
-    if word is not None and word not in _INPUT_TYPES and purpose["prompt_name"] is None:
-        names = ", ".join(dict.fromkeys((*_INPUT_TYPES, *card.prompts)))
+    if word is not None and word not in _INPUT_TYPES and purpose["prompt_name"] is None and "adapter" not in purpose:
+        names = ", ".join(dict.fromkeys((*_INPUT_TYPES, *card.prompts, *card.tasks)))
         raise InvalidRequest(f"{word[:40]!r} is no prompt of this model; it takes: {names}.", param="input_type")
     return purpose
 

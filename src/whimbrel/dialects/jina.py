@@ -16,21 +16,19 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, prompt_for_task, text_request
+from whimbrel.dialects.common.bodies import SIDES, decode, prompt_for_task, text_request
 from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route
 from whimbrel.dialects.openai import Usage
 from whimbrel.errors import InvalidRequest
-from whimbrel.types.request import InputType, OutputName, Request
+from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import EncodedArray, LazyList, base64_rows, number_rows, to_base64
 
 JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 
 _TASKS: Final = ("retrieval", "text-matching", "classification", "separation", "clustering")
-_PARTS: Final[dict[str, InputType]] = {"query": "query", "passage": "document"}
-"""Input types of tasks that end in a dot and a key."""
 
 
 class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
@@ -39,9 +37,10 @@ class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     task: Annotated[
         str | None,
         Meta(
-            description="What the texts are for: the model's prompt (and adapter) of that name if it has one. Else "
-            "`retrieval.query` and all in `.query` are queries, all in `.passage` documents, and `retrieval`, `text-matching`, "
-            "`classification`, `separation` and `clustering` say nothing to the model."
+            description="What the texts are for: the model's prompt (and adapter) of that name if it has one. "
+            "`retrieval.query` and all in `.query` are queries, all in `.passage` documents. Of a model with an adapter per "
+            "task, such as jina-embeddings-v5, the adapter of that name. To others `retrieval`, `text-matching`, "
+            "`classification`, `separation` and `clustering` say nothing."
         ),
     ] = None
     embedding_type: Annotated[
@@ -90,7 +89,7 @@ def parse_embeddings(
     body = replace(
         body,
         input_type=body.input_type
-        or _PARTS.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document"),
+        or SIDES.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document"),
         normalize=body.normalize if body.normalized is None else body.normalized,
         truncate=False if body.truncate is None else body.truncate,
     )
@@ -114,11 +113,19 @@ def _kinds(body: JinaEmbeddingsRequest) -> Sequence[str]:
 
 
 def _for_task(task: str, request: Request, model: ServedModel) -> Request:
-    purpose = prompt_for_task(model.card, task, request.input_type)
-    if purpose["prompt_name"] is None and task not in _TASKS and task.rpartition(".")[2] not in _PARTS:
-        names = ", ".join(dict.fromkeys((*model.card.prompts, "retrieval.query", "retrieval.passage", *_TASKS)))
+    card, purpose = model.card, prompt_for_task(model.card, task, request.input_type)
+    tasks = card.tasks or _TASKS
+    is_general = not card.tasks and (task in _TASKS or task.rpartition(".")[2] in SIDES)
+    if purpose["prompt_name"] is None and "adapter" not in purpose and not is_general:
+        names = ", ".join(dict.fromkeys((*card.prompts, "retrieval.query", "retrieval.passage", *tasks)))
         raise InvalidRequest(f"{task[:40]!r} is no prompt of this model, and no task; it takes: {names}.", param="task")
-    return request if request.prompt is not None or request.prompt_name is not None else dataclasses.replace(request, **purpose)
+    if request.adapter is not None and purpose.setdefault("adapter", request.adapter) != request.adapter:
+        raise InvalidRequest(
+            f"is {request.adapter!r}, and task names {purpose['adapter']!r}; give one of them.", param="adapter"
+        )
+    if request.prompt is not None or request.prompt_name is not None:
+        purpose = {key: value for key, value in purpose.items() if key == "adapter"}
+    return dataclasses.replace(request, **purpose)
 
 
 def render_embeddings(body: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:

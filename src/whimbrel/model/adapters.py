@@ -13,9 +13,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -28,8 +28,12 @@ from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, LoraAdapter
 
 T = TypeVar("T")
+_Pair: TypeAlias = tuple[Tensor, Tensor]
+"""A and B."""
 
 _FILE: Final = "adapter_model.safetensors"
+_LINEAR_KINDS: Final = ("lora_A.weight", "lora_B.weight")
+_TABLE_KINDS: Final = ("lora_embedding_A", "lora_embedding_B")
 _PREFIX: Final = "base_model.model."
 _COLUMN_STEP: Final = 16
 
@@ -43,21 +47,31 @@ class _Folder:
     adapter: LoraAdapter | None
     """The user's settings; None: those of the checkpoint, for every module."""
 
-    def matrices(self, spec: Encoder, name: str, rows: int, columns: int, *, table: bool) -> tuple[Tensor, Tensor]:
+    def matrices(self, spec: Encoder, name: str, rows: int, columns: int, *, table: bool = False) -> _Pair:
         """Return A, (R, columns), and B times the scale, (rows, R); zeros where the user's adapter changes nothing."""
-        a, b = (
-            f"{name}.{kind}"
-            for kind in (("lora_embedding_A", "lora_embedding_B") if table else ("lora_A.weight", "lora_B.weight"))
-        )
+        a, b = (f"{name}.{kind}" for kind in (_TABLE_KINDS if table else _LINEAR_KINDS))
         if self.adapter is None:
             rank, scale = spec.adapter_rank, spec.adapter_scale
-        elif not self.weights.has(a) and not self.weights.has(b):
+        elif not self.changes([name]):
             return torch.zeros(spec.adapter_rank, columns), torch.zeros(rows, spec.adapter_rank)
         else:
-            rank, scale = _settings(self.adapter, name)
+            rank, scale = _settings(self.adapter, name, self.names.prefixes)
         missing = spec.adapter_rank - rank
         down, up = self.weights.take(a, rank, columns), self.weights.take(b, rows, rank) * scale
         return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+
+    def blocks(
+        self, spec: Encoder, names: Sequence[str], rows: Sequence[int], columns: int, order: Tensor | None
+    ) -> list[_Pair]:
+        """Return A and B of each block of rows. Blocks of one weight share its A."""
+        if len(names) > 1:  # these are in the order of the blocks, however the weight is stored
+            return [self.matrices(spec, name, num, columns) for name, num in zip(names, rows, strict=True)]
+        a, b = self.matrices(spec, names[0], sum(rows), columns)
+        blocks = torch.split(b if order is None else b[order], list(rows))
+        return [(a, block) for block in blocks]
+
+    def changes(self, names: Sequence[str]) -> bool:
+        return any(self.weights.has(f"{name}.{kind}") for name in names for kind in (*_LINEAR_KINDS, *_TABLE_KINDS))
 
 
 class Adapters:
@@ -84,7 +98,8 @@ class Adapters:
                 message = f"not found in {adapter.folder}; PEFT writes it, unless it was told to write a pickle."
                 raise CheckpointError(message, file=_FILE)
             file = Weights(Path(adapter.folder), prefixes=prefixes, single=_FILE, on_meta=device.type == "meta")
-            self._folders.append(_Folder(self._stack.enter_context(file), names, adapter))
+            folder = _Folder(self._stack.enter_context(file), names, adapter)
+            self._folders.append(replace(folder, names=_names_in(folder, len(spec.layers))))
 
     def lora_columns(self) -> Tensor | None:
         """Return the adapter of each of the K columns; None without adapters. Padding columns belong to no adapter."""
@@ -103,16 +118,32 @@ class Adapters:
         """
         if not self._spec.adapters or not self._changes(part, i):
             return None
-        names = self._folders[0].names if self._folders else self._names
-        if len(names.for_layer(part, i)) == 1:
+        if not self._folders:
+            return self._low_rank(self._stacked_blocks(self._names.for_layer(part, i), rows, columns))
+        return self._load([folder.names.for_layer(part, i) for folder in self._folders], rows, columns, order)
+
+    def named(self, names: Sequence[str], rows: Sequence[int], columns: int) -> LowRank | None:
+        """Load the matrices of layers that WeightNames does not list, which only adapters of the user change."""
+        if not self._spec.lora or not any(folder.changes(names) for folder in self._folders):
+            return None
+        return self._load([names] * len(self._folders), rows, columns, None)
+
+    def _load(self, names: Sequence[Sequence[str]], rows: Sequence[int], columns: int, order: Tensor | None) -> LowRank:
+        """Load the matrices of a layer, which each folder calls by its own names."""
+        if all(len(own) == 1 for own in names):
             rows = (sum(rows),)
-        pairs = [self._pair(part, i, number, num_rows, columns) for number, num_rows in enumerate(rows)]
-        down = torch.cat([down for down, _ in pairs])
-        up, row, column = down.new_zeros(sum(rows), down.shape[0]), 0, 0
-        for _, block in pairs:
+        blocks = [
+            folder.blocks(self._spec, own, rows, columns, order) for folder, own in zip(self._folders, names, strict=True)
+        ]
+        return self._low_rank([_side_by_side(pairs) for pairs in zip(*blocks, strict=True)])
+
+    def _low_rank(self, blocks: Sequence[_Pair]) -> LowRank:
+        """Return the addition to a layer whose blocks of rows have these matrices of all adapters."""
+        down = torch.cat([down for down, _ in blocks])
+        up, row, column = down.new_zeros(sum(len(up) for _, up in blocks), len(down)), 0, 0
+        for _, block in blocks:
             up[row : row + block.shape[0], column : column + block.shape[1]] = block
             row, column = row + block.shape[0], column + block.shape[1]
-        up = up if order is None else up[order]
         return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
 
     def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:
@@ -120,15 +151,18 @@ class Adapters:
         if not self._spec.adapters or not self._changes(part, 0):
             return None
         self._check_tables(part, rows, columns)
-        down, up = self._pair(part, 0, 0, columns, rows, table=True)
+        down, up = self._table_pair(part, rows, columns)
         table_VK = down.T.contiguous().to(self._device, self._dtype)
         return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
 
-    def finish(self) -> None:
-        """Reject other tensors in the adapters' files. In the stacked layout, the owner of the weights does that."""
+    def finish(self) -> list[str]:
+        """Reject other tensors in the adapters' files. Return the modules of those that hidden states do not depend on.
+
+        In the stacked layout, the owner of the weights rejects tensors.
+        """
         with self._stack:
-            for folder in self._folders:
-                folder.weights.finish(folder.names.unused)
+            left = [name for folder in self._folders for name in folder.weights.finish(folder.names.unused)]
+        return [re.sub(r"\.lora_\w+(\.weight)?$", "", name) for name in left]
 
     def _check_tables(self, part: WeightRole, rows: int, columns: int) -> None:
         """Raise CheckpointError unless the tables that PEFT saves beside an adapter's matrices are those of the model."""
@@ -142,50 +176,66 @@ class Adapters:
                 raise CheckpointError(message, file=folder.weights.file, key=base)
 
     def _changes(self, part: WeightRole, i: int) -> bool:
-        """Return whether any adapter changes a layer. Those of a checkpoint change all."""
-        return not self._spec.lora or any(
-            folder.weights.has(f"{name}.{kind}")
-            for folder in self._folders
-            for name in folder.names.for_layer(part, i)
-            for kind in ("lora_A.weight", "lora_B.weight", "lora_embedding_A", "lora_embedding_B")
-        )
+        """Return whether any adapter changes a layer. Those of a checkpoint change all of one part, or none."""
+        if not self._spec.lora:
+            names = self._folders[0].names if self._folders else self._names
+            return any(names.for_layer(part, i))
+        return any(folder.changes(folder.names.for_layer(part, i)) for folder in self._folders)
 
-    def _pair(
-        self, part: WeightRole, i: int, number: int, rows: int, columns: int, *, table: bool = False
-    ) -> tuple[Tensor, Tensor]:
-        """Return A of all adapters, (K, columns), and B times the scale, (rows, K)."""
-        if self._folders:
-            matrices = [
-                folder.matrices(self._spec, folder.names.for_layer(part, i)[number], rows, columns, table=table)
+    def _table_pair(self, part: WeightRole, entries: int, columns: int) -> _Pair:
+        """Return A of all adapters, (K, entries), and B times the scale, (columns, K)."""
+        if not self._folders:
+            return self._stacked(self._names.for_layer(part, 0)[0], columns, entries, table=True)
+        return _side_by_side(
+            [
+                folder.matrices(self._spec, folder.names.for_layer(part, 0)[0], columns, entries, table=True)
                 for folder in self._folders
             ]
-            down, up = torch.cat([a for a, _ in matrices]), torch.cat([b for _, b in matrices], 1)
-        else:
-            a_NRI, b_NOR = self._stacked(self._names.for_layer(part, i)[number], rows, columns, table=table)
-            down = a_NRI.reshape(-1, columns)
-            up = b_NOR.permute(1, 0, 2).reshape(rows, -1) * self._spec.adapter_scale
-        missing = -down.shape[0] % _COLUMN_STEP
-        return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+        )
 
-    def _stacked(self, name: str, rows: int, columns: int, *, table: bool) -> tuple[Tensor, Tensor]:
+    def _stacked_blocks(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[_Pair]:
+        rows = (sum(rows),) if len(names) == 1 else rows
+        return [self._stacked(name, num, columns) for name, num in zip(names, rows, strict=True)]
+
+    def _stacked(self, name: str, rows: int, columns: int, *, table: bool = False) -> _Pair:
+        """Return A and B, as of `_side_by_side`, of a weight that has all adapters beside it."""
         at, num, rank = f"{name}.parametrizations.weight.0", len(self._spec.adapters), self._spec.adapter_rank
         if table:
-            a = self._weights.take(f"{at}.lora_A", num, columns, rank)
-            return a.transpose(1, 2), self._weights.take(f"{at}.lora_B", num, rank, rows).transpose(1, 2)
-        return self._weights.take(f"{at}.lora_A", num, rank, columns), self._weights.take(f"{at}.lora_B", num, rows, rank)
+            a_NRI = self._weights.take(f"{at}.lora_A", num, columns, rank).transpose(1, 2)
+            b_NOR = self._weights.take(f"{at}.lora_B", num, rank, rows).transpose(1, 2)
+        else:
+            a_NRI = self._weights.take(f"{at}.lora_A", num, rank, columns)
+            b_NOR = self._weights.take(f"{at}.lora_B", num, rows, rank)
+        return _side_by_side([(a, b * self._spec.adapter_scale) for a, b in zip(a_NRI, b_NOR, strict=True)])
 
 
-def _settings(adapter: LoraAdapter, name: str) -> tuple[int, float]:
+def _side_by_side(pairs: Sequence[_Pair]) -> _Pair:
+    """Return A of all adapters, (K, columns), and B, (rows, K)."""
+    down, up = torch.cat([a for a, _ in pairs]), torch.cat([b for _, b in pairs], 1)
+    missing = -down.shape[0] % _COLUMN_STEP
+    return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+
+
+def _names_in(folder: _Folder, num_layers: int) -> WeightNames:
+    """Return the names that a folder's layers have: those of transformers' class or those of the checkpoint."""
+    other = folder.names.in_transformers
+    parts: tuple[WeightRole, ...] = ("qkv", "out", "up", "down")
+    if other and any(folder.changes(other.for_layer(part, i)) for i in range(num_layers) for part in parts):
+        return other
+    return folder.names
+
+
+def _settings(adapter: LoraAdapter, name: str, prefixes: Sequence[str]) -> tuple[int, float]:
     """Return the rank and the scale of an adapter in the module called `name`."""
-    rank = _of_pattern(adapter.rank_pattern, name, adapter.rank)
-    alpha = _of_pattern(adapter.alpha_pattern, name, adapter.alpha)
+    names = (name, *(prefix + name for prefix in prefixes))
+    rank = _of_pattern(adapter.rank_pattern, names, adapter.rank)
+    alpha = _of_pattern(adapter.alpha_pattern, names, adapter.alpha)
     return rank, alpha / (rank**0.5 if adapter.by_root else rank)
 
 
-def _of_pattern(patterns: Mapping[str, T], name: str, default: T) -> T:
+def _of_pattern(patterns: Mapping[str, T], names: Sequence[str], default: T) -> T:
     """Return the value of the first pattern that matches the end of a module's name. Source: peft, `get_pattern_key`."""
-    names = (name, f"model.{name}", f"bert.{name}", f"roberta.{name}")
     return next(
-        (value for pattern, value in patterns.items() if any(re.match(rf"(.*\.)?({pattern})$", each) for each in names)),
+        (value for pattern, value in patterns.items() if any(re.match(rf"(.*\.)?({pattern})$", name) for name in names)),
         default,
     )

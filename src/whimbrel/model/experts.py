@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.adapters import Adapters
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, round_up_rows
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, Routing
@@ -74,6 +77,12 @@ def load_experts(
     return Experts(Linear(router_ED.to(device, dtype), None), experts, bias_D, spec.experts_per_token)
 
 
+class _Mlp(Protocol):
+    """MLP of rows; the mask is that of `Linear`."""
+
+    def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedExperts:
     """Layer of gated experts: shared(x) + the sum of weight * expert(x) over the experts of a token, in their order."""
@@ -81,18 +90,18 @@ class GatedExperts:
     router: Linear
     correction_E: Tensor
     experts: Sequence[Callable[[Tensor], Tensor]]
-    shared: Callable[[Tensor], Tensor]
+    shared: _Mlp
     routing: Routing
     per_token: int
 
-    def __call__(self, x_RD: Tensor) -> Tensor:
+    def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         scores_RE = self.router(x_RD.float())[:, : len(self.experts)].sigmoid()
         chosen_RE = self._choose(scores_RE + self.correction_E)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
         if self.routing.normalized:
             weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + 1e-20)
         out_RD = _add_experts(x_RD, self.experts, chosen_RE, weights_RE * self.routing.scale)
-        return out_RD + self.shared(x_RD).float()
+        return out_RD + self.shared(x_RD, lora_mask_RK).float()
 
     def _choose(self, scores_RE: Tensor) -> Tensor:
         """Return the mask of the best experts in the best groups."""
@@ -107,26 +116,44 @@ class GatedExperts:
 
 
 def load_gated_experts(
-    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder,
+    weights: Weights,
+    names: Sequence[str],
+    num_experts: int,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapters: Adapters,
 ) -> GatedExperts:
+    """Load a layer of experts. Adapters may change the shared one alone."""
     router, at = names  # the name of the router, the prefix of the experts
     width, routing = spec.hidden_size, spec.routing
     assert routing is not None
-    act = ACTIVATIONS[spec.activation]
+    act, shared_name = ACTIVATIONS[spec.activation], f"{at}.shared_experts"
 
-    def mlp(name: str, inner: int) -> Callable[[Tensor], Tensor]:
-        gate, up = (weights.take(f"{name}.{part}_proj.weight", inner, width) for part in ("gate", "up"))
-        both = Linear(torch.cat((gate, up)).to(device, dtype), None)
-        down = Linear(weights.take(f"{name}.down_proj.weight", width, inner).to(device, dtype), None)
+    def mlp(name: str, inner: int) -> _Mlp:
+        first, last = [f"{name}.{part}_proj" for part in ("gate", "up")], f"{name}.down_proj"
+        both = Linear(
+            torch.cat([weights.take(f"{part}.weight", inner, width) for part in first]).to(device, dtype),
+            None,
+            low_rank=adapters.named(first, [inner, inner], width) if name == shared_name else None,
+        )
+        down = Linear(
+            weights.take(f"{last}.weight", width, inner).to(device, dtype),
+            None,
+            low_rank=adapters.named([last], [width], inner) if name == shared_name else None,
+        )
 
-        def run(x_RD: Tensor) -> Tensor:
-            gate, up = both(x_RD).chunk(2, dim=-1)
-            return down(act(gate) * up)
+        def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+            gate, up = both(x_RD, lora_mask_RK).chunk(2, dim=-1)
+            return down(act(gate) * up, lora_mask_RK)
 
         return run
 
     router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
     correction_E = weights.take(f"{router}.e_score_correction_bias", num_experts).to(device)
-    experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(num_experts)]
-    shared = mlp(f"{at}.shared_experts", routing.shared_size)
+    experts = [
+        partial(mlp(f"{at}.experts.{number}", routing.intermediate_size), lora_mask_RK=None) for number in range(num_experts)
+    ]
+    shared = mlp(shared_name, routing.shared_size)
     return GatedExperts(Linear(router_ED.to(device), None), correction_E, experts, shared, routing, spec.experts_per_token)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, Literal, TypeAlias, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,9 @@ class WeightNames:
     router: str | None = None
     experts: str | None = None
     adapters: WeightNames | None = None
-    """Names in adapters' own folders."""
+    """Names in adapters' own folders. A part that these adapters leave as it is has an empty name."""
+    in_transformers: WeightNames | None = None
+    """Names of the layers in transformers' class, which adapters may have, if they are not those of the checkpoint."""
     alternative: WeightNames | None = None
     """Names of a second implementation of the same config."""
 
@@ -120,6 +122,18 @@ _MPNET: Final = replace(
     relative="encoder.relative_attention_bias",
 )
 
+
+def _joined_on_the_hub(**names: str | tuple[str, ...]) -> dict[str, Any]:
+    """Return the names that transformers gives to the layers of models whose code on the hub joins matrices."""
+    return {
+        "qkv": tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
+        "out": "layers.{i}.self_attn.o_proj",
+        "up": ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
+        "down": "layers.{i}.mlp.down_proj",
+        **names,
+    }
+
+
 _NOMIC: Final = WeightNames(
     prefixes=("nomic_bert.", "bert."),
     words="embeddings.word_embeddings",
@@ -144,6 +158,8 @@ _JINA_COLBERT: Final = replace(
     unused=(*_NOMIC.unused, r"linear\.weight"),
 )
 
+_IN_JINA_V3: Final[dict[str, Any]] = _joined_on_the_hub(up=("layers.{i}.mlp.fc1",), down="layers.{i}.mlp.fc2")
+
 _JINA_ADAPTERS: Final = replace(
     _JINA_COLBERT,
     prefixes=("roberta.", "base_model.model.", "base_model.model.roberta."),
@@ -151,14 +167,16 @@ _JINA_ADAPTERS: Final = replace(
     unused=(r"pooler\.dense\..*",),
     alternative=replace(
         _JINA_COLBERT,
-        qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
-        out="layers.{i}.self_attn.o_proj",
-        up=("layers.{i}.mlp.fc1",),
-        down="layers.{i}.mlp.fc2",
         unused=(r"pooler\.dense\..*",),
+        **_IN_JINA_V3,
     ),
 )
-_JINA_V3: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS)
+_JINA_V3: Final = replace(
+    _JINA_COLBERT,
+    unused=_NOMIC.unused,
+    adapters=_JINA_ADAPTERS,
+    in_transformers=replace(_JINA_COLBERT, unused=_NOMIC.unused, **_IN_JINA_V3),
+)
 _JINA_RERANKER: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, positions="embeddings.position_embeddings")
 
 _GTE: Final = WeightNames(
@@ -268,6 +286,14 @@ _GEMMA2: Final = replace(
     mlp_out="layers.{i}.post_feedforward_layernorm",
 )
 
+_PEFT: Final = ("base_model.model.",)
+
+
+def _with_linear_adapters(names: WeightNames) -> WeightNames:
+    """Return names of a family whose own adapters are in PEFT's folders and change the linear layers alone."""
+    return replace(names, adapters=replace(names, prefixes=_PEFT, words="", unused=()))
+
+
 FAMILIES: Final[Mapping[str, WeightNames]] = {
     "bert": _BERT,
     "roberta": replace(_BERT, prefixes=("roberta.",)),
@@ -279,7 +305,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     ),
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
-    "nomic_bert": _NOMIC,
+    "nomic_bert": replace(_NOMIC, in_transformers=replace(_NOMIC, **_joined_on_the_hub())),
     "nomic_bert_ungated": replace(
         _NOMIC,
         up=("encoder.layers.{i}.mlp.fc1",),
@@ -291,10 +317,11 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "jina_embeddings_v3": _JINA_V3,
     "jina_colbert": _JINA_COLBERT,
     "jina_reranker": _JINA_RERANKER,
-    "gte": _GTE,
+    "gte": replace(_GTE, in_transformers=replace(_GTE, **_joined_on_the_hub())),
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
-    "qwen3": _QWEN3,
+    "qwen3": _with_linear_adapters(_QWEN3),
+    "eurobert": _with_linear_adapters(_LLAMA),
     "internlm2": _INTERNLM2,
     "deepseek": _DEEPSEEK,
     "lfm2": _LFM2,

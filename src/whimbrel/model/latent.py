@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.adapters import Adapters
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear, rms_norm
 from whimbrel.model.ops.positions import apply_rotary
@@ -39,18 +40,21 @@ class LatentAttention:
     out: Linear
     scores: ScoreOptions
 
-    def __call__(self, x_RD: Tensor, layout: AttentionLayout, angles: Angles | None) -> Tensor:
+    def __call__(
+        self, x_RD: Tensor, layout: AttentionLayout, angles: Angles | None, lora_mask_RK: Tensor | None = None
+    ) -> Tensor:
         assert angles is not None
         cos, sin, interleaved = angles
         latent, rows, heads = self.latent, x_RD.shape[0], self.num_heads
         first, norm, second = self.query
-        q = first(x_RD)
+        q = first(x_RD, lora_mask_RK)
         if norm is not None and second is not None:
-            q = second(rms_norm(q, norm, _EPS).to(x_RD.dtype))
+            q = second(rms_norm(q, norm, _EPS).to(x_RD.dtype), lora_mask_RK)
         q_RNH = q.view(rows, heads, latent.width)
         narrow, norm, expand = self.key
-        both = narrow(x_RD)
-        kv = expand(rms_norm(both[:, : latent.key_rank], norm, _EPS).to(x_RD.dtype)).view(rows, heads, -1)
+        both = narrow(x_RD, lora_mask_RK)
+        inner = rms_norm(both[:, : latent.key_rank], norm, _EPS).to(x_RD.dtype)
+        kv = expand(inner, lora_mask_RK).view(rows, heads, -1)
         k_plain, v_RNV = kv[..., : latent.plain_width], kv[..., latent.plain_width :]
         shared_R1F = both[:, None, latent.key_rank :]
         rotated = [
@@ -60,18 +64,27 @@ class LatentAttention:
         k_RNH = torch.cat((k_plain.float(), rotated[1].expand(-1, heads, -1)), dim=-1)
         v_RNH = F.pad(v_RNV, (0, latent.width - latent.value_width))
         attended_RNH = attend(q_RNH, k_RNH, v_RNH, layout, self.scores).view(rows, heads, latent.width)
-        return self.out(attended_RNH[..., : latent.value_width].flatten(1))
+        return self.out(attended_RNH[..., : latent.value_width].flatten(1), lora_mask_RK)
 
 
 def load_latent(
-    spec: Encoder, latent: Latent, weights: Weights, at: str, scores: ScoreOptions, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder,
+    latent: Latent,
+    weights: Weights,
+    at: str,
+    scores: ScoreOptions,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    adapters: Adapters,
 ) -> LatentAttention:
     """Load the attention of one layer, whose tensors have the prefix `at`."""
     width, heads = spec.hidden_size, spec.num_heads
 
     def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
         weight = weights.take(f"{at}.{name}.weight", rows, columns).to(device, dtype)
-        return Linear(weight, weights.take(f"{at}.{name}.bias", rows).to(device, dtype) if bias else None)
+        biases = weights.take(f"{at}.{name}.bias", rows).to(device, dtype) if bias else None
+        return Linear(weight, biases, low_rank=adapters.named([f"{at}.{name}"], [rows], columns))
 
     def norm(name: str, columns: int) -> Tensor:
         return weights.take(f"{at}.{name}.weight", columns).to(device)

@@ -5,7 +5,7 @@ Shapes: R rows, D model width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.checkpoint.config.fallback import FALLBACK
+from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.heads import load_head
 from whimbrel.model.ops.attention import AttentionLayout
@@ -55,13 +56,23 @@ def load_model(
     on_meta = device.type == "meta"
     with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256, on_meta=on_meta) as weights:
         model: Model
+        left_out: Sequence[str] = ()
         if card.encoder.family == "static":
             model = StaticTable(card.encoder, weights, device)
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype)
+            left_out = model.left_out
         heads = _heads(folder, card, weights, device, dtype)
+        _check_left_out(left_out, weights)
         weights.finish(names.unused)
     return model, heads
+
+
+def _check_left_out(modules: Sequence[str], weights: Weights) -> None:
+    """Raise CheckpointError if adapters change modules that the heads use."""
+    if used := sorted(module for module in modules if weights.was_taken(f"{module}.weight")):
+        message = "this layer belongs to the model's head, which adapters cannot change; merge the adapter into the model."
+        raise CheckpointError(message, file="adapter_model.safetensors", key=used[0])
 
 
 def check_weights(folder: Path, card: Card) -> None:

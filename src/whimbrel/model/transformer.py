@@ -3,8 +3,8 @@
 The residual stream and all norms are float32; matrix products are in the plan's dtype. `families.py` describes the parts of
 each family; nothing here tests the family's name.
 
-Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,llama,qwen2,
-qwen3,mistral,gemma2,gemma3,lfm2,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the
+Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,eurobert,llama,
+qwen2,qwen3,mistral,gemma2,gemma3,lfm2,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the
 Hub, and jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
 Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
@@ -88,7 +88,9 @@ class Transformer:
         self._embedding_norm = self._norm(names.embedding_norm, width)
         self._projection = None
         if width != spec.hidden_size:
-            self._projection = Linear(*self._join([names.projection or ""], [spec.hidden_size], width, bias=True))
+            part = names.projection or ""
+            low_rank = self._adapters.named([part], [spec.hidden_size], width)
+            self._projection = Linear(*self._join([part], [spec.hidden_size], width, bias=True), low_rank=low_rank)
         rotaries: list[Rotary | None] = []
         for layer in spec.layers:
             if layer.rotary not in rotaries:
@@ -97,7 +99,8 @@ class Transformer:
         bias = self._bias()
         self._layers = [self._layer(i, layer, bias, rotaries.index(layer.rotary)) for i, layer in enumerate(spec.layers)]
         self._final = self._norm(names.final, spec.hidden_size)
-        self._adapters.finish()
+        self.left_out = self._adapters.finish()
+        """Modules that adapters change and hidden states do not depend on."""
         del self._weights, self._adapters
 
     def __call__(
@@ -152,7 +155,7 @@ class Transformer:
         if self._adapted_types is not None and lora_mask_RK is not None:
             x_RD += self._adapted_types(type_ids_R, lora_mask_RK)
         x_RD = self._embedding_norm(x_RD)
-        return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype)).float()
+        return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype), lora_mask_RK).float()
 
     # Loading
 
@@ -185,8 +188,10 @@ class Transformer:
         )
         if spec.latent is not None:
             at = f"layers.{i}.self_attn"
-            latent = load_latent(spec, spec.latent, self._weights, at, scores, device=self._device, dtype=dtype)
-            return lambda x_RD, rows: latent(x_RD.to(dtype), rows.layout, rows.angles[rotary])
+            latent = load_latent(
+                spec, spec.latent, self._weights, at, scores, device=self._device, dtype=dtype, adapters=self._adapters
+            )
+            return lambda x_RD, rows: latent(x_RD.to(dtype), rows.layout, rows.angles[rotary], rows.lora_mask_RK)
         queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
         order = _order_by_key(spec) if self._names.qkv_by_key else None
         qkv = self._linear("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order)
@@ -210,15 +215,20 @@ class Transformer:
     def _convolution(self, i: int, width: int) -> _Mixer:
         """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
         spec, columns, at = self._spec, self._spec.hidden_size, (self._names.conv or "").format(i=i)
-        gates = Linear(*self._join([f"{at}.in_proj"], [3 * columns], columns, bias=spec.conv_bias))
-        out = Linear(*self._join([f"{at}.out_proj"], [columns], columns, bias=spec.conv_bias))
+        dtype = self._dtype
+
+        def linear(name: str, rows: int) -> Linear:
+            low_rank = self._adapters.named([name], [rows], columns)
+            return Linear(*self._join([name], [rows], columns, bias=spec.conv_bias), low_rank=low_rank)
+
+        gates, out = linear(f"{at}.in_proj", 3 * columns), linear(f"{at}.out_proj", columns)
         taps_KD = self._weights.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous().to(self._device)
         bias_D = self._weights.take(f"{at}.conv.bias", columns).to(self._device) if spec.conv_bias else None
 
         def convolution(x_RD: Tensor, rows: _Rows) -> Tensor:
-            before_RD, after_RD, inner_RD = gates(x_RD.to(self._dtype)).float().chunk(3, dim=-1)
+            before_RD, after_RD, inner_RD = gates(x_RD.to(dtype), rows.lora_mask_RK).float().chunk(3, dim=-1)
             inner_RD = short_conv(before_RD * inner_RD, rows.positions_R, taps_KD, bias_D, causal=spec.causal)
-            return out((after_RD * inner_RD).to(self._dtype))
+            return out((after_RD * inner_RD).to(dtype), rows.lora_mask_RK)
 
         return convolution
 
@@ -255,9 +265,12 @@ class Transformer:
 
     def _experts(self, i: int, num_experts: int) -> _Mlp:
         names = [(name or "").format(i=i) for name in (self._names.router, self._names.experts)]
-        load = load_experts if self._spec.routing is None else load_gated_experts
-        experts = load(self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype)
-        return lambda x_RD, _: experts(x_RD)
+        if self._spec.routing is None:
+            experts = load_experts(self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype)
+            return lambda x_RD, _: experts(x_RD)
+        return load_gated_experts(
+            self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype, adapters=self._adapters
+        )
 
     def _up(self, i: int) -> Linear:
         spec = self._spec

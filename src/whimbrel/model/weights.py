@@ -126,14 +126,23 @@ class Weights:
             Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file, on_meta=self._on_meta)
         )
 
-    def finish(self, unused: Sequence[str] = ()) -> None:
-        """Raise CheckpointError for tensors that were not taken and match no pattern of `unused`."""
+    def was_taken(self, name: str) -> bool:
+        return self._find_name(name) in self._taken
+
+    def finish(self, unused: Sequence[str] = ()) -> list[str]:
+        """Raise CheckpointError for tensors that were not taken and match no pattern of `unused`.
+
+        Returns the names of those that match, with and without prefixes.
+        """
+        left: list[str] = []
         for name in self._file_of.keys() - self._taken:
             bare = [name, *(name.removeprefix(prefix) for prefix in self._prefixes)]
             if not any(re.fullmatch(pattern, each) for pattern in unused for each in bare):
                 raise CheckpointError(
                     "this tensor is not known to Whimbrel, and may change the vectors.", file=self._file_of[name], key=name
                 )
+            left += bare
+        return left
 
     def _read(self, full: str) -> Tensor:
         if full in self._pickled:

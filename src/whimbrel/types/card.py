@@ -104,6 +104,8 @@ class LoraAdapter:
     alpha_pattern: Mapping[str, float] = field(default_factory=dict[str, float])
     by_root: bool = False
     """Divide alpha by the square root of the rank (rsLoRA)."""
+    other_base: str = ""
+    """Hub id of the model that the adapter was made for, if it has another name than this one."""
 
     @property
     def max_rank(self) -> int:
@@ -404,11 +406,16 @@ class Card:
         names = {"query": ("query",), "document": ("document", "passage", "corpus"), None: ()}[input_type]
         return next((name for name in names if name in self.prompts), self.default_prompt_name)
 
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """Adapters of the checkpoint that no prompt chooses, as those of jina-embeddings-v5."""
+        return () if self.encoder.lora else tuple(name for name in self.encoder.adapters if name not in self.prompts)
+
     def adapter(self, prompt_name: str | None, requested: str | None = None) -> int:
         """Return the index of the adapter for a request: the `requested` one, else the one of the prompt; -1: none.
 
-        The checkpoint's own adapters are named like prompts, and one may be the default. A default prompt selects no adapter,
-        as in Sentence Transformers. Raises InvalidRequest for an adapter that the model does not have.
+        The checkpoint's own adapters may be named like prompts, and one may be the default. A default prompt selects no
+        adapter, as in Sentence Transformers. Raises InvalidRequest for an adapter that the model does not have.
         """
         if requested is not None and requested not in self.encoder.adapters:
             names = ", ".join(self.encoder.adapters) or "none"

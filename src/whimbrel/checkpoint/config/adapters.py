@@ -1,10 +1,12 @@
-"""Task adapters of jina-embeddings-v3, and adapters that a user adds to a model, as PEFT saves them.
+"""Task adapters of jina-embeddings-v3 and v5, and adapters that a user adds to a model, as PEFT saves them.
 
-A task adds its adapter to all weights, embedding tables included, and puts its instruction before each text. Only retrieval
-has an instruction. Without a task the weights are unchanged.
+In v3 a task adds its adapter to all weights, embedding tables included, and puts its instruction before each text. Only
+retrieval has an instruction. Without a task the weights are unchanged. In v5 a task adds its adapter to all linear layers, and
+prompts are another choice.
 
-Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3 and
-the files of jinaai/jina-embeddings-v3-hf; transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
+Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3,
+the files of jinaai/jina-embeddings-v3-hf, and modeling_jina_embeddings_v5.py of jinaai/jina-embeddings-v5-text-nano;
+transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from typing import Any, Final, TypeVar, cast
 
 from whimbrel.checkpoint.config.common import read_positive
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.errors import SetupError
+from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import Encoder, LoraAdapter
 
 T = TypeVar("T", int, float)
@@ -35,11 +37,12 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "bias": ("none", None),
     "init_lora_weights": (True, False, "gaussian", None),  # the others change the weights that are added to
     **dict.fromkeys(("rank_pattern", "alpha_pattern"), ({}, None)),
+    "target_parameters": ([], None),
     **dict.fromkeys(("fan_in_fan_out", "lora_bias", "use_bdlora", "use_dora", "use_qalora", "use_rslora"), (False, None)),
     **dict.fromkeys(
         """
         alora_invocation_tokens arrow_config corda_config eva_config exclude_modules kasa_config layer_replication
-        layers_pattern layers_to_transform lora_ga_config megatron_config modules_to_save monteclora_config target_parameters
+        layers_pattern layers_to_transform lora_ga_config megatron_config modules_to_save monteclora_config
         trainable_token_indices velora_config
         """.split(),
         (None,),
@@ -50,10 +53,17 @@ _PEFT_FREE: Final = frozenset(
 )
 """Keys that an adapter of the user may have other values for. The tensors say which modules are adapted."""
 _ADAPTER: Final = "adapter_config.json"
-_ADAPTED: Final = frozenset("bert roberta electra distilbert mpnet modernbert llama qwen3 gemma gemma2 gemma3".split())
-"""Families whose layers take adapters of the user."""
+_BASE: Final = "base_model_name_or_path"
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _MERGE: Final = "merge it into the model (peft: merge_and_unload, then save_pretrained)"
-_TARGETS: Final = frozenset({"word_embeddings", "token_type_embeddings", "q_proj", "k_proj", "v_proj", "o_proj", "fc1", "fc2"})
+_LINEAR: Final = frozenset("q_proj k_proj v_proj o_proj gate_proj up_proj down_proj".split())
+_TARGETS: Final[Mapping[str, frozenset[str]]] = {
+    "jina_embeddings_v3": frozenset("word_embeddings token_type_embeddings q_proj k_proj v_proj o_proj fc1 fc2".split()),
+    **dict.fromkeys(("qwen3", "eurobert"), _LINEAR),
+}
+"""Family -> modules that each of a checkpoint's own adapters changes."""
+_TOP: Final = "dense"
+"""Module on top, which only pre-training uses."""
 
 
 def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
@@ -78,28 +88,40 @@ def name_adapter_folders(config: JsonFile) -> dict[str, Any]:
     return {"adapters": names, "adapter_paths": tuple(re.sub(r"[.-]", "_", name) for name in names)}
 
 
+def name_task_folders(config: JsonFile, default: str) -> dict[str, Any]:
+    """Return the fields of an Encoder for adapters in folders of their tasks, which must include `default`."""
+    names = _read_names(config, "task_names")
+    if default not in names:
+        raise config.error(f"must name {default}, as the model's own code requires.", "task_names")
+    return {"adapters": names, "adapter_paths": tuple(f"adapters/{name}" for name in names)}
+
+
 def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
     """Return the encoder with the rank and scale of its adapters' folders. Unchanged without folders."""
-    settings = [_read_peft(JsonFile.read(root, f"{path}/adapter_config.json")) for path in encoder.adapter_paths]
-    for path, setting in zip(encoder.adapter_paths, settings, strict=True):
+    files = [JsonFile.read(root, f"{path}/{_ADAPTER}") for path in encoder.adapter_paths]
+    settings = [_read_peft(file, _TARGETS[encoder.family]) for file in files]
+    for file, setting in zip(files, settings, strict=True):
         if setting != settings[0]:
-            raise JsonFile(f"{path}/adapter_config.json", {}).error("differs from that of the first adapter.", "r, lora_alpha")
+            raise file.error("differs from that of the first adapter.", "r, lora_alpha")
     return replace(encoder, adapter_rank=settings[0][0], adapter_scale=settings[0][1]) if settings else encoder
 
 
-def add_adapters(encoder: Encoder, folders: Mapping[str, str]) -> Encoder:
-    """Return the encoder with the adapters in some folders, by name. Raises SetupError and CheckpointError."""
+def add_adapters(encoder: Encoder, model: str, folders: Mapping[str, str]) -> Encoder:
+    """Return the encoder of `model`, a hub id or a folder's name, with the adapters in some folders, by name.
+
+    Raises SetupError and CheckpointError.
+    """
     if not folders:
         return encoder
     if encoder.adapters:
         raise SetupError("the model has adapters of its own; no others can be added.", hint="serve it without --adapter")
-    if encoder.family not in _ADAPTED:
+    if not encoder.layers:
         raise SetupError(f"adapters cannot be added to models of the family {encoder.family!r}.", hint=_MERGE)
-    adapters = tuple(_read_adapter(name, Path(folder).expanduser()) for name, folder in folders.items())
+    adapters = tuple(_read_adapter(name, Path(folder).expanduser(), model) for name, folder in folders.items())
     return replace(encoder, adapters=tuple(folders), adapter_rank=max(each.max_rank for each in adapters), lora=adapters)
 
 
-def _read_adapter(name: str, folder: Path) -> LoraAdapter:
+def _read_adapter(name: str, folder: Path, model: str) -> LoraAdapter:
     if not re.fullmatch(r"\w[\w.-]*", name) or name == "latest":
         raise SetupError(
             f"{name!r:.100} is no name of an adapter.", hint="letters, digits, _ . and -, but not latest: --adapter NAME=FOLDER"
@@ -118,9 +140,29 @@ def _read_adapter(name: str, folder: Path) -> LoraAdapter:
         _read_pattern(config, "rank_pattern", int),
         _read_pattern(config, "alpha_pattern", float),
         config.get("use_rslora", bool, False),
+        _read_other_base(config, model),
     )
     config.reject_unread_keys(_PEFT_INERT)
     return adapter
+
+
+def _read_other_base(config: JsonFile, model: str) -> str:
+    """Return the hub id of the model that an adapter was made for, if it is not that of `model`; or "".
+
+    Ids are compared by their last part, and capitals do not count: copies of a model often keep its name. Raises
+    CheckpointError if `model` is a hub id too, unless the user accepts the key. A folder may have any name.
+    """
+    base = config.get(_BASE, str, "")
+    if not _HUB_ID.fullmatch(base) or base.rpartition("/")[2].lower() == model.rpartition("/")[2].lower():
+        return ""
+    if "/" in model and not config.accepts(_BASE):
+        raise CheckpointError(
+            f"the adapter was made for {base}, and the model is {model}.",
+            file=config.name,
+            key=_BASE,
+            hint=f"if both are the same model: --accept-config {_BASE}, in Python accept_config=({_BASE!r},)",
+        )
+    return base
 
 
 def _read_pattern(config: JsonFile, key: str, kind: type[T]) -> dict[str, T]:
@@ -159,21 +201,21 @@ def read_default_adapter(transformer: JsonFile, adapters: tuple[str, ...]) -> st
     return name or None
 
 
-def _read_names(config: JsonFile) -> tuple[str, ...]:
-    names = cast(list[object], config.get("lora_adaptations", list, []))
+def _read_names(config: JsonFile, key: str = "lora_adaptations") -> tuple[str, ...]:
+    names = cast(list[object], config.get(key, list, []))
     for name in names:
         if not isinstance(name, str) or not re.fullmatch(r"\w[\w.-]*", name) or names.count(name) > 1:
-            raise config.error(f"{name!r:.80} is no name, or is there twice.", "lora_adaptations")
+            raise config.error(f"{name!r:.80} is no name, or is there twice.", key)
     config.ignore("task_instructions")  # they are read with the prompts
     return tuple(cast(list[str], names))
 
 
-def _read_peft(config: JsonFile) -> tuple[int, float]:
+def _read_peft(config: JsonFile, expected: frozenset[str]) -> tuple[int, float]:
     config.require_values(_PEFT_FIXED)
     config.get("peft_type", str)
     targets = cast(list[object], config.get("target_modules", list))
-    if not _TARGETS <= set(map(str, targets)) <= _TARGETS | {"dense"}:  # the layer on top, which only pre-training uses
-        raise config.error(f"must be {', '.join(sorted(_TARGETS))}; is {targets!r:.200}.", "target_modules")
+    if not expected <= set(map(str, targets)) <= expected | {_TOP}:
+        raise config.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
     rank = config.positive("r")
     scale = read_positive(config, "lora_alpha", 8.0) / rank
     config.reject_unread_keys(_PEFT_INERT)

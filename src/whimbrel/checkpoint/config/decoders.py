@@ -70,6 +70,7 @@ _VOYAGE: Final = ("VoyageQwen3BidirectionalEmbedModel", "modeling_qwen3_bidirect
 
 def read_qwen3(config: JsonFile) -> Encoder:
     """Read Qwen3 and voyage-4-nano, which sees both ways and has a linear layer after the last norm."""
+    config.ignore("task_names")  # of jina-embeddings-v5, whose adapter may be merged into the weights
     if not _is_voyage(config):
         return read_llama(config, "qwen3")
     allow_auto_map(config)

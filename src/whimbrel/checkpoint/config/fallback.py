@@ -57,7 +57,6 @@ _UNDECLARED: Final[Mapping[str, str]] = {
     """,
     "albert": "down_scale_factor gap_size layers_to_keep net_structure_type num_memory_blocks",
     "ernie": "enable_recompute task_id",
-    "eurobert": "hidden_dropout pretraining_tp",
     "gpt2": "n_ctx n_special predict_special_tokens",
     "modernbert-decoder": """
         causal_mask classifier_pooling deterministic_flash_attn global_attn_every_n_layers global_rope_theta layer_norm_eps

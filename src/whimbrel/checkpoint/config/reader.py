@@ -1,7 +1,7 @@
 """Dispatch of config.json to architecture readers.
 
-The readers are in `bert.py`, `decoders.py`, `hub_code.py` and `fallback.py`. Every key is read by one of them, known not to
-matter, or refused. Sources: transformers/configuration_utils.py and models/*/configuration_*.py (5.23).
+The readers are in `bert.py`, `decoders.py`, `hub_code.py`, `jina_v5.py` and `fallback.py`. Every key is read by one of them,
+known not to matter, or refused. Sources: transformers/configuration_utils.py and models/*/configuration_*.py (5.23).
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from whimbrel.checkpoint.config import bert, decoders
 from whimbrel.checkpoint.config.common import reject_auto_map
 from whimbrel.checkpoint.config.fallback import is_offered, read_fallback, undeclared_keys
 from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
+from whimbrel.checkpoint.config.jina_v5 import read_eurobert, read_jina_v5
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
@@ -128,6 +129,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Gte": ("gte", _USUAL, partial(bert.read_gte, theta=160_000.0)),
     "JinaBert": ("bert", _USUAL, read_jina_bert),
     "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, bert.read_jina_v3),
+    "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), read_jina_v5),
+    "EuroBert": ("eurobert", ("Model", "ForMaskedLM", "ForTokenClassification"), read_eurobert),
     "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
     "Llama": ("llama", _CAUSAL, decoders.read_llama),
     "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), decoders.read_llama_bidirec),

@@ -27,7 +27,7 @@ def kinds_of(package: str, classes: str) -> dict[str, str]:
 
 
 WITH_TASKS: Final = "custom_st.Transformer"
-"""The Transformer of jina-embeddings-v3, which chooses an adapter by the task."""
+"""The Transformer of jina-embeddings-v3 and v5, which chooses an adapter by the task."""
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
     **kinds_of(
@@ -59,8 +59,8 @@ def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
 
 def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[str, str]:
     row.reject_unknown_keys({"idx", "name", "path", "type", "kwargs"})
-    arguments = ["task"] if row.data.get("type") == WITH_TASKS else None
-    row.require_values({"kwargs": (arguments, [], {}, None)})
+    arguments = (["task"], ["task", "truncate_dim"]) if row.data.get("type") == WITH_TASKS else ()
+    row.require_values({"kwargs": (*arguments, [], {}, None)})
     path = module_path(folder, "", row, "path", row.get("path", str))
     return module_kind(row, "type", row.data.get("type"), kinds), path
 

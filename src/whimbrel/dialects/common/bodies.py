@@ -6,7 +6,7 @@ Every failure is an InvalidRequest with its location.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar, cast
 
@@ -144,7 +144,11 @@ TokenInputs: TypeAlias = Annotated[
 Truncation: TypeAlias = bool | Literal["right", "left", "never"] | None
 ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")]
 AdapterName: TypeAlias = Annotated[
-    str | None, Meta(description="One of the adapters that the server was started with, as in a model's name after a colon.")
+    str | None,
+    Meta(
+        description="One of the adapters that the server was started with, as in a model's name after a colon, or of the "
+        "model's own."
+    ),
 ]
 Columns: TypeAlias = Annotated[
     int | None,
@@ -283,7 +287,18 @@ def side_of(card: Card, input_type: InputType | None) -> InputType | None:
     return "document" if input_type is None and "document" in card.text_formats else input_type
 
 
+SIDES: Final[Mapping[str, InputType]] = {"query": "query", "passage": "document"}
+"""Input types of tasks that end in a dot and a key."""
+
+
 def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
-    """Return the input type and the model's prompt named `word`, if it has one, as fields of a Request; case is ignored."""
-    prompts = {} if word is None else {name.casefold(): name for name in card.tower(card.tower_for(input_type)).prompts}
-    return {"prompt_name": prompts.get((word or "").casefold()), "input_type": input_type}
+    """Return the input type, and the model's prompt or task named `word`, if it has one, as fields of a Request.
+
+    Case is ignored, and a task may be followed by a dot and one of SIDES. The field `adapter` is there for a task only.
+    """
+    tower, sought = card.tower(card.tower_for(input_type)), (word or "").casefold()
+    prompts = {} if word is None else {name.casefold(): name for name in tower.prompts}
+    stem, _, side = sought.rpartition(".")
+    tasks = {name.casefold(): name for name in tower.tasks}
+    task = tasks.get(stem if side in SIDES else sought)
+    return {"prompt_name": prompts.get(sought), "input_type": input_type, **({"adapter": task} if task else {})}
