@@ -1,0 +1,51 @@
+"""Workloads of the comparison: the same texts for every peer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from common import MIXED, SHORT, chunks, make_texts
+
+MODELS: Final = {"minilm": "dense", "bge-base": "dense", "cross-encoder": "rerank", "colbert": "token-vectors"}
+"""Task of each checkpoint."""
+_LONG: Final = (400, 450)
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """Calls of one engine, one after another: lists of texts, or a query with documents."""
+
+    model: str
+    name: str
+    calls: list[Any]
+
+    @property
+    def texts(self) -> list[str]:
+        """Return all texts; a document counts with its query."""
+        joined = [call if isinstance(call, list) else _pairs(call) for call in self.calls]
+        return [text for texts in joined for text in texts]
+
+
+def _pairs(call: dict[str, Any]) -> list[str]:
+    return [f"{call['query']} {document}" for document in call["documents"]]
+
+
+def make_workloads() -> list[Workload]:
+    """Return all workloads."""
+    query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(100, words=MIXED, seed=5)
+    return [
+        Workload("minilm", "256 mixed texts", [make_texts(256, words=MIXED)]),
+        Workload("minilm", "1,024 short texts", [make_texts(1024, words=SHORT)]),
+        Workload("minilm", "requests of 8 mixed", chunks(make_texts(256, words=MIXED, seed=1), 8)),
+        Workload("minilm", "one short text at a time", chunks(make_texts(64, words=SHORT, seed=2), 1)),
+        Workload("minilm", "8 texts of 512 tokens", [make_texts(8, words=_LONG, seed=3)]),
+        Workload("bge-base", "bge-base, 32 mixed texts", [make_texts(32, words=MIXED, seed=6)]),
+        Workload("cross-encoder", "a query and 100 documents", [{"query": query, "documents": documents}]),
+        Workload("colbert", "token vectors of 64 mixed", [make_texts(64, words=MIXED, seed=7)]),
+    ]
+
+
+def make_calibration() -> list[str]:
+    """Return the texts whose activations set the ranges of static quantisation. No workload has them."""
+    return make_texts(100, words=MIXED, seed=9)
