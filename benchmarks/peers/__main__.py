@@ -1,7 +1,7 @@
 """Whimbrel against other engines and servers: the same texts and weights, each peer with its own packages, rounds interleaved.
 
     python benchmarks/peers [--only NAME ...] [--tasks dense,rerank,token-vectors] [--kind engines|servers]
-                            [--rounds 3] [--out results.json] [--build build/peers] [--table peers.toml]
+                            [--workload NAME] [--rounds 3] [--out results.json] [--build build/peers] [--table peers.toml]
 
 The table of peers is peers.toml. Its environments are built below --build by pip, once. Checkpoints are written there too
 (models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
@@ -25,14 +25,15 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import note  # noqa: E402
-from engines import Measured, measure_model  # noqa: E402
-from environments import Builder, Peer, PeerFailure, read_table  # noqa: E402
-from load import Served  # noqa: E402
-from models import write_models  # noqa: E402
-from report import print_report, setting  # noqa: E402
-from servers import measure_servers  # noqa: E402
-from workloads import MODELS, make_calibration, make_workloads  # noqa: E402
+from common import note
+from engines import Measured, measure_model
+from environments import Builder, Peer, PeerFailure, read_table
+from models import write_models
+from report import print_report, setting
+from servers import SERVED, measure_servers
+from workloads import MODELS, make_calibration, make_workloads
+
+from load import Served
 
 ROOT = Path(__file__).parents[2]
 
@@ -41,6 +42,7 @@ def parse_arguments() -> argparse.Namespace:
     """Return the arguments of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], help="peers whose name contains this")
+    parser.add_argument("--workload", default="", help="workloads of engines whose name contains this")
     parser.add_argument("--tasks", default="dense,rerank,token-vectors", type=lambda text: text.split(","))
     parser.add_argument("--kind", choices=["engines", "servers"], help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
@@ -76,27 +78,45 @@ def export(peers: list[Peer], model: str, folder: Path, builder: Builder, failur
     return able
 
 
+def run_engines(peers: list[Peer], args: argparse.Namespace, builder: Builder, failures: dict[str, str]) -> list[Measured]:
+    """Measure all engines, one checkpoint after another."""
+    found: list[Measured] = []
+    for model, task in MODELS.items():
+        workloads = [each for each in make_workloads() if each.model == model and args.workload in each.name]
+        if task not in args.tasks or not workloads:
+            continue
+        folder = write_models(builder.build / "models", [model])[model]
+        able = export([peer for peer in peers if task in peer.tasks], model, folder, builder, failures)
+        rows, failed = measure_model(model, folder, able, builder, workloads, args.rounds)
+        found += rows
+        failures |= {f"{name}, {model}": reason for name, reason in failed.items()}
+    return found
+
+
+def run_servers(peers: list[Peer], args: argparse.Namespace, builder: Builder, failures: dict[str, str]) -> list[Served]:
+    """Measure all servers, one task after another."""
+    found: list[Served] = []
+    for task, model in SERVED.items():
+        if task in args.tasks:
+            folder = write_models(builder.build / "models", [model])[model]
+            found += measure_servers(task, folder, peers, builder, args.rounds, failures)
+    return found
+
+
 def main() -> None:
     """Run the comparison."""
     args = parse_arguments()
     table = read_table(args.table)
-    args.build.mkdir(parents=True, exist_ok=True)
+    (args.build / "logs").mkdir(parents=True, exist_ok=True)
     builder = Builder(table, args.build.resolve())
     wanted = [peer for peer in table.peers if not args.only or any(name in peer.name for name in args.only)]
     failures: dict[str, str] = {}
     peers = install([peer for peer in wanted if set(peer.tasks) & set(args.tasks)], builder, failures)
-    measured: list[Measured] = []
-    served: list[Served] = []
-    models = {model: task for model, task in MODELS.items() if task in args.tasks} if peers else {}
-    folders = write_models(builder.build / "models") if models else {}
-    for model, task in models.items() if args.kind != "servers" else ():
-        able = export([peer for peer in peers if task in peer.tasks], model, folders[model], builder, failures)
-        workloads = [each for each in make_workloads() if each.model == model]
-        rows, failed = measure_model(model, folders[model], able, builder, workloads, args.rounds)
-        measured += rows
-        failures |= {f"{name}, {model}": reason for name, reason in failed.items()}
-    if args.kind != "engines" and peers:
-        served = measure_servers(peers, folders, args.tasks, builder, args.rounds, failures)
+    measured, served = list[Measured](), list[Served]()
+    if peers and args.kind != "servers":
+        measured = run_engines(peers, args, builder, failures)
+    if peers and args.kind != "engines":
+        served = run_servers(peers, args, builder, failures)
     results: dict[str, Any] = setting(builder, wanted, failures, args.rounds)
     print_report(measured, served, failures, results)
     if args.out:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from common import NUM_CORES
+from common import NUM_CORES, note
 
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 SOURCES: Final = Path(__file__).parents[2] / "src"
@@ -100,7 +100,6 @@ class Builder:
             [*pip, "install", "--progress-bar", "off", "--no-deps", *wanted.get("alone", [])],
             [*pip, "uninstall", "-y", *wanted.get("remove", [])],
         ]
-        log.parent.mkdir(parents=True, exist_ok=True)
         log.unlink(missing_ok=True)
         for step, needed in zip(steps, (True, True, "alone" in wanted, "remove" in wanted), strict=True):
             if needed:
@@ -110,14 +109,16 @@ class Builder:
     def export(self, name: str, folder: Path, task: str, texts: Path) -> None:
         """Export a checkpoint for a runtime unless that is done. Raises PeerFailure."""
         wanted = self.table.exports[name]
-        stamp, log = folder / f"exported-{name}", self.build / "logs" / f"export-{name}-{folder.name}.log"
-        if stamp.exists():
+        source = (ADAPTERS / wanted["script"]).read_text()
+        stamp, log = folder / f"exported-by-{name}", self.build / "logs" / f"export-{name}-{folder.name}.log"
+        if stamp.exists() and stamp.read_text() == source:
             return
+        note(f"exporting {folder.name}: {name}")
         self.install(wanted["environment"])
         command = [str(self.python(wanted["environment"])), str(ADAPTERS / wanted["script"]), str(folder), task, str(texts)]
         log.unlink(missing_ok=True)
         run_step(command, log, what="export", variables=self.variables(wanted["environment"]))
-        stamp.touch()
+        stamp.write_text(source)
 
     def versions(self, name: str) -> dict[str, str]:
         """Return the versions of all packages of an environment."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,19 +30,23 @@ _SMALL: Final = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_head
 _BASE: Final = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 
 
-def write_models(root: Path) -> dict[str, Path]:
-    """Write the missing checkpoints below `root`, and return the folder of each."""
-    for name, write in WRITERS.items():
-        if not (root / name / "written").exists():
+def write_models(root: Path, names: Iterable[str]) -> dict[str, Path]:
+    """Write these checkpoints below `root` unless this file has written them, and return the folder of each."""
+    source = Path(__file__).read_text()
+    folders = {name: root / name for name in names}
+    for name in folders:
+        stamp = root / name / "written-by"
+        if not stamp.exists() or stamp.read_text() != source:
             shutil.rmtree(root / name, ignore_errors=True)
             (root / name).mkdir(parents=True)
-            write(root / name)
-            (root / name / "written").touch()
-    return {name: root / name for name in WRITERS}
+            WRITERS[name](root / name)
+            stamp.write_text(source)
+    return folders
 
 
 def _write_minilm(folder: Path) -> None:
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
+    _copy_tokenizer(folder)
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
 
 
@@ -142,8 +146,11 @@ def _random_bert(*, hidden_size: int, num_hidden_layers: int, intermediate_size:
 
 
 def _copy_tokenizer(folder: Path) -> None:
+    """Copy the tokenizer without its padding to 128 tokens, which some peers would obey and others not."""
     for name in _TOKENIZER_FILES:
         shutil.copy(FOLDER / name, folder / name)
+    tokenizer = json.loads((FOLDER / "tokenizer.json").read_text())
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer | {"padding": None, "truncation": None}))
 
 
 def _write_json(path: Path, value: Any) -> None:

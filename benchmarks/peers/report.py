@@ -14,6 +14,7 @@ from typing import Any, Final
 from common import NUM_CORES, print_table
 from engines import MIN_COSINES, Measured
 from environments import Builder, Peer
+
 from load import Served
 
 OURS: Final = "Whimbrel bfloat16"
@@ -42,7 +43,7 @@ def setting(builder: Builder, peers: Sequence[Peer], failures: dict[str, str], r
     cpu = Path("/proc/cpuinfo").read_text()
     flags = set(re.search(r"flags\s*:\s*(.*)", cpu)[1].split()) if "flags" in cpu else set[str]()
     name = re.search(r"model name\s*:\s*(.*)", cpu)
-    environments = {peer.environment for peer in peers if peer.name not in failures}
+    environments = {peer.environment for peer in peers if builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),
         "commit": commit + (" with changes in src" if changed else ""),
@@ -78,9 +79,8 @@ def print_report(measured: list[Measured], served: list[Served], failures: dict[
         print("\nNot measured:\n")
         print_table(["peer", "reason"], [[name, reason.replace("|", "\\|")] for name, reason in failures.items()])
     hardware = results["hardware"]
-    print(
-        f"\n`{results['command']}` (commit {results['commit']}, {hardware['cpu']}, {hardware['cores']} cores, {', '.join(hardware['features'])})"
-    )
+    cores = f"{hardware['cores']} cores, {', '.join(hardware['features'])}"
+    print(f"\n`{results['command']}` (commit {results['commit']}, {hardware['cpu']}, {cores})")
 
 
 def _base(rows: Sequence[Any], key: object, name: str = OURS) -> Any:

@@ -19,10 +19,12 @@ import orjson
 from common import MIXED, SHORT, chunks, cpu_seconds, make_texts, min_cosine, note
 from driver import get, vectors_of
 from environments import Builder, Peer, PeerFailure, reason_in
+
 from load import Served, load
 
 _START_SECONDS: Final = 600
-_MODELS: Final = {"dense": "minilm", "rerank": "cross-encoder"}
+SERVED: Final = {"dense": "minilm", "rerank": "cross-encoder"}
+"""Checkpoint that servers get for each task."""
 
 
 class Server:
@@ -90,24 +92,9 @@ def _connections(requests: list[list[str]], count: int, **fields: str) -> list[l
 
 
 def measure_servers(
-    peers: Sequence[Peer],
-    folders: dict[str, Path],
-    tasks: Sequence[str],
-    builder: Builder,
-    rounds: int,
-    failures: dict[str, str],
-) -> list[Served]:
-    """Return the rounds of all servers; reasons of those that failed go to `failures`."""
-    found: list[Served] = []
-    for task, model in _MODELS.items():
-        if task in tasks:
-            found += _measure_task(task, folders[model], peers, builder, rounds, failures)
-    return found
-
-
-def _measure_task(
     task: str, folder: Path, peers: Sequence[Peer], builder: Builder, rounds: int, failures: dict[str, str]
 ) -> list[Served]:
+    """Return the rounds of all servers with one task; reasons of those that failed go to `failures`."""
     servers: dict[str, Server] = {}
     found: list[Served] = []
     try:
@@ -117,7 +104,7 @@ def _measure_task(
                 try:
                     servers[peer.name] = Server(peer, builder, folder)
                 except PeerFailure as failure:
-                    failures[f"{peer.name}, server"] = str(failure)
+                    failures[f"{peer.name}, server, {task}"] = str(failure)
         for name, (texts, connections) in make_loads(task).items():
             note(name)
             found += _rounds(task, name, texts, connections, servers, rounds, failures)

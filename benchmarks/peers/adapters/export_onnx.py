@@ -40,8 +40,11 @@ def main() -> None:
 
 
 def _project(source: Path, weights: Path, target: Path) -> None:
-    """Put ColBERT's projection behind the hidden states of a graph."""
+    """Put ColBERT's projection behind the hidden states of a graph, and take its input of types away: they are all 0."""
     model = onnx.load(source)
+    types = next(each for each in model.graph.input if each.name == "token_type_ids")
+    model.graph.input.remove(types)
+    model.graph.node.insert(0, onnx.helper.make_node("Sub", ["input_ids", "input_ids"], [types.name]))
     weight = load_file(weights)["linear.weight"]
     model.graph.initializer.append(onnx.numpy_helper.from_array(weight.T.copy(), "projection"))
     hidden = model.graph.output[0].name

@@ -39,7 +39,7 @@ def _rerank(folder: str, file: str, options: dict[str, Any]) -> Callable[[Any], 
 
 
 def _tokens(folder: str, file: str, options: dict[str, Any]) -> Callable[[Any], Any]:
-    """FastEmbed takes no ColBERT of one's own. The files of one that it knows are replaced, which has the same graph and width."""
+    """FastEmbed takes no ColBERT of one's own. So one that it knows, of the same layout and width, gets other files."""
     del folder, file
     from fastembed.late_interaction import colbert
 
