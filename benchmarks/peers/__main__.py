@@ -5,7 +5,7 @@
 
 The table of peers is peers.toml. Its environments are built below --build by pip, once. Checkpoints are written there too
 (models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
-reason, and its log is kept.
+reason, and its log is kept. After Ctrl-C the rounds so far are reported.
 
 Engines: each peer has a process of its own for each checkpoint, all warmed up, and one works at a time on all cores. Rounds
 take turns in rotating order. Before any is timed, its rows are compared with those of Sentence Transformers in float32.
@@ -78,29 +78,26 @@ def export(peers: list[Peer], model: str, folder: Path, builder: Builder, failur
     return able
 
 
-def run_engines(peers: list[Peer], args: argparse.Namespace, builder: Builder, failures: dict[str, str]) -> list[Measured]:
+def run_engines(
+    peers: list[Peer], args: argparse.Namespace, builder: Builder, *, found: list[Measured], failures: dict[str, str]
+) -> None:
     """Measure all engines, one checkpoint after another."""
-    found: list[Measured] = []
     for model, task in MODELS.items():
         workloads = [each for each in make_workloads() if each.model == model and args.workload in each.name]
-        if task not in args.tasks or not workloads:
-            continue
-        folder = write_models(builder.build / "models", [model])[model]
-        able = export([peer for peer in peers if task in peer.tasks], model, folder, builder, failures)
-        rows, failed = measure_model(model, folder, able, builder, workloads, args.rounds)
-        found += rows
-        failures |= {f"{name}, {model}": reason for name, reason in failed.items()}
-    return found
+        if task in args.tasks and workloads:
+            folder = write_models(builder.build / "models", [model])[model]
+            able = export([peer for peer in peers if task in peer.tasks], model, folder, builder, failures)
+            measure_model(folder, able, builder, workloads, args.rounds, found=found, failures=failures)
 
 
-def run_servers(peers: list[Peer], args: argparse.Namespace, builder: Builder, failures: dict[str, str]) -> list[Served]:
+def run_servers(
+    peers: list[Peer], args: argparse.Namespace, builder: Builder, *, found: list[Served], failures: dict[str, str]
+) -> None:
     """Measure all servers, one task after another."""
-    found: list[Served] = []
     for task, model in SERVED.items():
         if task in args.tasks:
             folder = write_models(builder.build / "models", [model])[model]
-            found += measure_servers(task, folder, peers, builder, args.rounds, failures)
-    return found
+            measure_servers(task, folder, peers, builder, args.rounds, found=found, failures=failures)
 
 
 def main() -> None:
@@ -113,10 +110,14 @@ def main() -> None:
     failures: dict[str, str] = {}
     peers = install([peer for peer in wanted if set(peer.tasks) & set(args.tasks)], builder, failures)
     measured, served = list[Measured](), list[Served]()
-    if peers and args.kind != "servers":
-        measured = run_engines(peers, args, builder, failures)
-    if peers and args.kind != "engines":
-        served = run_servers(peers, args, builder, failures)
+    try:
+        if peers and args.kind != "servers":
+            run_engines(peers, args, builder, found=measured, failures=failures)
+        if peers and args.kind != "engines":
+            run_servers(peers, args, builder, found=served, failures=failures)
+    except KeyboardInterrupt:
+        note("interrupted: here are the rounds so far")
+    measured, served = [row for row in measured if row.seconds], [row for row in served if row.rounds]
     results: dict[str, Any] = setting(builder, wanted, failures, args.rounds)
     print_report(measured, served, failures, results)
     if args.out:

@@ -37,6 +37,7 @@ class Engine:
             self._process = subprocess.Popen(
                 [*worker, MODELS[folder.name], options, str(workloads)],
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=builder.variables(peer.environment),
+                start_new_session=True,
             )  # fmt: skip
         try:
             self._read(_START_SECONDS)
@@ -99,82 +100,90 @@ class Measured:
 
 
 def measure_model(
-    model: str, folder: Path, peers: Sequence[Peer], builder: Builder, workloads: Sequence[Workload], rounds: int
-) -> tuple[list[Measured], dict[str, str]]:
-    """Return what the peers took for the workloads of one checkpoint, and the reasons of those that failed."""
-    path = builder.build / f"workloads-{model}.json"
+    folder: Path,
+    peers: Sequence[Peer],
+    builder: Builder,
+    workloads: Sequence[Workload],
+    rounds: int,
+    *,
+    found: list[Measured],
+    failures: dict[str, str],
+) -> None:
+    """Measure the peers with the workloads of one checkpoint.
+
+    Rows are added to `found` and filled round by round, so that an interrupted run keeps its complete part. The reasons of
+    peers that fail go to `failures`.
+    """
+    path = builder.build / f"workloads-{folder.name}.json"
     path.write_text(json.dumps([each.calls for each in workloads]))
-    engines, failures = _start(peers, builder, folder, path)
-    found: list[Measured] = []
+    engines: dict[str, Engine] = {}
     try:
-        for number, workload in enumerate(workloads):
-            note(f"{model}: {workload.name}")
-            found += _measure(engines, failures, number, workload, rounds=rounds, folder=builder.build)
+        _start(engines, failures, peers, builder, folder, path)
+        rows = [_compare(engines, failures, number, each, builder.build) for number, each in enumerate(workloads)]
+        found += [row for part in rows for row in part]
+        for turn in range(rounds):
+            for number, part in enumerate(rows):
+                note(f"{folder.name}, {workloads[number].name}: round {turn + 1} of {rounds}")
+                _time(engines, failures, number, [*part[turn % len(part) :], *part[: turn % len(part)]] if part else [])
     finally:
         for engine in engines.values():
             engine.stop()
-    return found, failures
 
 
-def _start(peers: Sequence[Peer], builder: Builder, folder: Path, workloads: Path) -> tuple[dict[str, Engine], dict[str, str]]:
-    engines: dict[str, Engine] = {}
-    failures: dict[str, str] = {}
+def _start(
+    engines: dict[str, Engine], failures: dict[str, str], peers: Sequence[Peer], builder: Builder, folder: Path, workloads: Path
+) -> None:
     for peer in peers:
         note(f"{folder.name}: loading {peer.name}")
         try:
             engines[peer.name] = Engine(peer, builder, folder, workloads)
         except PeerFailure as failure:
-            failures[peer.name] = str(failure)
-    return engines, failures
+            failures[f"{peer.name}, {folder.name}"] = str(failure)
 
 
-def _measure(
-    engines: dict[str, Engine], failures: dict[str, str], number: int, workload: Workload, *, rounds: int, folder: Path
-) -> list[Measured]:
-    """Compare, then time in rotating order. A peer that fails leaves `engines`."""
-    rows = _compare(engines, failures, number, workload, folder)
-    for turn in range(rounds):
-        for row in [*rows[turn % len(rows) :], *rows[: turn % len(rows)]] if rows else []:
-            if row.peer.name not in engines:
-                continue
-            others = [each.pid for each in engines.values() if each.peer is not row.peer]
-            before, started = sum(map(cpu_seconds, others)), perf_counter()
-            try:
-                row.seconds.append(float(engines[row.peer.name].ask(f"time {number}")))
-            except PeerFailure as failure:
-                _drop(engines, failures, row.peer, failure)
-            idle = (sum(map(cpu_seconds, others)) - before) / (perf_counter() - started)
-            row.idle_cores = max(row.idle_cores, idle)
-    return [row for row in rows if row.seconds]
+def _time(engines: dict[str, Engine], failures: dict[str, str], number: int, rows: Sequence[Measured]) -> None:
+    """Time one round of one workload. A peer that fails leaves `engines`."""
+    for row in rows:
+        if row.peer.name not in engines:
+            continue
+        others = [each.pid for each in engines.values() if each.peer is not row.peer]
+        before, started = sum(map(cpu_seconds, others)), perf_counter()
+        try:
+            row.seconds.append(float(engines[row.peer.name].ask(f"time {number}")))
+        except PeerFailure as failure:
+            _drop(engines, failures, row, failure)
+            continue
+        idle = (sum(map(cpu_seconds, others)) - before) / (perf_counter() - started)
+        row.idle_cores = max(row.idle_cores, idle)
 
 
 def _compare(
     engines: dict[str, Engine], failures: dict[str, str], number: int, workload: Workload, folder: Path
 ) -> list[Measured]:
     """Warm all peers up, and compare their results with those of the reference, float32 Sentence Transformers."""
+    note(f"{workload.model}, {workload.name}: comparing")
     saved: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
-    peers: list[Peer] = []
+    rows: list[Measured] = []
+    tokens = count_tokens(workload.texts)
     for engine in list(engines.values()):
-        file = folder / "rows.npz"
+        file, row = folder / "rows.npz", Measured(engine.peer, workload, tokens, None)
         try:
             engine.ask(f"check {number} {file}")
-            engine.ask(f"time {number}")
         except PeerFailure as failure:
-            _drop(engines, failures, engine.peer, failure)
+            _drop(engines, failures, row, failure)
             continue
-        peers.append(engine.peer)
+        rows.append(row)
         with np.load(file) as arrays:
             saved[engine.peer.name] = arrays["rows"], arrays["sizes"]
     reference = saved.get("Sentence Transformers float32")
-    tokens = count_tokens(workload.texts)
-    return [
-        Measured(peer, workload, tokens, None if reference is None else _cosine(saved[peer.name], reference)) for peer in peers
-    ]
+    for row in rows if reference is not None else ():
+        row.cosine = _cosine(saved[row.peer.name], reference)
+    return rows
 
 
-def _drop(engines: dict[str, Engine], failures: dict[str, str], peer: Peer, failure: PeerFailure) -> None:
-    failures[peer.name] = str(failure)
-    engines.pop(peer.name).stop()
+def _drop(engines: dict[str, Engine], failures: dict[str, str], row: Measured, failure: PeerFailure) -> None:
+    failures[f"{row.peer.name}, {row.workload.name}"] = str(failure)
+    engines.pop(row.peer.name).stop()
 
 
 def _cosine(

@@ -92,11 +92,17 @@ def _connections(requests: list[list[str]], count: int, **fields: str) -> list[l
 
 
 def measure_servers(
-    task: str, folder: Path, peers: Sequence[Peer], builder: Builder, rounds: int, failures: dict[str, str]
-) -> list[Served]:
-    """Return the rounds of all servers with one task; reasons of those that failed go to `failures`."""
+    task: str,
+    folder: Path,
+    peers: Sequence[Peer],
+    builder: Builder,
+    rounds: int,
+    *,
+    found: list[Served],
+    failures: dict[str, str],
+) -> None:
+    """Add the rounds of all servers with one task to `found`, and the reasons of those that fail to `failures`."""
     servers: dict[str, Server] = {}
-    found: list[Served] = []
     try:
         for peer in peers:
             if task in peer.server.get("paths", ()):
@@ -106,32 +112,31 @@ def measure_servers(
                 except PeerFailure as failure:
                     failures[f"{peer.name}, server, {task}"] = str(failure)
         for name, (texts, connections) in make_loads(task).items():
-            note(name)
-            found += _rounds(task, name, texts, connections, servers, rounds, failures)
+            note(f"{task}, {name}")
+            encoded = [[orjson.dumps(body | {"model": "model"}) for body in each] for each in connections]
+            rows = [row for server in servers.values() if (row := _warm(task, name, texts, encoded, server, failures))]
+            found += rows
+            _compare(task, rows)
+            _time(task, rows, servers, encoded, rounds)
     finally:
         for server in servers.values():
             server.stop()
-    return found
 
 
-def _rounds(
-    task: str, name: str, texts: int, connections: list[list[dict[str, Any]]], servers: dict[str, Server], rounds: int,
-    failures: dict[str, str],
-) -> list[Served]:  # fmt: skip
-    encoded = [[orjson.dumps(body | {"model": "model"}) for body in each] for each in connections]
-    rows = [row for server in servers.values() if (row := _warm(task, name, texts, encoded, server, failures))]
-    if rows and (ours := rows[0].rounds):
-        reference = _values(task, ours.pop().bodies)
-        rows[0].cosine = 1.0
-        for row in rows[1:]:
-            row.cosine = _cosine(_values(task, row.rounds.pop().bodies), reference)
+def _compare(task: str, rows: Sequence[Served]) -> None:
+    """Take the answers of the first round, and compare them with those of the first server, which is ours."""
+    answers = [_values(task, row.rounds.pop().bodies) for row in rows]
+    for row, values in zip(rows, answers, strict=True):
+        row.cosine = _cosine(values, answers[0])
+
+
+def _time(task: str, rows: Sequence[Served], servers: dict[str, Server], encoded: list[list[bytes]], rounds: int) -> None:
     for turn in range(rounds):
         for row in [*rows[turn % len(rows) :], *rows[: turn % len(rows)]] if rows else []:
             server = servers[row.peer.name]
             before = cpu_seconds(server.pid)
             row.rounds.append(load(server.port, server.peer.server["paths"][task], encoded))
             row.server_cores.append((cpu_seconds(server.pid) - before) / row.rounds[-1].seconds)
-    return rows
 
 
 def _warm(

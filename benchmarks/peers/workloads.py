@@ -37,7 +37,7 @@ def make_workloads() -> list[Workload]:
     return [
         Workload("minilm", "256 mixed texts", [make_texts(256, words=MIXED)]),
         Workload("minilm", "1,024 short texts", [make_texts(1024, words=SHORT)]),
-        Workload("minilm", "requests of 8 mixed", chunks(make_texts(256, words=MIXED, seed=1), 8)),
+        Workload("minilm", "requests of 8 mixed", chunks(make_texts(128, words=MIXED, seed=1), 8)),
         Workload("minilm", "one short text at a time", chunks(make_texts(64, words=SHORT, seed=2), 1)),
         Workload("minilm", "8 texts of 512 tokens", [make_texts(8, words=_LONG, seed=3)]),
         Workload("bge-base", "bge-base, 32 mixed texts", [make_texts(32, words=MIXED, seed=6)]),
