@@ -176,8 +176,9 @@ def _compare(
         with np.load(file) as arrays:
             saved[engine.peer.name] = arrays["rows"], arrays["sizes"]
     reference = saved.get("Sentence Transformers float32")
-    for row in rows if reference is not None else ():
-        row.cosine = _cosine(saved[row.peer.name], reference)
+    if reference is not None:
+        for row in rows:
+            row.cosine = _cosine(saved[row.peer.name], reference)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 from statistics import quantiles
 from typing import Any, Final
 
-from common import NUM_CORES, print_table
+from common import NUM_CORES, others_cores, print_table
 from engines import MIN_COSINES, Measured
 from environments import Builder, Peer
 
@@ -41,17 +42,14 @@ def setting(builder: Builder, peers: Sequence[Peer], failures: dict[str, str], r
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../../src"], check=False).returncode
     cpu = Path("/proc/cpuinfo").read_text()
-    flags = set(re.search(r"flags\s*:\s*(.*)", cpu)[1].split()) if "flags" in cpu else set[str]()
-    name = re.search(r"model name\s*:\s*(.*)", cpu)
+    flags, name = re.search(r"flags\s*:\s*(.*)", cpu), re.search(r"model name\s*:\s*(.*)", cpu)
+    features = [each for each in _FEATURES if flags and each in flags[1].split()]
     environments = {peer.environment for peer in peers if builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),
         "commit": commit + (" with changes in src" if changed else ""),
-        "hardware": {
-            "cpu": name[1] if name else "",
-            "cores": NUM_CORES,
-            "features": [each for each in _FEATURES if each in flags],
-        },
+        "hardware": {"cpu": name[1] if name else platform.machine(), "cores": NUM_CORES, "features": features},
+        "others_cores": round(others_cores(), 2),
         "python": sys.version.split()[0],
         "rounds": rounds,
         "versions": {each: _versions(builder, each) for each in sorted(environments)},
@@ -79,7 +77,7 @@ def print_report(measured: list[Measured], served: list[Served], failures: dict[
         print("\nNot measured:\n")
         print_table(["peer", "reason"], [[name, reason.replace("|", "\\|")] for name, reason in failures.items()])
     hardware = results["hardware"]
-    cores = f"{hardware['cores']} cores, {', '.join(hardware['features'])}"
+    cores = f"{hardware['cores']} cores, of which other work took {results['others_cores']}, {', '.join(hardware['features'])}"
     print(f"\n`{results['command']}` (commit {results['commit']}, {hardware['cpu']}, {cores})")
 
 

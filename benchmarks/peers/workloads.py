@@ -23,8 +23,7 @@ class Workload:
     @property
     def texts(self) -> list[str]:
         """Return all texts; a document counts with its query."""
-        joined = [call if isinstance(call, list) else _pairs(call) for call in self.calls]
-        return [text for texts in joined for text in texts]
+        return [text for call in self.calls for text in (_pairs(call) if MODELS[self.model] == "rerank" else call)]
 
 
 def _pairs(call: dict[str, Any]) -> list[str]:
