@@ -1,7 +1,7 @@
 """Whimbrel against other engines and servers: the same texts and weights, each peer with its own packages, rounds interleaved.
 
-    python benchmarks/peers [--only NAME ...] [--tasks dense,rerank,token-vectors] [--kind engines|servers]
-                            [--workload NAME] [--rounds 3] [--out results.json] [--build build/peers] [--table peers.toml]
+    python benchmarks/peers [--only NAME ...] [--tasks dense,rerank,token-vectors] [--kind engines|servers] [--workload NAME]
+                            [--rounds 3] [--quick] [--out results.json] [--build build/peers] [--table peers.toml]
 
 The table of peers is peers.toml. Its environments are built below --build by pip, once. Checkpoints are written there too
 (models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
@@ -46,6 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", default="dense,rerank,token-vectors", type=lambda text: text.split(","))
     parser.add_argument("--kind", choices=["engines", "servers"], help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="an eighth of the texts of engines, to test that all runs")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
     parser.add_argument("--build", type=Path, default=ROOT / "build/peers")
     parser.add_argument("--table", type=Path, default=Path(__file__).parent / "peers.toml")
@@ -83,7 +84,7 @@ def run_engines(
 ) -> None:
     """Measure all engines, one checkpoint after another."""
     for model, task in MODELS.items():
-        workloads = [each for each in make_workloads() if each.model == model and args.workload in each.name]
+        workloads = [each for each in make_workloads(quick=args.quick) if each.model == model and args.workload in each.name]
         if task in args.tasks and workloads:
             folder = write_models(builder.build / "models", [model])[model]
             able = export([peer for peer in peers if task in peer.tasks], model, folder, builder, failures)

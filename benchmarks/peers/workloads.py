@@ -30,18 +30,22 @@ def _pairs(call: dict[str, Any]) -> list[str]:
     return [f"{call['query']} {document}" for document in call["documents"]]
 
 
-def make_workloads() -> list[Workload]:
-    """Return all workloads."""
-    query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(100, words=MIXED, seed=5)
+def make_workloads(*, quick: bool = False) -> list[Workload]:
+    """Return all workloads, or the first eighth of each."""
+
+    def texts(count: int, words: tuple[int, int], seed: int) -> list[str]:
+        return make_texts(count, words=words, seed=seed)[: count // 8 if quick else count]
+
+    query = make_texts(1, words=(8, 12), seed=4)[0]
     return [
-        Workload("minilm", "256 mixed texts", [make_texts(256, words=MIXED)]),
-        Workload("minilm", "1,024 short texts", [make_texts(1024, words=SHORT)]),
-        Workload("minilm", "requests of 8 mixed", chunks(make_texts(128, words=MIXED, seed=1), 8)),
-        Workload("minilm", "one short text at a time", chunks(make_texts(64, words=SHORT, seed=2), 1)),
-        Workload("minilm", "8 texts of 512 tokens", [make_texts(8, words=_LONG, seed=3)]),
-        Workload("bge-base", "bge-base, 32 mixed texts", [make_texts(32, words=MIXED, seed=6)]),
-        Workload("cross-encoder", "a query and 100 documents", [{"query": query, "documents": documents}]),
-        Workload("colbert", "token vectors of 64 mixed", [make_texts(64, words=MIXED, seed=7)]),
+        Workload("minilm", "256 mixed texts", [texts(256, MIXED, 0)]),
+        Workload("minilm", "1,024 short texts", [texts(1024, SHORT, 0)]),
+        Workload("minilm", "requests of 8 mixed", chunks(texts(128, MIXED, 1), 8)),
+        Workload("minilm", "one short text at a time", chunks(texts(64, SHORT, 2), 1)),
+        Workload("minilm", "8 texts of 512 tokens", [texts(8, _LONG, 3)]),
+        Workload("bge-base", "bge-base, 32 mixed texts", [texts(32, MIXED, 6)]),
+        Workload("cross-encoder", "a query and 100 documents", [{"query": query, "documents": texts(100, MIXED, 5)}]),
+        Workload("colbert", "token vectors of 64 mixed", [texts(64, MIXED, 7)]),
     ]
 
 

@@ -99,7 +99,7 @@ def test_a_peer_that_cannot_be_installed_is_a_row(tmp_path: Path) -> None:
 
 
 def test_engines_are_compared_and_one_that_does_not_start_is_a_row(tmp_path: Path) -> None:
-    options = ["--kind", "engines", "--workload", "one short text", "--rounds", "1"]
+    options = ["--kind", "engines", "--workload", "one short text", "--rounds", "1", "--quick"]
     printed, results = compare(tmp_path, HERE, *options)
     assert [row["peer"] for row in results["engines"]] == ["Whimbrel bfloat16", "Sentence Transformers float32"]
     assert all(row["cosine"] > 0.99999 and not row["wrong"] and len(row["seconds"]) == 1 for row in results["engines"])
