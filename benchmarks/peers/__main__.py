@@ -46,7 +46,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--tasks", default="dense,rerank,token-vectors", type=lambda text: text.split(","))
     parser.add_argument("--kind", choices=["engines", "servers"], help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="an eighth of the texts of engines, to test that all runs")
+    parser.add_argument("--quick", action="store_true", help="fewer texts, to test that all runs")
     parser.add_argument("--out", type=Path, help="file for the results as JSON")
     parser.add_argument("--build", type=Path, default=ROOT / "build/peers")
     parser.add_argument("--table", type=Path, default=Path(__file__).parent / "peers.toml")
@@ -98,7 +98,7 @@ def run_servers(
     for task, model in SERVED.items():
         if task in args.tasks:
             folder = write_models(builder.build / "models", [model])[model]
-            measure_servers(task, folder, peers, builder, args.rounds, found=found, failures=failures)
+            measure_servers(task, folder, peers, builder, args.rounds, quick=args.quick, found=found, failures=failures)
 
 
 def main() -> None:

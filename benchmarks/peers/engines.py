@@ -15,7 +15,7 @@ from typing import Final
 
 import numpy as np
 from common import NUM_CORES, count_tokens, cpu_seconds, note
-from environments import ADAPTERS, Builder, Peer, PeerFailure, reason_in
+from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_in
 from numpy.typing import NDArray
 from workloads import MODELS, Workload
 
@@ -41,7 +41,7 @@ class Engine:
             )  # fmt: skip
         try:
             self._read(_START_SECONDS)
-        except PeerFailure:
+        except BaseException:  # also Ctrl-C while it loads
             self.stop()
             raise
 
@@ -175,7 +175,7 @@ def _compare(
         rows.append(row)
         with np.load(file) as arrays:
             saved[engine.peer.name] = arrays["rows"], arrays["sizes"]
-    reference = saved.get("Sentence Transformers float32")
+    reference = saved.get(REFERENCE)
     if reference is not None:
         for row in rows:
             row.cosine = _cosine(saved[row.peer.name], reference)

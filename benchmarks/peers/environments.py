@@ -16,6 +16,8 @@ from typing import Any, Final
 
 from common import NUM_CORES, note
 
+OURS: Final = "Whimbrel bfloat16"
+REFERENCE: Final = "Sentence Transformers float32"
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 SOURCES: Final = Path(__file__).parents[2] / "src"
 _USEFUL: Final = re.compile(r"^(?!.*warning).*(error|exception|no matching distribution|refused|not found)", re.IGNORECASE)

@@ -14,11 +14,10 @@ from typing import Any, Final
 
 from common import NUM_CORES, others_cores, print_table
 from engines import MIN_COSINES, Measured
-from environments import Builder, Peer
+from environments import OURS, Builder, Peer
 
 from load import Served
 
-OURS: Final = "Whimbrel bfloat16"
 _FEATURES: Final = (
     "avx2",
     "avx512f",

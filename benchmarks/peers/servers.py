@@ -18,7 +18,7 @@ import numpy as np
 import orjson
 from common import MIXED, SHORT, chunks, cpu_seconds, make_texts, min_cosine, note
 from driver import get, vectors_of
-from environments import Builder, Peer, PeerFailure, reason_in
+from environments import OURS, Builder, Peer, PeerFailure, reason_in
 
 from load import Served, load
 
@@ -43,7 +43,7 @@ class Server:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=variables, start_new_session=True)
         try:
             self._wait()
-        except PeerFailure:
+        except BaseException:  # also Ctrl-C while it loads
             self.stop()
             raise
 
@@ -73,17 +73,21 @@ class Server:
         self._process.wait()
 
 
-def make_loads(task: str) -> dict[str, tuple[int, list[list[dict[str, Any]]]]]:
+def make_loads(task: str, *, quick: bool) -> dict[str, tuple[int, list[list[dict[str, Any]]]]]:
     """Return the bodies of each connection for each workload of a task, with the number of texts."""
     if task == "rerank":
         query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(160, words=MIXED, seed=5)
-        bodies = [{"query": query, "documents": each, "return_documents": False} for each in chunks(documents, 20)]
-        return {"rerank, 8 connections, 20 documents": (len(documents), [[body] for body in bodies])}
-    mixed, short = make_texts(512, words=MIXED), make_texts(320, words=SHORT, seed=2)
+        documents = documents[:80] if quick else documents
+        bodies = [
+            {"query": query, "documents": each, "return_documents": False} for each in chunks(documents, len(documents) // 8)
+        ]
+        return {"rerank, 8 connections, one request each": (len(documents), [[body] for body in bodies])}
+    mixed = make_texts(256 if quick else 512, words=MIXED)
+    short = make_texts(64 if quick else 320, words=SHORT, seed=2)
     return {
-        "8 connections, 32 mixed texts, base64": (512, _connections(chunks(mixed, 32), 8, encoding_format="base64")),
-        "8 connections, 32 mixed texts, JSON": (512, _connections(chunks(mixed, 32), 8, encoding_format="float")),
-        "16 connections, one short text": (320, _connections(chunks(short, 1), 16, encoding_format="base64")),
+        "8 connections, 32 mixed texts, base64": (len(mixed), _connections(chunks(mixed, 32), 8, encoding_format="base64")),
+        "8 connections, 32 mixed texts, JSON": (len(mixed), _connections(chunks(mixed, 32), 8, encoding_format="float")),
+        "16 connections, one short text": (len(short), _connections(chunks(short, 1), 16, encoding_format="base64")),
     }
 
 
@@ -98,6 +102,7 @@ def measure_servers(
     builder: Builder,
     rounds: int,
     *,
+    quick: bool,
     found: list[Served],
     failures: dict[str, str],
 ) -> None:
@@ -111,7 +116,7 @@ def measure_servers(
                     servers[peer.name] = Server(peer, builder, folder)
                 except PeerFailure as failure:
                     failures[f"{peer.name}, server, {task}"] = str(failure)
-        for name, (texts, connections) in make_loads(task).items():
+        for name, (texts, connections) in make_loads(task, quick=quick).items():
             note(f"{task}, {name}")
             encoded = [[orjson.dumps(body | {"model": "model"}) for body in each] for each in connections]
             rows = [row for server in servers.values() if (row := _warm(task, name, texts, encoded, server, failures))]
@@ -124,10 +129,10 @@ def measure_servers(
 
 
 def _compare(task: str, rows: Sequence[Served]) -> None:
-    """Take the answers of the first round, and compare them with those of the first server, which is ours."""
-    answers = [_values(task, row.rounds.pop().bodies) for row in rows]
-    for row, values in zip(rows, answers, strict=True):
-        row.cosine = _cosine(values, answers[0])
+    """Take the answers of the first round, and compare them with those of our server."""
+    answers = {row.peer.name: _values(task, row.rounds.pop().bodies) for row in rows}
+    for row in rows if OURS in answers else ():
+        row.cosine = _cosine(answers[row.peer.name], answers[OURS])
 
 
 def _time(task: str, rows: Sequence[Served], servers: dict[str, Server], encoded: list[list[bytes]], rounds: int) -> None:
