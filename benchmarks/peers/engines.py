@@ -87,6 +87,8 @@ class Measured:
     cosine: float | None
     """Smallest cosine to the reference, or for scores their correlation with it."""
     seconds: list[float] = field(default_factory=list[float])
+    cpu: list[float] = field(default_factory=list[float])
+    """Processor seconds of the peer's process, which other work on the machine changes less."""
     idle_cores: float = 0.0
     """Most cores that the waiting peers took meanwhile."""
 
@@ -147,9 +149,10 @@ def _time(engines: dict[str, Engine], failures: dict[str, str], number: int, row
         if row.peer.name not in engines:
             continue
         others = [each.pid for each in engines.values() if each.peer is not row.peer]
-        before, started = sum(map(cpu_seconds, others)), perf_counter()
+        own, before, started = cpu_seconds(engines[row.peer.name].pid), sum(map(cpu_seconds, others)), perf_counter()
         try:
             row.seconds.append(float(engines[row.peer.name].ask(f"time {number}")))
+            row.cpu.append(cpu_seconds(engines[row.peer.name].pid) - own)
         except PeerFailure as failure:
             _drop(engines, failures, row, failure)
             continue

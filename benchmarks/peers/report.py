@@ -9,7 +9,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import quantiles
+from statistics import median, quantiles
 from typing import Any, Final
 
 from common import NUM_CORES, others_cores, print_table
@@ -97,6 +97,8 @@ def _engine_row(row: Measured, rows: list[Measured]) -> dict[str, Any]:
         "seconds": [round(each, 5) for each in row.seconds],
         "median": round(row.median, 5),
         "ratio": round(row.median / ours.median, 3) if ours else None,
+        "cpu": round(median(row.cpu), 2),
+        "cpu_ratio": round(median(row.cpu) / median(ours.cpu), 3) if ours and all(ours.cpu) else None,
         "fastest": round(min(row.seconds) / min(ours.seconds), 3) if ours else None,
         "rounds": [round(min(ratios), 3), round(max(ratios), 3)] if ratios else None,
         "ratio_to_float32": round(row.median / single.median, 3) if single else None,
@@ -142,23 +144,35 @@ def _ratio(row: dict[str, Any] | None) -> str:
 
 
 def _print_engines(rows: list[dict[str, Any]]) -> None:
-    header = ["engine", "dtype", "ms", "tokens/s", "ratio", "fastest", "rounds", "ratio to float32", "smallest cosine"]
+    header = [
+        "engine",
+        "dtype",
+        "ms",
+        "tokens/s",
+        "ratio",
+        "fastest",
+        "rounds",
+        "processor time",
+        "ratio to float32",
+        "smallest cosine",
+    ]
     for workload in dict.fromkeys(row["workload"] for row in rows):
         these = [row for row in rows if row["workload"] == workload]
         print(f"\n{workload}, {these[0]['tokens']:,} tokens:\n")
         print_table(header, [_engine_cells(row) for row in these])
     limits = ", ".join(f"{dtype} {limit}" for dtype, limit in MIN_COSINES.items())
     print(f"\nThe cosine is to Sentence Transformers in float32; for scores it is their correlation. Wrong: below {limits}.")
+    print("Processor time is the ratio of the processes' seconds on all cores, which other work changes less.")
     print(f"Waiting engines took at most {max(row['idle_cores'] for row in rows):.2f} cores.")
 
 
 def _engine_cells(row: dict[str, Any]) -> list[str]:
-    numbers = [row["ratio"], row["fastest"], row["ratio_to_float32"]]
-    ratio, fastest, single = ("n/a" if each is None else f"{each:.2f}" for each in numbers)
+    numbers = [row["ratio"], row["fastest"], row["cpu_ratio"], row["ratio_to_float32"]]
+    ratio, fastest, cpu, single = ("n/a" if each is None else f"{each:.2f}" for each in numbers)
     between = "n/a" if row["rounds"] is None else "{:.2f} to {:.2f}".format(*row["rounds"])
     cosine = "n/a" if row["cosine"] is None else f"{row['cosine']:.6f}" + (" wrong" if row["wrong"] else "")
     rate = f"{row['tokens'] / row['median']:,.0f}"
-    return [row["peer"], row["dtype"], f"{1e3 * row['median']:,.1f}", rate, ratio, fastest, between, single, cosine]
+    return [row["peer"], row["dtype"], f"{1e3 * row['median']:,.1f}", rate, ratio, fastest, between, cpu, single, cosine]
 
 
 def _print_servers(rows: list[dict[str, Any]]) -> None:
