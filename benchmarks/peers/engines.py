@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
@@ -169,7 +170,7 @@ def _compare(
     rows: list[Measured] = []
     tokens = count_tokens(workload.texts)
     for engine in list(engines.values()):
-        file, row = folder / "rows.npz", Measured(engine.peer, workload, tokens, None)
+        file, row = folder / f"rows-{os.getpid()}.npz", Measured(engine.peer, workload, tokens, None)
         try:
             engine.ask(f"check {number} {file}")
         except PeerFailure as failure:
@@ -178,6 +179,7 @@ def _compare(
         rows.append(row)
         with np.load(file) as arrays:
             saved[engine.peer.name] = arrays["rows"], arrays["sizes"]
+        file.unlink()
     reference = saved.get(REFERENCE)
     if reference is not None:
         for row in rows:
