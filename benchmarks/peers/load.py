@@ -37,6 +37,11 @@ class Served:
     server_cores: list[float] = field(default_factory=list[float])
 
     @property
+    def cpu(self) -> float:
+        """Return the server's processor seconds in a round, the median of all."""
+        return median(cores * each.seconds for cores, each in zip(self.server_cores, self.rounds, strict=True))
+
+    @property
     def median(self) -> float:
         return median(each.seconds for each in self.rounds)
 

@@ -119,6 +119,8 @@ def _server_row(row: Served, rows: list[Served]) -> dict[str, Any]:
         "seconds": [round(each.seconds, 5) for each in row.rounds],
         "median": round(row.median, 5),
         "ratio": round(row.median / ours.median, 3) if ours else None,
+        "cpu": round(row.cpu, 2),
+        "cpu_ratio": round(row.cpu / ours.cpu, 3) if ours and ours.cpu else None,
         "p50_ms": round(1e3 * latencies[49], 2),
         "p99_ms": round(1e3 * latencies[98], 2),
         "cosine": row.cosine,
@@ -176,14 +178,25 @@ def _engine_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _print_servers(rows: list[dict[str, Any]]) -> None:
-    header = ["server", "dtype", "texts/s", "ratio", "p50, ms", "p99, ms", "its cores", "generator's cores", "smallest cosine"]
+    header = [
+        "server",
+        "dtype",
+        "texts/s",
+        "ratio",
+        "processor time",
+        "p50, ms",
+        "p99, ms",
+        "its cores",
+        "generator's cores",
+        "smallest cosine",
+    ]
     for workload in dict.fromkeys(row["workload"] for row in rows):
         print(f"\nServers, {workload}:\n")
         print_table(header, [_server_cells(row) for row in rows if row["workload"] == workload])
 
 
 def _server_cells(row: dict[str, Any]) -> list[str]:
-    ratio = "n/a" if row["ratio"] is None else f"{row['ratio']:.2f}"
+    ratio, cpu = ("n/a" if row[key] is None else f"{row[key]:.2f}" for key in ("ratio", "cpu_ratio"))
     cosine = "n/a" if row["cosine"] is None else f"{row['cosine']:.6f}"
     rate, cores = f"{row['texts'] / row['median']:,.1f}", [f"{row[key]:.2f}" for key in ("server_cores", "client_cores")]
-    return [row["peer"], row["dtype"], rate, ratio, f"{row['p50_ms']:,.0f}", f"{row['p99_ms']:,.0f}", *cores, cosine]
+    return [row["peer"], row["dtype"], rate, ratio, cpu, f"{row['p50_ms']:,.0f}", f"{row['p99_ms']:,.0f}", *cores, cosine]
