@@ -8,6 +8,7 @@
 # make format     format the code and repair what ruff can
 # make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
 # make bench      run the benchmarks of BENCHMARKS.md
+# make peers      build the environments of other engines and run them beside ours (benchmarks/peers; ARGS="--rounds 7")
 # make models     run the parity tests and write docs/models.md from what they measure
 # make docs       build the docs site in site/; a broken link is an error
 # make pictures   draw the pictures of README anew: docs/pictures
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
 
-.PHONY: help serve test test-all test-cpus recipes vllm-check check check-code format soak bench models docs pictures lock clean
+.PHONY: help serve test test-all test-cpus recipes vllm-check check check-code format soak bench peers models docs pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -77,6 +78,9 @@ bench: $(VENV)/.whimbrel-dev
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/overload.py
 	$(BIN)/python benchmarks/maxsim.py
+
+peers: $(VENV)/.whimbrel-dev
+	$(BIN)/python benchmarks/peers --out benchmarks/results/peers.json $(ARGS)
 
 models: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/models_page.py $(ARGS)

@@ -163,6 +163,11 @@ def _others_seconds() -> float:
 _AT_START: Final = perf_counter(), _others_seconds()
 
 
+def others_cores() -> float:
+    """Return the cores that other work has taken on average since this process started."""
+    return (_others_seconds() - _AT_START[1]) / (perf_counter() - _AT_START[0])
+
+
 def note(text: str) -> None:
     """Print progress to stderr."""
     print(text, file=sys.stderr, flush=True)
@@ -178,7 +183,6 @@ def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None
 
 def print_setting(plan: Plan | None, **settings: object) -> None:
     """Print one line with the machine, the versions and the load."""
-    others = (_others_seconds() - _AT_START[1]) / (perf_counter() - _AT_START[0])
     git = ("git", "-C", str(Path(__file__).parent))
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
@@ -187,7 +191,7 @@ def print_setting(plan: Plan | None, **settings: object) -> None:
         f"commit {commit}{' with changes in src' if changed else ''}",
         cpu[1] if cpu else platform.machine(),
         f"{NUM_CORES} cores",
-        f"of which other work took {others:.2f}",
+        f"of which other work took {others_cores():.2f}",
         f"torch {version('torch')}",
     ]
     if plan is not None:

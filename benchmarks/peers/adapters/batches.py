@@ -1,0 +1,98 @@
+"""Tokenising, batching and pooling around a bare runtime, as lean as a program of one's own can be.
+
+Texts are sorted by length and padded in batches of at most 32, and each thread runs whole batches. That is faster than batches
+in the order of the texts, or than one batch on all cores.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+Inputs: TypeAlias = dict[str, np.ndarray]
+Run: TypeAlias = Callable[[Inputs], np.ndarray]
+"""Runs a padded batch: (N, T) ids, mask and types. Returns hidden states (N, T, D), or logits (N, 1)."""
+
+MAX_ROWS: Final = 32
+MAX_TOKENS: Final = 512
+
+
+def around(run: Run, folder: str, task: str, threads: int) -> Callable[[Any], Any]:
+    """Return the function that runs one call of a task by a runtime's function."""
+    tokenizer = Tokenizer.from_file(f"{folder}/tokenizer.json")
+    tokenizer.no_padding()
+    pool = ThreadPoolExecutor(threads)
+    finish, limit = _finishers(folder, task, tokenizer)
+    tokenizer.enable_truncation(limit)
+
+    def call(given: Any) -> list[Any]:
+        if task == "rerank":
+            encoded = tokenizer.encode_batch_fast([(given["query"], document) for document in given["documents"]])
+        else:
+            encoded = tokenizer.encode_batch_fast(list(given))
+        lengths = [len(each.ids) for each in encoded]
+        order = sorted(range(len(encoded)), key=lengths.__getitem__, reverse=True)
+        size = max(1, min(MAX_ROWS, -(-len(order) // threads)))
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+
+        def run_batch(rows: list[int]) -> Sequence[Any]:
+            inputs = _pad([encoded[row] for row in rows], marker=task == "token-vectors")
+            return finish(run(inputs), inputs)
+
+        found = map(run_batch, batches) if len(batches) == 1 else pool.map(run_batch, batches)
+        results: list[Any] = [None] * len(order)
+        for rows, values in zip(batches, found, strict=True):
+            for row, value in zip(rows, values, strict=True):
+                results[row] = value
+        return results
+
+    return call
+
+
+def _pad(encoded: Sequence[Any], *, marker: bool) -> Inputs:
+    """Return ids, mask and types. `marker` puts ColBERT's document marker, [unused1], after [CLS]."""
+    extra = int(marker)
+    shape = len(encoded), max(len(each.ids) for each in encoded) + extra
+    ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
+    for row, each in enumerate(encoded):
+        end = len(each.ids) + extra
+        ids[row, extra:end], types[row, extra:end], mask[row, :end] = each.ids, each.type_ids, 1
+        if marker:
+            ids[row, :2] = each.ids[0], 2
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+
+
+def _finishers(folder: str, task: str, tokenizer: Tokenizer) -> tuple[Callable[[np.ndarray, Inputs], Sequence[Any]], int]:
+    """Return the work after the model, and the limit of tokens without a marker."""
+    if task == "rerank":
+        return lambda logits, _: 1 / (1 + np.exp(-logits[:, 0].astype(np.float32))), MAX_TOKENS
+    if task == "token-vectors":
+        weight = load_file(f"{folder}/model.safetensors")["linear.weight"].T.copy()
+        metadata = json.loads(Path(folder, "artifact.metadata").read_text())
+        skipped = [tokenizer.token_to_id(each) for each in string.punctuation]
+
+        def tokens(hidden: np.ndarray, inputs: Inputs) -> Sequence[Any]:
+            kept = inputs["attention_mask"].astype(bool) & ~np.isin(inputs["input_ids"], skipped)
+            return [_normalize(states[rows].astype(np.float32) @ weight) for states, rows in zip(hidden, kept, strict=True)]
+
+        return tokens, metadata["doc_maxlen"] - 1
+    if json.loads(Path(folder, "1_Pooling/config.json").read_text())["pooling_mode_cls_token"]:
+        return lambda hidden, _: _normalize(hidden[:, 0].astype(np.float32)), MAX_TOKENS
+
+    def mean(hidden: np.ndarray, inputs: Inputs) -> np.ndarray:
+        mask = inputs["attention_mask"][:, None].astype(np.float32)
+        return _normalize((mask @ hidden.astype(np.float32))[:, 0])
+
+    return mean, MAX_TOKENS
+
+
+def _normalize(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)

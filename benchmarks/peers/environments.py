@@ -1,0 +1,145 @@
+"""Environments of peers: each is built once by pip, and a failure becomes a reason."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from common import NUM_CORES, note
+
+OURS: Final = "Whimbrel bfloat16"
+REFERENCE: Final = "Sentence Transformers float32"
+ADAPTERS: Final = Path(__file__).parent / "adapters"
+SOURCES: Final = Path(__file__).parents[2] / "src"
+_USEFUL: Final = re.compile(r"^(?!.*warning).*(error|exception|no matching distribution|refused|not found)", re.IGNORECASE)
+_MAX_REASON: Final = 240
+
+
+class PeerFailure(Exception):
+    """Step that failed for a peer, with the reason that its log gives."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """Row of the table of peers."""
+
+    name: str
+    environment: str
+    adapter: str
+    dtype: str
+    tasks: tuple[str, ...]
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    exports: str = ""
+    server: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Contents of peers.toml."""
+
+    environments: dict[str, dict[str, Any]]
+    exports: dict[str, dict[str, str]]
+    peers: list[Peer]
+
+
+def read_table(path: Path) -> Table:
+    """Read peers.toml. Raises TypeError if a peer has an unknown key or lacks one."""
+    content = tomllib.loads(path.read_text())
+    peers = [Peer(**(row | {"tasks": tuple(row["tasks"])})) for row in content["peers"]]
+    return Table(content["environments"], content.get("exports", {}), peers)
+
+
+@dataclass(frozen=True, slots=True)
+class Builder:
+    """Builds environments and exports below a folder."""
+
+    table: Table
+    build: Path
+
+    def python(self, name: str) -> Path:
+        """Return the interpreter of an environment."""
+        if self.table.environments[name].get("interpreter"):
+            return Path(sys.executable)
+        return self.build / "environments" / name / "bin/python"
+
+    def variables(self, name: str) -> dict[str, str]:
+        """Return the environment variables of its processes."""
+        places = {
+            "venv": str(self.python(name).parents[1]),
+            "cache": str(self.build / "cache" / name),
+            "cores": ",".join(map(str, sorted(os.sched_getaffinity(0)))),
+        }
+        extra: dict[str, str] = self.table.environments[name].get("variables", {})
+        offline = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}
+        threads = {"OMP_NUM_THREADS": str(NUM_CORES), "MKL_NUM_THREADS": str(NUM_CORES), "TOKENIZERS_PARALLELISM": "true"}
+        if self.table.environments[name].get("interpreter"):
+            threads |= {"PYTHONPATH": str(SOURCES)}
+        return os.environ | offline | threads | {key: value.format(**places) for key, value in extra.items()}
+
+    def install(self, name: str) -> None:
+        """Build an environment unless it is there and of the same packages. Raises PeerFailure."""
+        wanted = self.table.environments[name]
+        if wanted.get("interpreter"):
+            return
+        venv, log = self.build / "environments" / name, self.build / "logs" / f"install-{name}.log"
+        stamp = venv / "packages.json"
+        if stamp.exists() and stamp.read_text() == json.dumps(wanted):
+            return
+        shutil.rmtree(venv, ignore_errors=True)
+        pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
+        steps = [
+            [sys.executable, "-m", "venv", str(venv)],
+            [*pip, "install", "--progress-bar", "off", *wanted["packages"]],
+            [*pip, "install", "--progress-bar", "off", "--no-deps", *wanted.get("alone", [])],
+            [*pip, "uninstall", "-y", *wanted.get("remove", [])],
+        ]
+        log.unlink(missing_ok=True)
+        for step, needed in zip(steps, (True, True, "alone" in wanted, "remove" in wanted), strict=True):
+            if needed:
+                run_step(step, log, what="install")
+        stamp.write_text(json.dumps(wanted))
+
+    def export(self, name: str, folder: Path, task: str, texts: Path) -> None:
+        """Export a checkpoint for a runtime unless that is done. Raises PeerFailure."""
+        wanted = self.table.exports[name]
+        source = (ADAPTERS / wanted["script"]).read_text()
+        stamp, log = folder / f"exported-by-{name}", self.build / "logs" / f"export-{name}-{folder.name}.log"
+        if stamp.exists() and stamp.read_text() == source:
+            return
+        note(f"exporting {folder.name}: {name}")
+        self.install(wanted["environment"])
+        command = [str(self.python(wanted["environment"])), str(ADAPTERS / wanted["script"]), str(folder), task, str(texts)]
+        log.unlink(missing_ok=True)
+        run_step(command, log, what="export", variables=self.variables(wanted["environment"]))
+        stamp.write_text(source)
+
+    def versions(self, name: str) -> dict[str, str]:
+        """Return the versions of all packages of an environment."""
+        command = [str(self.python(name)), "-m", "pip", "list", "--format", "json"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        rows: list[dict[str, str]] = json.loads(done.stdout or "[]")
+        return {row["name"].lower(): row["version"] for row in rows}
+
+
+def run_step(command: Sequence[str], log: Path, *, what: str, variables: dict[str, str] | None = None) -> None:
+    """Run a command and append its output to a log. Raises PeerFailure if it fails."""
+    with log.open("a") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, env=variables, check=False)
+    if done.returncode:
+        raise PeerFailure(f"{what}: {reason_in(log)}")
+
+
+def reason_in(log: Path) -> str:
+    """Return the line of a log that says what failed: the last error, else the last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    useful = [line for line in lines if _USEFUL.search(line)]
+    return (useful or lines or ["no output"])[-1][:_MAX_REASON]
