@@ -91,7 +91,11 @@ BACKENDS: Final[Mapping[str, Backend]] = {
     ),
 }
 """Kinds of servers by name. vLLM's own names are accepted too: see ALIASES."""
-ALIASES: Final[Mapping[str, str]] = {"vllm-rerank": "rerank", "vllm-pooling": "pooling", "infinity-embeddings": "openai-embeddings"}
+ALIASES: Final[Mapping[str, str]] = {
+    "vllm-rerank": "rerank",
+    "vllm-pooling": "pooling",
+    "infinity-embeddings": "openai-embeddings",
+}
 
 
 class Endpoint(NamedTuple):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, TypeGuard, cast
 
 import numpy as np
 import orjson
@@ -63,7 +63,7 @@ def _lengths(options: DatasetOptions, words: Words, rng: np.random.Generator, *,
 
 
 def _text(words: Words, rng: np.random.Generator, length: int) -> str:
-    return " ".join([words.words[i] for i in rng.integers(0, len(words.words), size=length)])
+    return " ".join([words.words[int(i)] for i in rng.integers(0, len(words.words), size=length)])
 
 
 def _random(options: DatasetOptions, words: Words, rng: np.random.Generator) -> list[Sample]:
@@ -88,7 +88,11 @@ def _random_rerank(options: DatasetOptions, words: Words, rng: np.random.Generat
     texts = [_text(words, rng, length) for length in lengths]
     step = options.batch_size
     return [
-        Sample(tuple(texts[i : i + step]), query, sum(lengths[i : i + step]) + (query_length + separator) * len(texts[i : i + step]))
+        Sample(
+            tuple(texts[i : i + step]),
+            query,
+            sum(lengths[i : i + step]) + (query_length + separator) * len(texts[i : i + step]),
+        )
         for i in range(0, options.num_prompts, step)
     ]
 
@@ -105,8 +109,10 @@ def _custom(path: Path) -> Iterator[Sample]:
         try:
             row: Any = orjson.loads(line)
         except orjson.JSONDecodeError as error:
-            raise SetupError(f"{path}, line {number}: no JSON ({error}).", hint='a line is for example {"prompt": "a text"}') from None
-        prompt = cast("dict[str, Any]", row).get("prompt") if isinstance(row, dict) else None
+            raise SetupError(
+                f"{path}, line {number}: no JSON ({error}).", hint='a line is for example {"prompt": "a text"}'
+            ) from None
+        prompt: Any = cast("dict[str, Any]", row).get("prompt") if isinstance(row, dict) else None
         if isinstance(prompt, str):
             yield Sample((prompt,))
         elif _is_texts(prompt) and len(prompt) > 1:
@@ -118,7 +124,7 @@ def _custom(path: Path) -> Iterator[Sample]:
             )
 
 
-def _is_texts(value: object) -> bool:
+def _is_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(each, str) for each in cast("list[object]", value))
 
 
@@ -147,7 +153,7 @@ NAMES: Final = (*_RANDOM, *_READERS)
 
 
 def _repeat(rows: Sequence[Sample], options: DatasetOptions) -> list[Sample]:
-    """Return `num_prompts` samples in the order of the file, from the start again if it has fewer, in requests of `batch_size`."""
+    """Return `num_prompts` samples in the order of the file, repeated if it has fewer, in requests of `batch_size`."""
     if not rows:
         raise SetupError(f"{options.path} has no prompts.")
     samples = [rows[i % len(rows)] for i in range(options.num_prompts)]

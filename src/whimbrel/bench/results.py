@@ -240,21 +240,25 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
             "errors": result.errors,
         }
     client = result.client
-    return record | result.milliseconds() | {
-        "whimbrel": {
-            "server": setting.server,
-            "failed": result.failed,
-            "unfinished": result.unfinished,
-            "interrupted": result.interrupted,
-            "bytes_received": result.num_bytes,
-            "tokens_counted_by": result.counted_by,
-            "client_processes": client.processes,
-            "client_core_share": client.busiest,
-            "client_loop_late_p99_ms": client.late * 1000,
-            "client_was_limit": client.was_limit,
-            "notes": list(result.notes),
+    return (
+        record
+        | result.milliseconds()
+        | {
+            "whimbrel": {
+                "server": setting.server,
+                "failed": result.failed,
+                "unfinished": result.unfinished,
+                "interrupted": result.interrupted,
+                "bytes_received": result.num_bytes,
+                "tokens_counted_by": result.counted_by,
+                "client_processes": client.processes,
+                "client_core_share": client.busiest,
+                "client_loop_late_p99_ms": client.late * 1000,
+                "client_was_limit": client.was_limit,
+                "notes": list(result.notes),
+            }
         }
-    }
+    )
 
 
 def markdown(results: Sequence[Result]) -> str:

@@ -19,7 +19,9 @@ def _field(name: str) -> Callable[[Answer], int]:
     pattern = re.compile(rb'"' + name.encode() + rb'"\s*:\s*(\d+)')
 
     def read(answer: Answer) -> int:
-        found = pattern.search(answer.tail) or pattern.search(answer.head) or pattern.search(answer.headers.get(b"metadata", b""))
+        found = (
+            pattern.search(answer.tail) or pattern.search(answer.head) or pattern.search(answer.headers.get(b"metadata", b""))
+        )
         return int(found[1]) if found else _header(answer)
 
     return read

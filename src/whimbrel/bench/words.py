@@ -18,15 +18,16 @@ from whimbrel.errors import SetupError
 
 CANDIDATES: Final = tuple(
     """
-    the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one you were
-    all her she there would their we him been has when who will no more if out so up said what its about than into them can only
-    other time new some could these two may first then do any like my now over such our man me even most made after also did many
-    off before must well back through years much where your way down should because long each just state people too good very make
-    world still own see men work life get here between both being under three never know same last another while us might great go
-    year come since against right came take used himself few house use during without again place around however home small found
-    thought went say part once high general upon school every does got united left number course war until always away something
-    fact water though less public put think almost hand enough took far yet government system better set told nothing night end why
-    called find going look asked later knew point next a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 4 5 6 7 8 9
+    the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
+    you were all her she there would their we him been has when who will no more if out so up said what its about than
+    into them can only other time new some could these two may first then do any like my now over such our man me even
+    most made after also did many off before must well back through years much where your way down should because long
+    each just state people too good very make world still own see men work life get here between both being under
+    three never know same last another while us might great go year come since against right came take used himself
+    few house use during without again place around however home small found thought went say part once high general
+    upon school every does got united left number course war until always away something fact water though less public
+    put think almost hand enough took far yet government system better set told nothing night end why called find
+    going look asked later knew point next a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 4 5 6 7 8 9
 """.split()
 )
 """Common English words, then single signs for vocabularies that have few words."""
@@ -49,7 +50,9 @@ Tokenize = Callable[[Sequence[str], bool], list[int]]
 
 def approximate() -> Words:
     """Return the words without a tokenizer."""
-    return Words(CANDIDATES[:-36], 0, "one token per word is assumed, as no tokenizer is at hand: pass --tokenizer", exact=False)
+    return Words(
+        CANDIDATES[:-36], 0, "one token per word is assumed, as no tokenizer is at hand: pass --tokenizer", exact=False
+    )
 
 
 def select_words(tokenize: Tokenize, source: str) -> Words:
@@ -61,7 +64,9 @@ def select_words(tokenize: Tokenize, source: str) -> Words:
         raise SetupError("the tokenizer has no token for any common word.", hint="use --dataset-name custom")
     alone = words[:200]
     if tokenize([" ".join(alone)], False)[0] != len(alone):
-        raise SetupError("the tokenizer joins words, so prompts of a given length cannot be made.", hint="use --dataset-name custom")
+        raise SetupError(
+            "the tokenizer joins words, so prompts of a given length cannot be made.", hint="use --dataset-name custom"
+        )
     return Words(words, special, source)
 
 
