@@ -116,7 +116,8 @@ def describe(point: Point) -> str:
     """Return a point in words."""
     rate = f"{point.rate:g} requests/s offered" if isfinite(point.rate) else "all requests at once"
     failed = f", {point.failed:,} failed" if point.failed else ""
-    return f"{point.server}: {rate}, {point.throughput:,.1f} answered, median {point.median:,.1f} ms, high {point.high:,.1f} ms{failed}"
+    latency = f"median {point.median:,.1f} ms, high {point.high:,.1f} ms"
+    return f"{point.server}: {rate}, {point.throughput:,.1f} answered, {latency}{failed}"
 
 
 def _legend(colours: dict[str, str], percentile: str) -> list[str]:

@@ -19,6 +19,27 @@ END_BYTES: Final = 1024
 class Answer:
     """Response to one request."""
 
+    __slots__ = ("body", "head", "headers", "size", "status", "tail")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.head = b""
+        """The first bytes of the body."""
+        self.tail = b""
+        """The last bytes of the body."""
+        self.size = 0
+        self.body: list[bytes] = []
+        """All of the body, if it is kept."""
+
+
+Finished = Callable[["Connection", Answer | None, str], None]
+"""Called with the connection, and the answer or the reason why there is none."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `index` is the request that it carries, or -1."""
+
     def __init__(self, finished: Finished, *, keep_bodies: bool = False) -> None:
         self.index = -1
         self.used = 0

@@ -12,7 +12,7 @@ from whimbrel.types.arrays import Float32Array
 
 
 def cosines(ours: Sequence[Float32Array], theirs: Sequence[Float32Array]) -> NDArray[np.float64]:
-    """Return a cosine for each text: of its vector, the lowest of its token vectors; of scores one for all. Raises SetupError."""
+    """Return a cosine for each text: of its vector, the lowest of its token vectors; one for all scores. Raises SetupError."""
     if len(ours) != len(theirs):
         raise SetupError(f"one side has {len(ours)} results, the other {len(theirs)}.")
     for number, (a, b) in enumerate(zip(ours, theirs, strict=True)):

@@ -1,7 +1,8 @@
 """Arithmetic of a model per token, counted from the shapes of its weights.
 
-It counts the products of each token with weight matrices, of which a layer's time mostly consists. Attention's own products are not
-counted, so a share of the peak is a lower bound. For models whose weights are not all used for each token there is no number.
+It counts the products of each token with weight matrices, of which a layer's time mostly consists. Attention's own products
+are not counted, so a share of the peak is a lower bound. For models whose weights are not all used for each token there is no
+number.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class Ratio(NamedTuple):
 def ratio_of_medians(a: Sequence[float], b: Sequence[float], *, seed: int = 0) -> Ratio:
     """Return median(a) / median(b) of rounds that were measured in turns.
 
-    Rounds are drawn again with their partners (paired percentile bootstrap), so what slows both down does not widen the interval.
+    Rounds are drawn again with their partners (paired percentile bootstrap), so a load on both does not widen the interval.
     Source: Efron and Tibshirani, An Introduction to the Bootstrap (1993), chapter 13.
     """
     a_R, b_R = np.asarray(a, np.float64), np.asarray(b, np.float64)

@@ -24,6 +24,7 @@ from whimbrel.bench.flops import flops_per_token
 from whimbrel.bench.words import local_words
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.arrays import Float32Array
+from whimbrel.types.plan import Options
 
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from whimbrel.types.result import Outputs, Result
 
 STAGES: Final = ("tokenize", "queue", "pack", "compute", "collect")
+_NO_LIMIT: Final = 2**31
+"""Tokens in the queue: all requests are submitted at once."""
 _COMPARED: Final = 64
 """Texts whose vectors are kept for the cosines."""
 
@@ -101,13 +104,19 @@ def measure(options: OfflineOptions, dtype: str) -> OfflineResult:
     from whimbrel.telemetry import trace
 
     begin = perf_counter()
-    limits = {"max_length": options.max_length, "max_batch_tokens": options.max_batch_tokens}
+    engine_options = Options(
+        device=options.device,
+        dtype=dtype,
+        max_length=options.max_length,
+        max_batch_tokens=options.max_batch_tokens,
+        max_queue_tokens=_NO_LIMIT,
+    )
     texts = [text for sample in make_samples(options.dataset, _words(options)) for text in sample.texts]
-    with Engine(options.model, device=options.device, dtype=dtype, max_queue_tokens=2**31, **limits) as engine:
+    with Engine(options.model, **engine_options) as engine:
         loaded, load_seconds = _peak_rss(), perf_counter() - begin
         chunks = [texts[i : i + options.texts_per_request] for i in range(0, len(texts), options.texts_per_request)]
         first = run_requests(engine, chunks)  # not counted: first-time work
-        stages = dict.fromkeys(STAGES, 0.0)
+        stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
         def add(event: trace.HistogramEvent) -> None:
             if event.name in stages:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from importlib import import_module
 from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
@@ -24,6 +25,19 @@ svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); } svg .grid 
 .table { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { padding: 0.25rem 0.75rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
+"""
+
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Throughput against latency</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>
+<body><h1>Throughput against latency</h1>
+<p>Further right and lower is better. Each point is a run at one rate: point at it for its numbers.
+Latency counts from the moment for which a request was scheduled.</p>
+{svg}
+<ul>{facts}</ul>
+<div class="table"><table><thead><tr>{heads}</tr></thead>
+<tbody>{rows}</tbody></table></div>
+</body></html>
 """
 
 
@@ -73,22 +87,13 @@ def page(svg: str, results: Sequence[Result], percentile: str, about: Mapping[st
         ]
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     heads = "".join(f"<th>{escape(name)}</th>" for name in head)
-    return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>Throughput against latency</title>'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1"><style>{_STYLE}</style></head>\n<body>'
-        f"<h1>Throughput against latency</h1>\n<p>Further right and lower is better. Each point is a run at one rate: point at it "
-        f"for its numbers. Latency counts from the moment for which a request was scheduled.</p>\n{svg}\n<ul>{facts}</ul>\n"
-        f'<div class="table"><table><thead><tr>{heads}</tr></thead>\n<tbody>{"".join(rows)}</tbody></table></div>\n</body></html>\n'
-    )
+    return _PAGE.format(style=_STYLE, svg=svg, facts=facts, heads=heads, rows="\n".join(rows))
 
 
 def _draw_png(path: Path, found: Sequence[Point], percentile: str, about: Mapping[str, str]) -> None:
-    import matplotlib as mpl  # pyright: ignore[reportMissingImports]
-
+    mpl: Any = import_module("matplotlib")
     mpl.use("agg")
-    from matplotlib import pyplot  # pyright: ignore[reportMissingImports]
-
-    plot: Any = pyplot
+    plot: Any = import_module("matplotlib.pyplot")
     figure, axes = plot.subplots(figsize=(9, 5.5), dpi=150, layout="constrained")
     for name, colour in servers(found).items():
         own = sorted((point for point in found if point.server == name), key=lambda point: point.rate)
@@ -97,7 +102,9 @@ def _draw_png(path: Path, found: Sequence[Point], percentile: str, about: Mappin
         line = axes.plot(across, [point.high for point in own], "o--", color=colour, label=f"{name}, p{percentile}")
         line[0].set_markerfacecolor("white")
     axes.set_yscale("log")
-    axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(lambda value, _: f"{value:,g}"))
+    axes.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(_plain))
+    axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
     axes.set_xlim(left=0)
     axes.set_xlabel("answered requests per second")
     axes.set_ylabel("latency in ms (logarithmic)")
@@ -107,3 +114,7 @@ def _draw_png(path: Path, found: Sequence[Point], percentile: str, about: Mappin
     figure.text(0.01, -0.02, "; ".join(f"{name}: {value}" for name, value in about.items()), fontsize=8, va="top", wrap=True)
     figure.savefig(path, bbox_inches="tight")
     plot.close(figure)
+
+
+def _plain(value: float, _: object) -> str:
+    return f"{value:,g}"
