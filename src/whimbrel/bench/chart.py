@@ -61,8 +61,8 @@ def chart(points: Sequence[Point], percentile: str) -> str:
     parts = [*_grid(across, up, x, y), *_axes()]
     for name, colour in colours.items():
         own = sorted((point for point in points if point.server == name), key=lambda point: point.rate)
-        for dash, value in (("", lambda point: point.median), ("6 4", lambda point: point.high)):  # type: ignore[misc]
-            parts += _line(own, colour, dash, x, lambda point, value=value: y(value(point)))
+        parts += _line(own, [(x(point.throughput), y(point.median)) for point in own], colour)
+        parts += _line(own, [(x(point.throughput), y(point.high)) for point in own], colour, dash="6 4")
     parts += _legend(colours, percentile)
     height = HEIGHT + _ROW * len(colours) + 8
     return (
@@ -97,9 +97,8 @@ def _axes() -> list[str]:
     ]
 
 
-def _line(own: Sequence[Point], colour: str, dash: str, x: Scale, y: Callable[[Point], float]) -> list[str]:
+def _line(own: Sequence[Point], places: Sequence[tuple[float, float]], colour: str, *, dash: str = "") -> list[str]:
     """Return the line of one server, with what a mouse shows at each point."""
-    places = [(x(point.throughput), y(point)) for point in own]
     path = " ".join(f"{a:.1f},{b:.1f}" for a, b in places)
     style = f' stroke-dasharray="{dash}"' if dash else ""
     parts = [f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"{style}/>']

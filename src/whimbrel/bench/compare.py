@@ -24,7 +24,10 @@ from whimbrel.types.arrays import Float32Array
 class Contender(Protocol):
     """One side of a comparison."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """The side in words."""
+        ...
 
     def vectors(self) -> list[Float32Array]:
         """Return the results of the first texts."""

@@ -50,6 +50,8 @@ class OfflineOptions:
     rounds: int = 3
     max_length: int | None = None
     max_batch_tokens: int | None = None
+    tokenizer: str | None = None
+    """Model whose tokenizer counts random texts; None: the model's own."""
 
 
 @dataclass(frozen=True)
@@ -142,7 +144,8 @@ def measure(options: OfflineOptions, dtype: str) -> OfflineResult:
 
 
 def _words(options: OfflineOptions) -> Any:
-    return local_words(options.model) if options.dataset.is_random else None
+    name = options.tokenizer or options.model
+    return local_words(None if name == "packaged" else name) if options.dataset.is_random else None
 
 
 def main_output(outputs: Outputs) -> str:

@@ -1,13 +1,13 @@
 """Random models in the file layout of real ones, in any size: config, tokenizer and safetensors.
 
-Their speed is that of the real model of the same size; their vectors mean nothing. The weights are blocks of one random array, so
-that files of many GB are written as fast as the disk takes them.
+Their speed is that of the real model of the same size; their vectors mean nothing. The weights are blocks of one random array,
+so that files of many GB are written as fast as the disk takes them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -43,7 +43,7 @@ class Size:
 
 
 def write_safetensors(path: Path, shapes: Shapes, *, seed: int = 0) -> None:
-    """Write random bfloat16 weights: norms about 1, other weights small. Source of the format: github.com/huggingface/safetensors."""
+    """Write random bfloat16 weights: norms about 1, others small. Source of the format: github.com/huggingface/safetensors."""
     header: Json = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -99,9 +99,11 @@ def write_gritlm(folder: Path, size: Size, words: Sequence[str]) -> None:
     rows = max(_write_tokenizer(folder, random_tokenizers.llama(words)), size.vocabulary)
     config = {
         "architectures": ["GritLM"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
-        "hidden_size": size.hidden, "initializer_range": 0.02, "intermediate_size": size.inner, "max_position_embeddings": 32768,
+        "hidden_size": size.hidden, "initializer_range": 0.02, "intermediate_size": size.inner,
+        "max_position_embeddings": 32768,
         "model_type": "mistral", "num_attention_heads": size.heads, "num_hidden_layers": size.layers,
-        "num_key_value_heads": size.kv_heads or size.heads, "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "sliding_window": 4096,
+        "num_key_value_heads": size.kv_heads or size.heads, "rms_norm_eps": 1e-05, "rope_theta": 10000.0,
+        "sliding_window": 4096,
         "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.38.2", "use_cache": True,
         "vocab_size": rows,
     }  # fmt: skip
@@ -117,7 +119,8 @@ def write_qwen3(folder: Path, size: Size, words: Sequence[str]) -> None:
     config = {
         "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
         "eos_token_id": 0, "head_dim": width, "hidden_act": "silu", "hidden_size": size.hidden, "initializer_range": 0.02,
-        "intermediate_size": size.inner, "max_position_embeddings": 32768, "max_window_layers": size.layers, "model_type": "qwen3",
+        "intermediate_size": size.inner, "max_position_embeddings": 32768, "max_window_layers": size.layers,
+        "model_type": "qwen3",
         "num_attention_heads": size.heads, "num_hidden_layers": size.layers, "num_key_value_heads": size.kv_heads or size.heads,
         "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
         "torch_dtype": "bfloat16", "transformers_version": "4.51.3", "use_cache": True, "use_sliding_window": False,
@@ -134,14 +137,15 @@ def write_qwen3(folder: Path, size: Size, words: Sequence[str]) -> None:
     write_safetensors(folder / "model.safetensors", _decoder_shapes(size, rows, head_norms=True, prefix=""))
 
 
-def write_jina_colbert(
-    folder: Path, size: Size, words: Sequence[str], *, query_tokens: int, document_tokens: int
-) -> None:
+def write_jina_colbert(folder: Path, size: Size, words: Sequence[str], *, query_tokens: int, document_tokens: int) -> None:
     """Write a model as jinaai/jina-colbert-v2 is: XLM-RoBERTa with rotary positions, and a projection of each token."""
     markers = ("[QueryMarker]", "[DocumentMarker]")
     rows = max(_write_tokenizer(folder, random_tokenizers.xlm_roberta(words, markers)), size.vocabulary)
     code = "jinaai/xlm-roberta-flash-implementation--"
-    classes = {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig", "AutoModel": "modeling_xlm_roberta.XLMRobertaModel"}
+    classes = {
+        "AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig",
+        "AutoModel": "modeling_xlm_roberta.XLMRobertaModel",
+    }
     config = {
         "architectures": ["HF_ColBERT"], "attention_probs_dropout_prob": 0.1,
         "auto_map": {name: code + value for name, value in classes.items()}, "bos_token_id": 0, "classifier_dropout": None,
@@ -192,6 +196,3 @@ def write_table(folder: Path, width: int, words: Sequence[str]) -> None:
     (folder / "0_StaticEmbedding").mkdir()
     (folder / "tokenizer.json").rename(folder / "0_StaticEmbedding/tokenizer.json")
     write_safetensors(folder / "0_StaticEmbedding/model.safetensors", {"embedding.weight": (rows, width)})
-
-
-Writer = Callable[[Path, Size, Sequence[str]], None]

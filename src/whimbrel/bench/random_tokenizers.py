@@ -44,7 +44,15 @@ def _token(number: int, content: str, **more: bool) -> Json:
 
 def _file(model: Json, added: Sequence[Json], **parts: Json | None) -> Json:
     empty: Json = {"normalizer": None, "pre_tokenizer": None, "post_processor": None, "decoder": None}
-    return {"version": "1.0", "truncation": None, "padding": None, "added_tokens": list(added), **empty, **parts, "model": model}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": list(added),
+        **empty,
+        **parts,
+        "model": model,
+    }
 
 
 def _config(added: Sequence[Json], tokenizer_class: str, roles: Mapping[str, str | None], **more: Any) -> Json:
@@ -91,7 +99,7 @@ def llama(words: Sequence[str]) -> tuple[Json, Json]:
     added = [_token(number, content) for number, content in enumerate(special)]
     spaces = [{"type": "Prepend", "prepend": _SPACE}, {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}]
     file = _file(
-        _bpe(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True),
+        _bpe(vocab, merges, unk_token=special[0], fuse_unk=True, byte_fallback=True),
         added,
         normalizer={"type": "Sequence", "normalizers": spaces},
         post_processor=_template(["<s>", "A"], ["<s>", "A", "<s>:1", "B:1"], {"<s>": 1}),
@@ -133,7 +141,9 @@ def qwen3(words: Sequence[str]) -> tuple[Json, Json]:
 def xlm_roberta(words: Sequence[str], markers: Sequence[str] = ()) -> tuple[Json, Json]:
     """Pieces with scores, as XLM-RoBERTa's, and further tokens after <mask>."""
     special = ["<s>", "<pad>", "</s>", "<unk>"]
-    pieces = dict.fromkeys([_SPACE, *_SIGNS, *(_SPACE + word for word in words), *(_SPACE + sign for sign in string.punctuation)])
+    pieces = dict.fromkeys(
+        [_SPACE, *_SIGNS, *(_SPACE + word for word in words), *(_SPACE + sign for sign in string.punctuation)]
+    )
     scores = [[piece, -1.0 if len(piece) > 1 else -8.0] for piece in pieces]
     vocab: list[list[Any]] = [*([piece, 0.0] for piece in special), *scores, ["<mask>", 0.0]]
     added = [_token(number, content) for number, content in enumerate(special)]
@@ -155,11 +165,19 @@ def xlm_roberta(words: Sequence[str], markers: Sequence[str] = ()) -> tuple[Json
 
 def wordpiece(words: Sequence[str]) -> tuple[Json, Json]:
     """Words and letters, as BERT's without special tokens around a text, for tables of vectors."""
-    pieces = dict.fromkeys(["[UNK]", *(word.lower() for word in words), *_SIGNS.lower(), *(f"##{sign}" for sign in _SIGNS.lower())])
+    pieces = dict.fromkeys(
+        ["[UNK]", *(word.lower() for word in words), *_SIGNS.lower(), *(f"##{sign}" for sign in _SIGNS.lower())]
+    )
     model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     model |= {"vocab": {piece: number for number, piece in enumerate(pieces)}}
     added = [_token(0, "[UNK]")]
-    normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+    normalizer = {
+        "type": "BertNormalizer",
+        "clean_text": True,
+        "handle_chinese_chars": True,
+        "strip_accents": None,
+        "lowercase": True,
+    }
     file = _file(model, added, normalizer=normalizer, pre_tokenizer={"type": "BertPreTokenizer"})
     return file, {}
 

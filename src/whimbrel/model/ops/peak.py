@@ -1,7 +1,7 @@
 """Measured peak of matrix products: what the device can do, as the yardstick of a model's speed.
 
-The products are as favourable as a model's could be: one large weight matrix, prepacked on a CPU, and many rows, on all lanes at
-once. The best second counts.
+The products are as favourable as a model's could be: one large weight matrix, prepacked on a CPU, and many rows, on all lanes
+at once. The best round counts.
 
 Shapes: R rows, I input and O output columns.
 """
