@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import import_module
-from importlib.util import find_spec
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
@@ -49,8 +48,13 @@ def check_path(path: Path) -> None:
         )
     if not path.parent.is_dir():
         raise SetupError(f"cannot write {path}: no folder {path.parent}.")
-    if path.suffix.lower() == ".png" and find_spec("matplotlib") is None:
-        raise SetupError("a PNG needs matplotlib.", hint="pip install 'whimbrel[bench]', or take .html or .svg")
+    if path.suffix.lower() == ".png":
+        try:
+            import_module("matplotlib.pyplot")
+        except ImportError as error:
+            raise SetupError(
+                f"a PNG needs matplotlib ({error}).", hint="pip install 'whimbrel[bench]', or take .html or .svg"
+            ) from None
 
 
 def draw(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:

@@ -127,7 +127,13 @@ def _servers(
 
 @contextmanager
 def _engines(
-    models: Sequence[str], dtypes: Sequence[str], dataset: DatasetOptions, device: str, tokenizer: str | None, num_checked: int
+    models: Sequence[str],
+    dtypes: Sequence[str],
+    dataset: DatasetOptions,
+    *,
+    device: str,
+    tokenizer: str | None,
+    num_checked: int,
 ) -> Generator[tuple[Contender, Contender]]:
     need("torch")
     from whimbrel.bench.compare import engine_pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from whimbrel.bench.results import Result
 
 INTERRUPTED: Final = 130
+_SECRETS: Final = ("--api-key", "--header")
 
 
 @dataclass
@@ -113,16 +115,26 @@ def describe_run(found: Sequence[Result]) -> dict[str, str]:
     gpu = gpu_name()
     about = {
         "model": first.model,
-        "workload": f"{first.backend}, {first.num_prompts:,} prompts at most per run",
+        "workload": f"{first.backend}, up to {max(each.setting.num_prompts for each in found):,} prompts per run",
         "client's machine": describe_machine() + (f", {gpu}" if gpu else ""),
         "client": describe_software(),
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
-        "command": " ".join(["whimbrel", *sys.argv[1:]]),
+        "command": command_line(sys.argv[1:]),
     }
     limited = sum(result.client.was_limit for result in found)
     if limited:
         about["caution"] = f"in {limited} of {len(found)} runs the client was a limit"
     return about
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """Return the command as typed, without keys: the values of --api-key and --header."""
+    shown: list[str] = ["whimbrel"]
+    for argument in arguments:
+        hidden = shown[-1] in _SECRETS
+        name, sign, _ = argument.partition("=")
+        shown.append("..." if hidden else f"{name}=..." if sign and name in _SECRETS else shlex.quote(argument))
+    return " ".join(shown)
 
 
 @contextmanager

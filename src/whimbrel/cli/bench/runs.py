@@ -44,7 +44,7 @@ def run_plan(plan: Plan, targets: Sequence[Target], output: Output) -> int:
         output.say(_describe(plan.dataset, samples[target.name], own, target))
         target.warm_up(samples[target.name], plan.load)
     named = len(targets) > 1 or rates is not None
-    run = partial(run_once, output=output, words=words, named=named)
+    run = partial(run_once, output=output, words=words, named=named, tokenizer=plan.tokenizer or "")
     if rates is None:
         found: list[Result] = []
         for target in targets:
@@ -74,7 +74,14 @@ def _describe(dataset: DatasetOptions, samples: Sequence[Sample], words: Words |
 
 
 def run_once(
-    target: Target, samples: Sequence[Sample], load: Load, *, output: Output, words: dict[str, Words | None], named: bool
+    target: Target,
+    samples: Sequence[Sample],
+    load: Load,
+    *,
+    output: Output,
+    words: dict[str, Words | None],
+    named: bool,
+    tokenizer: str = "",
 ) -> Result:
     """Run one load with a progress bar, and show its result."""
     own = words.get(target.name)
@@ -82,9 +89,7 @@ def run_once(
     total = len(samples) if load.duration is None else 0
     rate = "" if load.rate == float("inf") else f" at {load.rate:g}/s"
     with progress_bar(output.console, total, f"{target.name}{rate}") as progress:
-        result = target.run(
-            samples, load, progress=progress, label=output.label, tokenizer=own.source if own is not None else "", notes=notes
-        )
+        result = target.run(samples, load, progress=progress, label=output.label, tokenizer=tokenizer, notes=notes)
     output.show(result, named=named)
     return result
 
