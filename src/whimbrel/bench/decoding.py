@@ -19,8 +19,13 @@ def _none(_: Answer) -> str:
     return ""
 
 
-def _with(load: Callable[[bytes], Any]) -> Callable[[Answer], str]:
+def _with(load: Callable[[bytes], Any], media_type: bytes) -> Callable[[Answer], str]:
+    """Return a decoder of bodies of one media type: read as another they would give a time, and nonsense."""
+
     def decode(answer: Answer) -> str:
+        found = answer.headers.get(b"content-type", b"").partition(b";")[0].strip()
+        if found != media_type:
+            return f"the body is {found.decode('latin-1') or 'of no type'}, not {media_type.decode()}"
         try:
             load(b"".join(answer.body))
         except ValueError as error:
@@ -36,7 +41,7 @@ def _raw(body: bytes) -> Any:
 
 DECODERS: Final[Mapping[str, Callable[[Answer], str]]] = {
     "none": _none,
-    "json": _with(json.loads),
-    "orjson": _with(orjson.loads),
-    "raw": _with(_raw),
+    "json": _with(json.loads, b"application/json"),
+    "orjson": _with(orjson.loads, b"application/json"),
+    "raw": _with(_raw, b"application/octet-stream"),
 }

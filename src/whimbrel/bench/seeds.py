@@ -61,7 +61,7 @@ SEEDS: Final[Mapping[str, Seed]] = {
         {
             "32 texts, JSON by tolist, s": ("3.548",),
             "32 texts, orjson, s": ("0.317",),
-            "32 texts, JSON / orjson": ("11.2",),
+            "32 texts, JSON by tolist / orjson": ("11.2",),
             "256 texts, orjson / raw": ("2.88",),
         },
     ),

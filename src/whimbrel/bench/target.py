@@ -180,7 +180,11 @@ class Target:
             load.percentiles,
             self.name,
         )
-        return make_result(setting, samples, reports, notes=notes)
+        result = make_result(setting, samples, reports, notes=notes)
+        if load.decode == "none":
+            return result
+        note = "The client reads the vectors of every answer, which is part of this workload and of its time."
+        return replace(result, notes=(*notes, note), client=replace(result.client, was_limit=False))
 
 
 def _closed(load: Load) -> Load:

@@ -123,7 +123,7 @@ def run_preset(
             model = (
                 f"{scale} random weights, layout of {preset.model or 'a table of vectors'}" if is_random else f"{preset.model}"
             )
-        found = _preset_runs(preset, name, Target(url, _for_preset(options, preset), name=label or "whimbrel"), output)
+        found = _preset_runs(preset, url, options, output, label=label or "whimbrel")
     ours = presets.article_figures(found) if name == "article" else presets.figures(next(iter(found.values())))
     machine = gpu_name() or describe_machine()
     typer.echo("\n" + presets.beside_seed(name, ours, hardware=machine if not servers else "of that server", model=model))
@@ -134,16 +134,15 @@ def _for_preset(options: TargetOptions, preset: presets.Preset) -> TargetOptions
     return replace(options, backend=preset.backend, extra_body={**preset.extra_body, **options.extra_body})
 
 
-def _preset_runs(preset: presets.Preset, name: str, target: Target, output: Output) -> dict[str, Result]:
+def _preset_runs(preset: presets.Preset, url: str, options: TargetOptions, output: Output, *, label: str) -> dict[str, Result]:
     """Return the results of a preset's runs, by name."""
-    runs = presets.article_runs(preset) if name == "article" else [(name, preset)]
+    runs = presets.article_runs(preset) if preset.name == "article" else [(label, preset)]
     found: dict[str, Result] = {}
     for title, each in runs:
-        own = Target(target.endpoint.url, _for_preset(target.options, each), name=title if len(runs) > 1 else target.name)
-        own.connect()
-        own.warm_up(each.samples, each.load)
-        result = run_once(own, each.samples, each.load, output=output, words={}, named=len(runs) > 1)
-        found[title] = result
-        if result.interrupted:
+        target = Target(url, _for_preset(options, each), name=title)
+        target.connect()
+        target.warm_up(each.samples, each.load)
+        found[title] = run_once(target, each.samples, each.load, output=output, words={}, named=len(runs) > 1)
+        if found[title].interrupted:
             break
     return found
