@@ -12,6 +12,10 @@ from typing import Final, cast
 
 import httptools
 
+_STALE: Final = 0.5
+"""Seconds after which an idle connection may be closed by the server at any moment."""
+CLOSED: Final = "the server closed the connection before an answer"
+CLOSED_MIDWAY: Final = "the server closed the connection in the middle of the answer"
 END_BYTES: Final = 1024
 """Bytes of a body that are kept at its start, and as many at its end."""
 
@@ -46,6 +50,8 @@ class Connection(asyncio.Protocol):
         """Number of requests that it has carried."""
         self.since = 0.0
         """Time at which the present request was sent."""
+        self.ended = 0.0
+        """Time at which the one before ended."""
         self.keep_alive = True
         self._finished = finished
         self._keep_bodies = keep_bodies
@@ -60,9 +66,9 @@ class Connection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     @property
-    def is_untouched(self) -> bool:
-        """True while no byte of an answer has come."""
-        return not self._received
+    def was_stale(self) -> bool:
+        """True if the connection had been idle for a while and nothing came since: the server may have closed it already."""
+        return self.used > 1 and self.since - self.ended >= _STALE and not self._received
 
     def send(self, index: int, payload: bytes, now: float) -> None:
         """Send request number `index`."""
@@ -106,8 +112,7 @@ class Connection(asyncio.Protocol):
             self._answer.status = self._parser.get_status_code()
             self._end(self._answer, "")
             return
-        where = "in the middle of the answer" if self._received else "before an answer"
-        self._end(None, f"the server closed the connection {where}")
+        self._end(None, CLOSED_MIDWAY if self._received else CLOSED)
 
     # httptools
 

@@ -19,14 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.bench import decoding
-from whimbrel.bench.connection import Answer, Connection
+from whimbrel.bench.connection import CLOSED, Answer, Connection
 from whimbrel.bench.usage import USAGES
 from whimbrel.types.arrays import Int64Array
 
 NO_STATUS: Final = 0
 _TICK: Final = 0.01
-_MAX_TRIES: Final = 2
-"""A request whose connection the server closed while it was idle is sent once more."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +69,8 @@ class Report:
     """Tokens by the server's count, or -1."""
     errors: dict[int, str] = field(default_factory=dict[int, str])
     """Reasons by position in the lists."""
+    num_resent: int = 0
+    """Requests that were sent again, since the server had closed the idle connection."""
     unfinished: int = 0
     """Requests that were on their way when the run was stopped."""
     cpu_share: float = 0.0
@@ -96,7 +96,6 @@ class Driver:
         self._waiting: deque[tuple[int, float]] = deque()
         self._opening: set[asyncio.Task[None]] = set()
         self._due: dict[int, float] = {}
-        self._tries: dict[int, int] = {}
         self._next = 0
         self._stopped = False
         self._start = 0.0
@@ -212,11 +211,11 @@ class Driver:
         self._busy.discard(connection)
         if self._stopped:
             return
-        if answer is None and connection.used > 1 and connection.is_untouched and "closed" in reason:
-            self._tries[number] = self._tries.get(number, 1) + 1
-            if self._tries[number] <= _MAX_TRIES:
-                self._send(number, self._due[number])
-                return
+        if answer is None and reason == CLOSED and connection.was_stale:
+            self.report.num_resent += 1
+            self._send(number, self._due[number])
+            return
+        connection.ended = monotonic()
         if answer is not None and connection.keep_alive and not self._job.new_connections:
             self._idle.append(connection)
         elif connection.is_open:

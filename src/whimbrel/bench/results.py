@@ -76,6 +76,7 @@ class Result:
     """Whose count of tokens it is: the server's or the client's."""
     interrupted: bool = False
     num_bytes: int = 0
+    num_resent: int = 0
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -140,6 +141,7 @@ def make_result(setting: Setting, samples: Sequence[Sample], reports: Sequence[R
         counted_by=counted_by,
         interrupted=any(report.interrupted for report in reports),
         num_bytes=sum(sum(report.size) for report in reports),
+        num_resent=sum(report.num_resent for report in reports),
         **more,
     )
 
@@ -193,6 +195,8 @@ def remarks(result: Result) -> list[str]:
         lines.append(f"Tokens are by the count of the {result.counted_by}: the server did not state them in every answer.")
     if client.was_limit:
         lines.append(_advice(client))
+    if result.num_resent:
+        lines.append(f"{result.num_resent:,} requests were sent again: the server had closed their idle connections.")
     if result.interrupted:
         lines.append(f"Stopped early: {result.unfinished:,} requests on their way or due are not counted.")
     for reason, count in Counter(filter(None, result.errors)).most_common(10):
@@ -248,6 +252,7 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
                 "server": setting.server,
                 "failed": result.failed,
                 "unfinished": result.unfinished,
+                "resent": result.num_resent,
                 "interrupted": result.interrupted,
                 "bytes_received": result.num_bytes,
                 "tokens_counted_by": result.counted_by,

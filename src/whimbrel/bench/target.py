@@ -76,20 +76,24 @@ class Target:
         key = options.api_key or os.environ.get("WHIMBREL_API_KEY") or os.environ.get("OPENAI_API_KEY")
         if key:
             self.headers["authorization"] = f"Bearer {key}"
-        self.client = httpx2.Client(headers=self.headers, timeout=60, verify=options.verify_tls, trust_env=False)
         self.model = options.model or ""
+
+    def client(self) -> httpx2.Client:
+        """Return a new client for what is not measured. The caller closes it."""
+        return httpx2.Client(headers=self.headers, timeout=60, verify=self.options.verify_tls, trust_env=False)
 
     def connect(self) -> None:
         """Find the server and its model. Raises SetupError for a server that cannot be reached."""
         deadline = monotonic() + self.options.ready_seconds
-        while True:
-            try:
-                response = self.client.get(f"{self.endpoint.url}/v1/models")
-                break
-            except httpx2.HTTPError as error:
-                if monotonic() >= deadline:
-                    raise self._unreachable(error) from None
-                sleep(0.2)
+        with self.client() as client:
+            while True:
+                try:
+                    response = client.get(f"{self.endpoint.url}/v1/models")
+                    break
+                except httpx2.HTTPError as error:
+                    if monotonic() >= deadline:
+                        raise self._unreachable(error) from None
+                    sleep(0.2)
         if not self.model and response.status_code == 200:
             try:
                 self.model = str(orjson.loads(response.content)["data"][0]["id"])
@@ -111,9 +115,9 @@ class Target:
         """Send one request and return the body of its answer. Raises SetupError for an error status."""
         body = make_body(self.backend, self.model, sample, dict(self.options.extra_body))
         try:
-            response = self.client.post(
-                self.endpoint.url + self.path, content=body, headers={"content-type": "application/json"}, timeout=timeout
-            )
+            with self.client() as client:
+                headers = {"content-type": "application/json"}
+                response = client.post(self.endpoint.url + self.path, content=body, headers=headers, timeout=timeout)
         except httpx2.TimeoutException:
             raise SetupError(f"{self.name} gives no answer to the first request within {timeout:g} s.") from None
         except httpx2.HTTPError as error:

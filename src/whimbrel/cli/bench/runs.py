@@ -62,7 +62,8 @@ def find_words(plan: Plan, target: Target) -> Words | None:
         return None
     if plan.tokenizer is not None:
         return local_words(None if plan.tokenizer == "packaged" else plan.tokenizer)
-    return server_words(target.client, target.endpoint.url, target.model) or approximate()
+    with target.client() as client:
+        return server_words(client, target.endpoint.url, target.model) or approximate()
 
 
 def _describe(dataset: DatasetOptions, samples: Sequence[Sample], words: Words | None, target: Target) -> str:
