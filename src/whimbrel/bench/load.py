@@ -48,7 +48,7 @@ class Job:
     usage: str = "openai"
     """Place of the number of tokens in an answer: a key of USAGES."""
     decode: str = "none"
-    """What the client does with each body: a key of DECODERS."""
+    """The client's reader of each body: a key of DECODERS."""
     tls: SSLContext | None = None
     """Built in the process that uses it."""
     verify_tls: bool | None = None
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass
 class Report:
-    """What came of a job, in the order of the ends. Times are seconds after the start."""
+    """Outcome of a job: its requests in the order in which they ended. Times are seconds after the start."""
 
     index: list[int] = field(default_factory=list[int])
     scheduled: list[float] = field(default_factory=list[float])

@@ -41,7 +41,7 @@ _COMPARED: Final = 64
 
 @dataclass(frozen=True)
 class OfflineOptions:
-    """What is run, for every dtype."""
+    """Work of every dtype."""
 
     model: str | None
     dataset: DatasetOptions

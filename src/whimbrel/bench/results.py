@@ -29,7 +29,7 @@ BENCH_METRICS: Final = ("e2el",)
 
 @dataclass(frozen=True)
 class Setting:
-    """What was asked of the run, for its results."""
+    """Options of a run, as its results state them."""
 
     backend: str
     model: str
@@ -73,7 +73,7 @@ class Result:
     errors: list[str]
     client: Client
     counted_by: str
-    """Whose count of tokens it is: the server's or the client's."""
+    """The side that counted the tokens: server, client, or both."""
     interrupted: bool = False
     num_bytes: int = 0
     num_resent: int = 0

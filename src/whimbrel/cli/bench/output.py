@@ -31,7 +31,7 @@ _SECRETS: Final = ("--api-key", "--header")
 
 @dataclass
 class Output:
-    """What becomes of results. `check` before anything is measured."""
+    """Destinations of results. Call `check` before anything is measured."""
 
     label: str | None = None
     metadata: dict[str, str] = field(default_factory=dict[str, str])
