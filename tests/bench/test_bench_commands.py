@@ -15,10 +15,17 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from bench_servers import always, answer, fake_server
 from serving import Server
+from whimbrel import Engine
+from whimbrel.bench.backends import Sample, find_backend, read_rows
+from whimbrel.bench.clients import choose_processes
+from whimbrel.bench.cosines import cosines
+from whimbrel.bench.target import Target, TargetOptions
+from whimbrel.errors import SetupError
 
 BENCH = [sys.executable, "-m", "whimbrel", "bench"]
 
@@ -225,3 +232,41 @@ def test_servers_that_differ_are_not_timed(server: Server) -> None:
     with fake_server(always(answer())) as fake:
         _, err = bench("compare", server.url, fake.url, "--num-prompts", "4", "--random-input-len", "12", "--model", "", code=1)
     assert "shape [384] on one side, [2] on the other" in err
+
+
+@pytest.mark.parametrize("backend", ["openai-embeddings", "pooling", "tei", "ollama", "native", "rerank"])
+def test_results_of_every_backend_are_read(backend: str, server: Server, engine: Engine) -> None:
+    """What a comparison checks are the vectors and scores that the engine gives."""
+    texts = ("a wader", "a long, curved bill", "wheat")
+    target = Target(server.url, TargetOptions(backend=backend))
+    target.connect()
+    rows = read_rows(target.backend, target.ask(Sample(texts, "a bird" if backend == "rerank" else None)))
+    expected = engine.score("a bird", list(texts)) if backend == "rerank" else engine.embed(list(texts))
+    assert len(rows) == 3
+    assert cosines(rows, [np.asarray(row) for row in expected]).min() > 0.99999
+
+
+def test_an_answer_that_is_something_else_is_refused() -> None:
+    with pytest.raises(SetupError, match="cannot be read"):
+        read_rows(find_backend("openai-embeddings"), b'{"data": [1]}')
+
+
+def test_client_processes_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    assert [choose_processes(rate, None, 10_000) for rate in (1.0, 2000.0, 9000.0, 1e9)] == [1, 1, 5, 16]
+    assert choose_processes(float("inf"), 64, 10_000) == 1
+    assert choose_processes(float("inf"), None, 10_000) == 10
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    assert choose_processes(1e9, None, 10_000) == 1
+
+
+def test_ctrl_c_ends_an_offline_run_at_once() -> None:
+    with subprocess.Popen(
+        [*BENCH, "offline", "--num-prompts", "20000"], stdout=-1, stderr=-1, text=True, start_new_session=True
+    ) as process:
+        time.sleep(4)
+        os.killpg(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err

@@ -6,12 +6,13 @@ Each dtype runs in a process of its own, so that its peak memory is its own.
 from __future__ import annotations
 
 import resource
+import signal
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
@@ -91,12 +92,21 @@ def run_offline(options: OfflineOptions, dtypes: Sequence[str]) -> list[OfflineR
     """Run every dtype in turn. Raises WhimbrelError."""
     results: list[OfflineResult] = []
     for dtype in dtypes:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
             try:
                 results.append(pool.submit(measure, options, dtype).result())
             except BrokenProcessPool:
                 raise WhimbrelError(f"the process of {dtype} died, perhaps for want of memory.") from None
+            except BaseException:
+                for process in active_children():  # Ctrl-C: do not wait for the end of the run
+                    process.terminate()
+                raise
     return results
+
+
+def _ignore_interrupts() -> None:
+    """Leave Ctrl-C to the parent, which ends this process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def measure(options: OfflineOptions, dtype: str) -> OfflineResult:

@@ -14,8 +14,9 @@ from whimbrel.bench.backends import Sample
 from whimbrel.bench.datasets import DatasetOptions, make_samples
 from whimbrel.bench.own_server import own_server
 from whimbrel.bench.random_models import Size
-from whimbrel.bench.results import Result, table, word
+from whimbrel.bench.results import Result, word
 from whimbrel.bench.seeds import SEEDS
+from whimbrel.bench.tables import table
 from whimbrel.bench.target import Load
 from whimbrel.bench.words import CANDIDATES, Words
 

@@ -119,7 +119,8 @@ def _servers(
     if len(urls) != 2 or not all("://" in url for url in urls):
         raise SetupError(f"{len(urls)} sides: servers are compared by two URLs.", hint="whimbrel bench compare URL URL")
     load = Load(concurrency=concurrency)
-    targets = make_targets(read_urls(list(urls), "", 0), options)
+    named = [("first", urls[0]), ("second", urls[1])] if urls[0] == urls[1] else read_urls(list(urls), "", 0)
+    targets = make_targets(named, options)
     samples = make_samples(dataset, find_words(Plan(dataset, load, tokenizer), targets[0]))
     first, second = (ServerContender(target, samples, load, num_checked) for target in targets)
     yield first, second

@@ -57,21 +57,27 @@ def offline(
     options = OfflineOptions(model, dataset, device, texts_per_request, rounds, max_length, max_batch_tokens, tokenizer)
     screen = console.stderr_console()
     results: list[OfflineResult] = []
+    interrupted = False
     with console.signals_exit():
-        for each in dtype or ["auto"]:
-            with screen.status(f"running {each}"):
-                results += run_offline(options, [each])
-    typer.echo(report(results))
-    if json_path is not None:
+        try:
+            for each in dtype or ["auto"]:
+                with screen.status(f"running {each}"):
+                    results += run_offline(options, [each])
+        except KeyboardInterrupt:
+            interrupted = True
+    if results:
+        typer.echo(report(results))
+    if json_path is not None and results:
         write_json(json_path, to_json(results))
         screen.print(f"wrote {json_path}", markup=False)
+    raise typer.Exit(130 if interrupted else 0)
 
 
 def report(results: Sequence[OfflineResult]) -> str:
     """Return the results as text: a table of dtypes, the stages of each, and the cosines."""
     from whimbrel.bench.machine import describe_machine, describe_software
     from whimbrel.bench.offline import compared
-    from whimbrel.bench.results import table
+    from whimbrel.bench.tables import table
 
     first = results[0]
     lanes = f"{first.num_lanes} lane{'s' if first.num_lanes > 1 else ''}"

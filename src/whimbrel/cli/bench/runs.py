@@ -87,7 +87,7 @@ def run_once(
     """Run one load with a progress bar, and show its result."""
     own = words.get(target.name)
     notes = (f"Lengths are approximate: {own.source}.",) if own is not None and not own.exact else ()
-    total = len(samples) if load.duration is None else 0
+    total = len(samples) if load.duration is None else None
     rate = "" if load.rate == float("inf") else f" at {load.rate:g}/s"
     with progress_bar(output.console, total, f"{target.name}{rate}") as progress:
         result = target.run(samples, load, progress=progress, label=output.label, tokenizer=tokenizer, notes=notes)
