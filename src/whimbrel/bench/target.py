@@ -89,20 +89,23 @@ class Target:
             while True:
                 try:
                     response = client.get(f"{self.endpoint.url}/v1/models")
-                    break
+                    if response.status_code != 503:
+                        break
+                    reason = "it answers 503, so it is not ready yet"
                 except httpx2.HTTPError as error:
-                    if monotonic() >= deadline:
-                        raise self._unreachable(error) from None
-                    sleep(0.2)
+                    reason = str(error) or type(error).__name__
+                if monotonic() >= deadline:
+                    raise self._unreachable(reason)
+                sleep(0.2)
         if not self.model and response.status_code == 200:
             try:
                 self.model = str(orjson.loads(response.content)["data"][0]["id"])
             except (ValueError, KeyError, IndexError, TypeError):
                 self.model = ""
 
-    def _unreachable(self, error: Exception) -> SetupError:
+    def _unreachable(self, reason: str) -> SetupError:
         return SetupError(
-            f"cannot reach {self.endpoint.url}: {str(error) or type(error).__name__}.",
+            f"cannot reach {self.endpoint.url}: {reason}.",
             hint="start the server first, for example: whimbrel serve. --ready-check-timeout-sec N waits for it",
         )
 
