@@ -44,6 +44,7 @@ def numbers(block: str) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("backend", ["openai-embeddings", "rerank", "pooling", "tei", "ollama", "native"])
+@pytest.mark.sample(2)
 def test_every_backend_loads_our_server(backend: str, server: Server) -> None:
     """The server states the tokens of each request, and random prompts have as many as asked for."""
     dataset = "random-rerank" if backend == "rerank" else "random"
@@ -123,7 +124,7 @@ def test_datasets_from_files(server: Server, tmp_path: Path) -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 def test_bad_input_is_one_line_and_a_hint(args: tuple[str, ...], words: str, server: Server) -> None:
     where = () if "--port" in args or "--url" in args else ("--url", server.url)
     out, err = bench("serve", *where, "--num-prompts", "2", "--random-input-len", "8", *args, code=1)
@@ -166,6 +167,7 @@ def test_a_failing_server_is_counted_and_explained_and_the_exit_code_is_1(
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["the process", "the terminal"])
+@pytest.mark.sample(1)
 def test_ctrl_c_prints_the_results_so_far(whole_group: bool) -> None:
     with fake_server(always(answer(), 0.02)) as fake:
         command = [

@@ -215,3 +215,17 @@ def test_extra_body_and_headers() -> None:
     with fake_server(always(answer())) as fake:
         run(fake.url, 1, Load(), extra_body={"encoding_format": "base64", "truncate_prompt_tokens": None})
     assert fake.bodies == [{"model": OK["model"], "input": "text 0", "encoding_format": "base64"}]
+
+
+def test_a_server_that_is_loading_is_waited_for() -> None:
+    """Servers listen before their model is loaded, and say so at /health."""
+    begin = time.monotonic()
+
+    def health() -> bytes:
+        return answer(503 if time.monotonic() - begin < 0.8 else 200, b"{}")
+
+    with fake_server(always(answer()), health=health) as fake:
+        with pytest.raises(SetupError, match=r"not ready yet \(503\)"):
+            Target(fake.url, TargetOptions()).connect()
+        Target(fake.url, TargetOptions(ready_seconds=30.0)).connect()
+    assert time.monotonic() - begin >= 0.8

@@ -42,8 +42,10 @@ class Fake:
 
 
 @contextmanager
-def fake_server(respond: Callable[[int, socket.socket], bytes | None]) -> Iterator[Fake]:
-    """Serve POSTs by `respond`, and a model at /v1/models."""
+def fake_server(
+    respond: Callable[[int, socket.socket], bytes | None], *, health: Callable[[], bytes] = lambda: answer(404, b"{}")
+) -> Iterator[Fake]:
+    """Serve POSTs by `respond`, a model at /v1/models, and /health."""
     fake = Fake(respond)
 
     class Handler(socketserver.StreamRequestHandler):
@@ -62,7 +64,10 @@ def fake_server(respond: Callable[[int, socket.socket], bytes | None]) -> Iterat
             if request.startswith(b"GET /v1/models"):
                 self.connection.sendall(answer(200, b'{"data": [{"id": "fake"}]}'))
                 return True
-            if b"tokenize" in request:
+            if request.startswith(b"GET /health"):
+                self.connection.sendall(health())
+                return True
+            if b"tokenize" in request or request.startswith(b"GET"):
                 self.connection.sendall(answer(404, b"{}"))
                 return True
             with fake.lock:

@@ -83,15 +83,15 @@ class Target:
         return httpx2.Client(headers=self.headers, timeout=60, verify=self.options.verify_tls, trust_env=False)
 
     def connect(self) -> None:
-        """Find the server and its model. Raises SetupError for a server that cannot be reached."""
+        """Find the server and its model. Raises SetupError for a server that cannot be reached or is not ready."""
         deadline = monotonic() + self.options.ready_seconds
         with self.client() as client:
             while True:
                 try:
                     response = client.get(f"{self.endpoint.url}/v1/models")
-                    if response.status_code != 503:
-                        break
-                    reason = "it answers 503, so it is not ready yet"
+                    if 503 not in (response.status_code, client.get(f"{self.endpoint.url}/health").status_code):
+                        break  # servers without /health answer 404
+                    reason = "it is not ready yet (503)"
                 except httpx2.HTTPError as error:
                     reason = str(error) or type(error).__name__
                 if monotonic() >= deadline:
