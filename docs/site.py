@@ -33,7 +33,10 @@ ROOT_PAGES = {
 }  # fmt: skip
 """Pages of the repository's root and their places on the site."""
 _WIDTH = 100
-COMMANDS = ("serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor")
+COMMANDS = (
+    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "bench serve",
+    "bench offline", "bench compare",
+)  # fmt: skip
 
 
 def copy_pages() -> None:
@@ -75,7 +78,7 @@ def command_line() -> str:
     """Return the page of all commands, as their --help prints them."""
     parts = ["# Command line\n", "`python -m whimbrel` is the same command. Each text is what `--help` prints.\n"]
     environ = os.environ | {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-    for command in ((), *((name,) for name in COMMANDS)):
+    for command in ((), *(tuple(name.split()) for name in COMMANDS)):
         line = [sys.executable, "-m", "whimbrel", *command, "--help"]
         said = subprocess.run(line, env=environ, capture_output=True, text=True, check=True).stdout  # noqa: S603
         text = "\n".join(each.rstrip() for each in said.strip("\n").splitlines())

@@ -38,7 +38,10 @@ from whimbrel.model import reference
 from whimbrel.telemetry import metrics
 from whimbrel.types.hardware import Cpu, Hardware
 
-COMMANDS = ("serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor")
+COMMANDS = (
+    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "bench serve",
+    "bench offline", "bench compare",
+)  # fmt: skip
 
 
 def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
@@ -136,7 +139,7 @@ def test_help_begins_with_examples_and_groups_flags(width: int, here: Here, monk
     monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setattr(rich_utils, "MAX_WIDTH", width)
     for command in COMMANDS:
-        lines = here.run(command, "--help")[0].decode().splitlines()
+        lines = here.run(*command.split(), "--help")[0].decode().splitlines()
         assert max(map(len, lines)) <= width
         examples = next(number for number, line in enumerate(lines) if line.strip() == "Examples:")
         assert lines[examples + 1].strip().startswith(f"whimbrel {command}")

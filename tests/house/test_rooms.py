@@ -37,6 +37,14 @@ def test_import_contracts() -> None:
             "import whimbrel.cli.main; whimbrel.cli.main.app(['serve', '--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2"],
         ),
+        (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['bench', 'serve', '--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2"],
+        ),
+        (
+            "import whimbrel.cli.bench.runs, whimbrel.bench.compare",
+            [each for each in HEAVY if each != "httptools"],
+        ),
     ],
 )
 def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:

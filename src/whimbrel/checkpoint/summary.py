@@ -7,6 +7,7 @@ cannot be read is None or empty, never an error.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from math import prod
 from pathlib import Path
 from typing import Final
@@ -23,19 +24,24 @@ class _Tensor(msgspec.Struct):
 
 def count_parameters(folder: Path) -> int | None:
     """Return the number of entries of all tensors in the safetensors files of `folder`. None if there is no such file."""
+    shapes = weight_shapes([*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors")])
+    return sum(prod(shape) for _, shape in shapes) if shapes else None
+
+
+def weight_shapes(files: Sequence[Path]) -> list[tuple[str, list[int]]] | None:
+    """Return the names and shapes of all tensors in safetensors files. None if there is no file, or one cannot be read."""
     try:
-        counts = [_count(path) for path in (*folder.glob("*.safetensors"), *folder.glob("*/*.safetensors"))]
+        return [row for file in files for row in _shapes(file)] if files else None
     except (OSError, msgspec.DecodeError):
         return None
-    return sum(counts) if counts else None
 
 
-def _count(path: Path) -> int:
-    """Return the number of entries of all tensors in one file. Source: safetensors' format, 8 bytes of length, then JSON."""
+def _shapes(path: Path) -> list[tuple[str, list[int]]]:
+    """Return names and shapes of the tensors in one file. Source: safetensors' format, 8 bytes of length, then JSON."""
     with path.open("rb") as file:
         header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER))
     tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
-    return sum(prod(tensor.shape) for name, tensor in tensors.items() if name != "__metadata__")
+    return [(name, tensor.shape) for name, tensor in tensors.items() if name != "__metadata__"]
 
 
 def languages(folder: Path) -> list[str]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 import typer
 
 from whimbrel.cli import verbs
+from whimbrel.cli.bench.main import app as bench
 from whimbrel.cli.options import (
     LIMITS_PANEL,
     LOGS_PANEL,
@@ -512,6 +513,9 @@ def doctor(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))
+
+
+app.add_typer(bench)
 
 
 def main() -> None:

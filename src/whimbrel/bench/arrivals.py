@@ -1,0 +1,35 @@
+"""Arrival times of requests at a rate: a Poisson process, scaled to the rate exactly."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+
+import numpy as np
+
+from whimbrel.errors import SetupError
+
+
+def read_rate(text: str) -> float:
+    """Return the requests per second that a text names; `inf` sends all at once. Raises SetupError."""
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not rate > 0:
+        raise SetupError(f"a request rate of {text} sends nothing.", hint="it is a number above 0, or inf for all at once")
+    return rate
+
+
+def arrival_times(count: int, rate: float, *, seed: int = 0, burstiness: float = 1.0) -> list[float] | None:
+    """Return the seconds after the start at which `count` requests are due, or None for an infinite rate.
+
+    The gaps are of a gamma distribution with shape `burstiness`: exponential for 1, more even above. The last request is due at
+    count / rate, so that the rate is the one asked for, as in vLLM's benchmark.
+    """
+    if not isfinite(rate):
+        return None
+    if burstiness == inf:
+        return [(i + 1) / rate for i in range(count)]
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1.0 / (rate * burstiness), size=count)
+    times = np.cumsum(gaps)
+    return (times * (count / rate / times[-1])).tolist() if count else []

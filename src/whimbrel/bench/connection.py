@@ -1,0 +1,146 @@
+"""HTTP/1.1 connection of a load generator.
+
+It carries one request at a time and calls back when the answer is complete or the connection breaks. Requests are bytes that
+were made before. Of a body it keeps the two ends, which hold the usage and the message of an error, unless all is asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+import httptools
+
+_STALE: Final = 0.5
+"""Seconds after which an idle connection may be closed by the server at any moment."""
+CLOSED: Final = "the server closed the connection before an answer"
+CLOSED_MIDWAY: Final = "the server closed the connection in the middle of the answer"
+END_BYTES: Final = 1024
+"""Bytes of a body that are kept at its start, and as many at its end."""
+
+
+class Answer:
+    """Response to one request."""
+
+    __slots__ = ("body", "head", "headers", "size", "status", "tail")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.head = b""
+        """The first bytes of the body."""
+        self.tail = b""
+        """The last bytes of the body."""
+        self.size = 0
+        self.body: list[bytes] = []
+        """All of the body, if it is kept."""
+
+
+Finished = Callable[["Connection", Answer | None, str], None]
+"""Called with the connection, and the answer or the reason why there is none."""
+
+
+class Connection(asyncio.Protocol):
+    """One connection. `index` is the request that it carries, or -1."""
+
+    def __init__(self, finished: Finished, *, keep_bodies: bool = False) -> None:
+        self.index = -1
+        self.used = 0
+        """Number of requests that it has carried."""
+        self.since = 0.0
+        """Time at which the present request was sent."""
+        self.ended = 0.0
+        """Time at which the one before ended."""
+        self.keep_alive = True
+        self._finished = finished
+        self._keep_bodies = keep_bodies
+        self._transport: asyncio.Transport | None = None
+        self._parser = httptools.HttpResponseParser(self)
+        self._answer = Answer()
+        self._received = False
+        self._complete = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def was_stale(self) -> bool:
+        """True if the connection had been idle for a while and nothing came since: the server may have closed it already."""
+        return self.used > 1 and self.since - self.ended >= _STALE and not self._received
+
+    def send(self, index: int, payload: bytes, now: float) -> None:
+        """Send request number `index`."""
+        assert self._transport is not None
+        self.index, self.since = index, now
+        self.used += 1
+        self._answer, self._received = Answer(), False
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport.write(payload)
+
+    def close(self, reason: str = "") -> None:
+        """Close at once. A request on its way ends with `reason`."""
+        if self._transport is not None:
+            self._transport.abort()
+        self._end(None, reason)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self.index < 0:
+            self.close()  # bytes that belong to no request
+            return
+        self._received = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserCallbackError) as error:
+            self.close(f"the answer is not HTTP/1.1: {error}")
+            return
+        if self._complete:  # not within the parser's call, since the next request has a parser of its own
+            self._complete = False
+            self._end(self._answer, "")
+
+    def eof_received(self) -> None:
+        return None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.index >= 0 and self._received and self._ends_with_connection():
+            self._answer.status = self._parser.get_status_code()
+            self._end(self._answer, "")
+            return
+        self._end(None, CLOSED_MIDWAY if self._received else CLOSED)
+
+    # httptools
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._answer.headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        answer = self._answer
+        answer.size += len(body)
+        if len(answer.head) < END_BYTES:
+            answer.head += body[: END_BYTES - len(answer.head)]
+        answer.tail = body[-END_BYTES:] if len(body) >= END_BYTES else (answer.tail + body)[-END_BYTES:]
+        if self._keep_bodies:
+            answer.body.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() < 200:  # 100 Continue
+            self._answer = Answer()
+            return
+        self.keep_alive = self._parser.should_keep_alive()
+        self._answer.status = self._parser.get_status_code()
+        self._complete = True
+
+    def _ends_with_connection(self) -> bool:
+        """Return whether the end of the connection is the end of the body: it has no length of its own."""
+        headers = self._answer.headers
+        return bool(headers) and b"content-length" not in headers and b"transfer-encoding" not in headers
+
+    def _end(self, answer: Answer | None, reason: str) -> None:
+        if self.index >= 0:
+            self._finished(self, answer, reason)

@@ -1,0 +1,125 @@
+"""Words of random prompts, and the tokenizers that count them.
+
+A random prompt of N tokens is N words that the model's tokenizer knows as one token each. The tokenizer is the server's, by its
+routes, or that of a checkpoint on this machine. Without one, a word is taken for a token, and the output says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple, cast
+
+import httpx2
+import orjson
+
+from whimbrel.errors import SetupError
+
+CANDIDATES: Final = tuple(
+    """
+    the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
+    you were all her she there would their we him been has when who will no more if out so up said what its about than
+    into them can only other time new some could these two may first then do any like my now over such our man me even
+    most made after also did many off before must well back through years much where your way down should because long
+    each just state people too good very make world still own see men work life get here between both being under
+    three never know same last another while us might great go year come since against right came take used himself
+    few house use during without again place around however home small found thought went say part once high general
+    upon school every does got united left number course war until always away something fact water though less public
+    put think almost hand enough took far yet government system better set told nothing night end why called find
+    going look asked later knew point next a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 4 5 6 7 8 9
+""".split()
+)
+"""Common English words, then single signs for vocabularies that have few words."""
+
+
+class Words(NamedTuple):
+    """Words that are one token each, wherever they stand between spaces."""
+
+    words: tuple[str, ...]
+    num_special: int
+    """Special tokens that are put around a text."""
+    source: str
+    """The tokenizer in words, for the output."""
+    exact: bool = True
+
+
+Tokenize = Callable[[Sequence[str], bool], list[int]]
+"""Return the numbers of tokens of texts, with or without special tokens."""
+
+
+def approximate() -> Words:
+    """Return the words without a tokenizer."""
+    return Words(
+        CANDIDATES[:-36], 0, "one token per word is assumed, as no tokenizer is at hand: pass --tokenizer", exact=False
+    )
+
+
+def select_words(tokenize: Tokenize, source: str) -> Words:
+    """Return the candidates that are one token alone and in a row. Raises SetupError if there are none."""
+    special = tokenize(["the"], True)[0] - tokenize(["the"], False)[0]
+    counts = zip(CANDIDATES, tokenize([f"{word} {word}" for word in CANDIDATES], False), strict=True)
+    words = tuple(word for word, count in counts if count == 2)
+    if not words:
+        raise SetupError("the tokenizer has no token for any common word.", hint="use --dataset-name custom")
+    alone = words[:200]
+    if tokenize([" ".join(alone)], False)[0] != len(alone):
+        raise SetupError(
+            "the tokenizer joins words, so prompts of a given length cannot be made.", hint="use --dataset-name custom"
+        )
+    return Words(words, special, source)
+
+
+def local_words(model: str | None) -> Words:
+    """Return the words by the tokenizer of a checkpoint: a folder, a hub id, or None for the packaged model."""
+    from whimbrel.checkpoint.locate import resolve_checkpoint
+
+    checkpoint = resolve_checkpoint(model, weights=False)
+    return select_words(_file_tokenizer(checkpoint.folder), f"tokenizer of {checkpoint.name}")
+
+
+def _file_tokenizer(folder: Path) -> Tokenize:
+    import tokenizers
+
+    file = next((each for each in (folder / "tokenizer.json", *folder.glob("*/tokenizer.json")) if each.exists()), None)
+    if file is None:
+        raise SetupError(f"{folder} has no tokenizer.json.", hint="--tokenizer takes a checkpoint's folder or a Hub id")
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(json.loads(file.read_text(encoding="utf-8"))))
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+
+    def tokenize(texts: Sequence[str], special: bool) -> list[int]:
+        found = tokenizer.encode_batch(list(texts), add_special_tokens=special)
+        return [len(each.ids) for each in found]
+
+    return tokenize
+
+
+def server_words(client: httpx2.Client, url: str, model: str) -> Words | None:
+    """Return the words by the server's own tokenizer; None if it has no route for that."""
+    for name, ask in (("vLLM", _vllm), ("TEI", _tei)):
+
+        def tokenize(texts: Sequence[str], special: bool, ask: Any = ask) -> list[int]:
+            return [ask(client, url, model, text, special) for text in texts]
+
+        try:
+            return select_words(tokenize, f"the server's /tokenize ({name}'s API)")
+        except (httpx2.HTTPError, KeyError, TypeError, ValueError):
+            continue
+    return None
+
+
+def _vllm(client: httpx2.Client, url: str, model: str, text: str, special: bool) -> int:
+    answer = _post(client, f"{url}/tokenize", {"model": model, "prompt": text, "add_special_tokens": special})
+    return int(answer["count"])
+
+
+def _tei(client: httpx2.Client, url: str, _: str, text: str, special: bool) -> int:
+    answer = _post(client, f"{url}/tokenize", {"inputs": [text], "add_special_tokens": special})
+    return len(cast("list[list[Any]]", answer)[0])
+
+
+def _post(client: httpx2.Client, url: str, body: dict[str, Any]) -> Any:
+    response = client.post(url, content=orjson.dumps(body), headers={"content-type": "application/json"})
+    response.raise_for_status()
+    return orjson.loads(response.content)

@@ -1,0 +1,1 @@
+"""The command group `whimbrel bench`: options, progress and output of benchmarks."""

@@ -1,0 +1,231 @@
+"""The load generator against real sockets: what it counts, and what a server cannot hide from it."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from bench_servers import OK, always, answer, fake_server
+from whimbrel.bench.backends import Sample
+from whimbrel.bench.results import Result
+from whimbrel.bench.target import Load, Target, TargetOptions
+from whimbrel.errors import SetupError, WhimbrelError
+
+INF = float("inf")
+
+
+def run(url: str, count: int, load: Load, **options: object) -> Result:
+    """Load a server with `count` requests of one text."""
+    target = Target(url, TargetOptions(**options))  # pyright: ignore[reportArgumentType]
+    target.connect()
+    return target.run([Sample((f"text {i}",)) for i in range(count)], load)
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_every_request_is_sent_once_and_counted(processes: int) -> None:
+    with fake_server(always(answer())) as fake:
+        result = run(fake.url, 50, Load(concurrency=6, processes=processes))
+    assert sorted(body["input"] for body in fake.bodies) == sorted(f"text {i}" for i in range(50))
+    assert (result.completed, result.failed, result.total_input, result.total_input_sequences) == (50, 0, 350, 50)
+    assert fake.most_running <= 6
+    assert fake.connections <= 6 + 1 + processes  # they are used again; one asked for the model
+    assert result.client.processes == processes
+    assert result.counted_by == "server"
+    assert {body["model"] for body in fake.bodies} == {"fake"}
+
+
+def test_concurrency_is_reached_and_not_exceeded() -> None:
+    with fake_server(always(answer(), 0.05)) as fake:
+        result = run(fake.url, 30, Load(concurrency=5))
+    assert fake.most_running == 5
+    assert result.duration >= 30 / 5 * 0.05
+    with fake_server(always(answer(), 1.5)) as fake:
+        run(fake.url, 30, Load())
+    assert fake.most_running == 30, "without a limit all are sent at once"
+
+
+def test_an_open_loop_sends_at_its_rate_whatever_the_server_does() -> None:
+    with fake_server(always(answer(), 0.2)) as fake:
+        result = run(fake.url, 40, Load(rate=80.0))
+    assert result.completed == 40
+    assert 0.5 <= result.duration < 6.0  # 40 / 80 s, then the last answer; a closed loop of one would take 8 s
+    assert fake.most_running > 5
+
+
+def test_a_stall_shows_in_the_open_loop_and_a_closed_loop_hides_it() -> None:
+    """The server stops for 0.6 s once. All requests that were due meanwhile have waited, and only the open loop says so."""
+
+    def stalling() -> object:
+        gate = threading.Lock()
+
+        def respond(number: int, connection: socket.socket) -> bytes:
+            with gate:  # one at a time
+                time.sleep(0.6 if number == 50 else 0.0005)
+            return answer()
+
+        return respond
+
+    with fake_server(stalling()) as fake:  # pyright: ignore[reportArgumentType]
+        closed = run(fake.url, 200, Load(concurrency=1))
+    with fake_server(stalling()) as fake:  # pyright: ignore[reportArgumentType]
+        opened = run(fake.url, 200, Load(rate=100.0))
+    with fake_server(stalling()) as fake:  # pyright: ignore[reportArgumentType]
+        limited = run(fake.url, 200, Load(rate=100.0, concurrency=1))
+    assert np.percentile(closed.latencies, 98) < np.percentile(opened.latencies, 90)
+    assert np.percentile(opened.latencies, 90) > 0.3
+    assert np.percentile(limited.latencies, 90) > 0.3, "the wait for a place in the client counts"
+    assert max(limited.queue_times) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (answer(500, b'{"error": "it broke"}'), 'HTTP 500: {"error": "it broke"}'),
+        (answer(503, b"busy"), "HTTP 503: busy"),
+        (None, "the server closed the connection before an answer"),
+        (answer(200, b'{"data": [') + b"", "HTTP 200 with a body that is no JSON"),
+        (b"SMTP ready\r\n", "the answer is not HTTP/1.1"),
+    ],
+    ids=["500", "503", "closed", "half a body", "other protocol"],
+)
+def test_failures_are_counted_and_explained(response: bytes | None, reason: str) -> None:
+    def respond(number: int, connection: socket.socket) -> bytes | None:
+        return response if number % 2 else answer()
+
+    with fake_server(respond) as fake:
+        result = run(fake.url, 20, Load(concurrency=1))
+    assert result.completed + result.failed == 20
+    assert result.failed >= 5
+    assert all(each.startswith(reason) for each in result.errors if each)
+    assert result.latencies.size == result.completed
+    assert result.total_input == 7 * result.completed
+
+
+def test_a_connection_that_is_cut_in_the_middle_of_an_answer() -> None:
+    def respond(number: int, connection: socket.socket) -> None:
+        connection.sendall(answer()[:-10])
+
+    with fake_server(respond) as fake:  # pyright: ignore[reportArgumentType]
+        result = run(fake.url, 5, Load(concurrency=2))
+    assert set(result.errors) == {"the server closed the connection in the middle of the answer"}
+
+
+def test_a_server_that_never_answers_is_given_up() -> None:
+    with fake_server(always(answer(), 5.0)) as fake:
+        result = run(fake.url, 4, Load(concurrency=4, timeout=0.5))
+    assert result.failed == 4
+    assert set(result.errors) == {"no answer within 0.5 s"}
+    assert result.duration < 4.9  # the server's answer would come then
+
+
+def test_a_server_that_dies_during_the_run() -> None:
+    with fake_server(always(answer())) as fake:
+        target = Target(fake.url, TargetOptions())
+        target.connect()
+    result = target.run([Sample(("a",))] * 10, Load(concurrency=2))
+    assert result.completed == 0
+    assert result.failed == 10
+    assert all("refused" in reason for reason in result.errors)
+    assert result.milliseconds()["p99_e2el_ms"] == 0.0
+
+
+def test_an_idle_connection_that_the_server_closed_is_no_failure() -> None:
+    """Servers close idle connections. The client's next request goes on a new one, as those of HTTP libraries."""
+    with fake_server(always(answer(200, b"{}", "connection: close"))) as fake:
+        assert run(fake.url, 10, Load(concurrency=1)).failed == 0
+    assert fake.connections >= 10
+
+    def respond(number: int, connection: socket.socket) -> bytes | None:
+        return None if number == 1 else answer()  # the second request meets a connection that is closed just then
+
+    with fake_server(respond) as fake:
+        result = run(fake.url, 3, Load(rate=0.7, burstiness=INF))
+    assert (result.completed, result.failed, result.num_resent) == (3, 0, 1)
+    with fake_server(respond) as fake:
+        result = run(fake.url, 3, Load(concurrency=1))
+    assert (result.completed, result.failed, result.num_resent) == (2, 1, 0), "a connection in use is another matter"
+
+
+def test_bodies_without_a_length_and_in_chunks() -> None:
+    body = b'{"usage": {"prompt_tokens": 3}, "data": []}'
+    chunked = answer(200, b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body), "transfer-encoding: chunked", length=False)
+    with fake_server(always(chunked)) as fake:
+        assert run(fake.url, 6, Load(concurrency=2)).total_input == 18
+    with fake_server(always(answer(200, body, "connection: close", length=False))) as fake:
+        assert run(fake.url, 6, Load(concurrency=2)).total_input == 18
+
+
+def test_usage_is_found_at_either_end_and_in_headers() -> None:
+    far = b'{"data": [' + b"0, " * 5000 + b'0], "usage": {"prompt_tokens": 11}}'
+    text = b'{"usage": {"prompt_tokens": 5}, "results": [{"text": "\\"prompt_tokens\\": 99"}]}'
+    for response, backend, tokens in (
+        (answer(200, far), "openai-embeddings", 11),
+        (answer(200, text), "rerank", 5),
+        (answer(200, b"[[1.0]]", "x-compute-tokens: 13"), "tei", 13),
+        (answer(200, b'{"embeddings": [], "prompt_eval_count": 17}'), "ollama", 17),
+        (answer(200, b"{}", "x-whimbrel-tokens: 19"), "pooling", 19),
+    ):
+        with fake_server(always(response)) as fake:
+            target = Target(fake.url, TargetOptions(backend=backend))
+            sample = Sample(("a",), "q" if backend == "rerank" else None)
+            assert target.run([sample] * 2, Load(concurrency=1)).total_input == 2 * tokens
+
+
+def test_without_usage_the_client_counts_and_says_so() -> None:
+    with fake_server(always(answer(200, b"{}"))) as fake:
+        target = Target(fake.url, TargetOptions())
+        result = target.run([Sample(("a", "b"), num_tokens=21)] * 2, Load(concurrency=1))
+    assert (result.total_input, result.counted_by, result.total_input_sequences) == (42, "client", 4)
+
+
+def test_new_connections_durations_and_decoders() -> None:
+    with fake_server(always(answer())) as fake:
+        result = run(fake.url, 6, Load(concurrency=2, new_connections=True))
+    assert result.failed == 0
+    assert fake.connections >= 6
+    with fake_server(always(answer(), 0.02)) as fake:
+        result = run(fake.url, 2, Load(concurrency=2, duration=0.5))
+    assert 2 < result.completed <= 60, "the requests are repeated until the time is over"
+    with fake_server(always(answer())) as fake:
+        assert run(fake.url, 2, Load(concurrency=1, decode="json")).failed == 0
+        raw = run(fake.url, 2, Load(concurrency=1, decode="raw"))
+    assert set(raw.errors) == {"the body is application/json, not application/octet-stream"}
+
+
+def test_warm_ups_are_not_counted_and_must_succeed() -> None:
+    with fake_server(always(answer())) as fake:
+        target = Target(fake.url, TargetOptions())
+        target.warm_up([Sample(("a",))], Load(num_warmups=5))
+        assert len(fake.bodies) == 6  # the first asks whether the server answers at all
+    with fake_server(always(answer(404, b"no route"))) as fake, pytest.raises(SetupError, match="404: no route"):
+        Target(fake.url, TargetOptions()).warm_up([Sample(("a",))], Load())
+
+    def respond(number: int, connection: socket.socket) -> bytes:
+        return answer(500 if number else 200)
+
+    with fake_server(respond) as fake, pytest.raises(WhimbrelError, match="4 of 4 warm-up requests failed: HTTP 500"):
+        Target(fake.url, TargetOptions()).warm_up([Sample(("a",))], Load(num_warmups=4))
+
+
+def test_extra_body_and_headers() -> None:
+    with fake_server(always(answer())) as fake:
+        run(fake.url, 1, Load(), extra_body={"encoding_format": "base64", "truncate_prompt_tokens": None})
+    assert fake.bodies == [{"model": OK["model"], "input": "text 0", "encoding_format": "base64"}]
+
+
+def test_a_server_that_is_loading_is_waited_for() -> None:
+    """Servers listen before their model is loaded, and say so at /health."""
+    begin = time.monotonic()
+
+    def health() -> bytes:
+        return answer(503 if time.monotonic() - begin < 0.8 else 200, b"{}")
+
+    with fake_server(always(answer()), health=health) as fake:
+        with pytest.raises(SetupError, match=r"not ready yet \(503\)"):
+            Target(fake.url, TargetOptions()).connect()
+        Target(fake.url, TargetOptions(ready_seconds=30.0)).connect()
+    assert time.monotonic() - begin >= 0.8

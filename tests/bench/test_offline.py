@@ -1,0 +1,102 @@
+"""The engine's own benchmark: its counts, the peak that it compares with, and dtypes side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoints import SIZES, sentence_layout, write_bert
+from whimbrel import Engine
+from whimbrel.bench.compare import check_same, compare, engine_pair
+from whimbrel.bench.datasets import DatasetOptions, make_samples
+from whimbrel.bench.flops import flops_per_token
+from whimbrel.bench.offline import OfflineOptions, compared, measure, run_offline, to_json
+from whimbrel.bench.words import local_words
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.bench.offline import report
+from whimbrel.errors import SetupError
+from whimbrel.model.ops.peak import measure_peak
+
+
+def options(model: str | None = None, **changes: int) -> OfflineOptions:
+    """Return a short run."""
+    return OfflineOptions(
+        model, DatasetOptions(num_prompts=8, input_len=16), **{"rounds": 2, "texts_per_request": 4, **changes}
+    )  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.bfloat16
+def test_dtypes_side_by_side() -> None:
+    results = run_offline(options(), ["float32", "bfloat16"])
+    assert [each.dtype for each in results] == ["float32", "bfloat16"]
+    for each in results:
+        assert each.num_tokens == 8 * 16
+        assert each.num_requests == 4
+        assert len(each.rounds) == 2
+        assert each.stages["compute"] > 0
+        assert each.stages["tokenize"] > 0
+        assert each.peak_bytes >= each.loaded_bytes > 50e6
+        assert each.share_of_peak is not None
+        assert 0 < each.share_of_peak < 1.5
+    ((one, other, lowest, mean),) = compared(results)
+    assert (one, other) == ("float32", "bfloat16")
+    texts = [
+        text for sample in make_samples(DatasetOptions(num_prompts=8, input_len=16), local_words(None)) for text in sample.texts
+    ]
+    vectors = []
+    for dtype in ("float32", "bfloat16"):
+        with Engine(dtype=dtype) as engine:
+            vectors.append(engine.embed(texts).astype(np.float64))
+    expected = (vectors[0] * vectors[1]).sum(1) / np.linalg.norm(vectors[0], axis=1) / np.linalg.norm(vectors[1], axis=1)
+    assert lowest == pytest.approx(expected.min(), abs=1e-6)
+    assert mean == pytest.approx(expected.mean(), abs=1e-6)
+    text = report(results)
+    assert "float32" in text
+    assert f"lowest {lowest:.6f}" in text
+    assert to_json(results)["cosines"][0]["dtype"] == "float32"
+
+
+def test_arithmetic_is_counted_from_the_layers(tmp_path: Path) -> None:
+    """A layer of BERT has four square products and two with the inner width. Tables and the pooler are not products of tokens."""
+    write_bert(tmp_path)
+    sentence_layout(tmp_path)
+    hidden, inner, layers = (SIZES[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers"))
+    card = read_card(tmp_path, "m")
+    assert flops_per_token(tmp_path, card) == 2 * layers * (4 * hidden * hidden + 2 * hidden * inner)
+
+
+def test_the_peak_is_a_rate_of_arithmetic() -> None:
+    """Two lanes are not slower than half of one, and a plain product of this size is not much faster than the peak."""
+    one = measure_peak("float32", "cpu", 1, seconds=0.1)
+    assert one > 1e9
+    size = 512
+    x = torch.randn(size, size)
+    assert measure_peak("float32", "cpu", 2, seconds=0.1) > 0.4 * one
+    assert torch.isfinite(x @ x).all()
+
+
+def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
+    with pytest.raises(SetupError):
+        run_offline(options(str(tmp_path)), ["float32"])
+
+
+def test_engines_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = make_samples(DatasetOptions(num_prompts=6, input_len=12), local_words(None))
+    with engine_pair([None], ["float32", "float32"], "cpu", samples, num_checked=4) as (first, second):
+        assert check_same(first, second, 0.9999) == (pytest.approx(1.0), 4)
+        order: list[int] = []
+        for number, side in enumerate((first, second)):
+            monkeypatch.setattr(side, "round", lambda number=number: order.append(number) or 1.0 + number)
+        found = compare(first, second, rounds=4, threshold=0.9999)
+    assert order == [0, 1, 0, 1, 1, 0, 0, 1, 1, 0], "warm-up, then who begins alternates"
+    assert found.rounds == ([1.0] * 4, [2.0] * 4)
+    assert tuple(found.ratio) == (0.5, 0.5, 0.5)
+
+
+def test_an_engine_measures_in_this_process_too() -> None:
+    result = measure(options(rounds=1), "float32")
+    assert result.output == "dense"
+    assert len(result.vectors) == 8
