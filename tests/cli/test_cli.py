@@ -195,12 +195,12 @@ def test_embed_with_prompt_dimensions_and_another_model(here: Here, tmp_path: Pa
 def test_embed_says_what_it_cut(here: Here, tmp_path: Path) -> None:
     stdin = b"far " * 400 + b"\nshort\n"
     out, said = here.run("embed", stdin=stdin)
-    assert said.endswith(b"1 text of 2 texts cut to 256 tokens.\n")
+    assert said.endswith(b"1 text cut to 256 tokens; 2 texts in all.\n")
     assert len(jsonl(out)) == 2
     assert b"cut" not in here.run("embed", "short")[1]
     write_stanford(tmp_path)
     said = here.run("score", "far " * 100, "far " * 400, "a", "-m", str(tmp_path))[1]
-    assert b"2 texts of 2 texts cut to the model's limits." in said
+    assert b"2 texts cut to the model's limits; 2 texts in all." in said
 
 
 def test_score_and_rerank(here: Here, engine: Engine, tmp_path: Path) -> None:

@@ -131,7 +131,8 @@ def test_every_field_of_pooling() -> None:
 
 def test_every_field_of_classify() -> None:
     assert classified() == Request(["a"], ("scores",), truncate="never")
-    assert classified(use_activation=False, truncate_prompt_tokens=-1) == Request(["a"], ("scores",), activate=False)
+    cut = Request(["a"], ("scores",), activate=False, split_long=False)
+    assert classified(use_activation=False, truncate_prompt_tokens=-1) == cut
 
 
 @pytest.mark.parametrize(
@@ -311,7 +312,7 @@ def test_tokenize_and_detokenize_are_read() -> None:
     assert vllm.parse_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == TokenizeRequest([""], special=False)
     assert vllm.parse_detokenize(b'{"tokens": [1, 2]}')[1] == DetokenizeRequest([[1, 2]])
     for read, body, param in (
-        (vllm.parse_tokenize, b"{}", None),
+        (vllm.parse_tokenize, b"{}", "prompt"),
         (vllm.parse_tokenize, b'{"prompt": ["a"]}', "prompt"),
         (vllm.parse_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
         (vllm.parse_detokenize, b'{"tokens": "a"}', "tokens"),
