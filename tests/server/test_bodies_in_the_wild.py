@@ -39,7 +39,10 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]
     root = tmp_path_factory.mktemp("models")
     with ExitStack() as stack:
         found: dict[str, Any] = {}
-        for name, write in {**{name: WRITE[name] for name in ("dense", "ranker", "classes", "late")}, "names": _write_names}.items():
+        for name, write in {
+            **{name: WRITE[name] for name in ("dense", "ranker", "classes", "late")},
+            "names": _write_names,
+        }.items():
             torch.manual_seed(7)
             write(root / name)
             options: Any = {"served_name": name, "aliases": (f"{name}-alias",), "dtype": "float32"}

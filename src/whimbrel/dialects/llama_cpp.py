@@ -1,7 +1,7 @@
 """Routes of llama.cpp: its own /embedding, and its paths of the rerank API. Pure functions over bytes.
 
-Vectors have norm 1 by default, or are divided by the norm that `embd_normalize` names. Texts that exceed the limit are an error.
-Unknown fields are ignored. Source: ggml-org/llama.cpp, tools/server/README.md; common/common.cpp, `common_embd_normalize`.
+Vectors have norm 1 by default, or are divided by the norm that `embd_normalize` names. Texts that exceed the limit are an
+error. Unknown fields are ignored. Source: ggml-org/llama.cpp, tools/server/README.md; common/common.cpp, `common_embd_normalize`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
-
 
 _INT16: Final = 32760
 """The largest absolute value of vectors that are scaled to the range of int16."""

@@ -56,10 +56,10 @@ class ErrorTerms:
 class RequestForModel:
     """A function from a model to its request, and which models are made for such a body; the others may answer it too."""
 
-    request: Callable[[ServedModel], EngineCall]
+    request: Callable[[ServedModel], Request]
     suits: Callable[[ServedModel], bool]
 
-    def __call__(self, model: ServedModel) -> EngineCall:
+    def __call__(self, model: ServedModel) -> Request:
         """Return the request for a model. Raises InvalidRequest if the model cannot answer it."""
         return self.request(model)
 

@@ -64,7 +64,9 @@ def status(error: WhimbrelError) -> int:
         return 424
     if isinstance(error, Empty | MalformedBody):
         return 400
-    if type(error) in (InvalidRequest, TooLong, UnknownWord, MissingField) or (isinstance(error, TooLarge) and error.location is not None):
+    if type(error) in (InvalidRequest, TooLong, UnknownWord, MissingField) or (
+        isinstance(error, TooLarge) and error.location is not None
+    ):
         return 422  # 413 is for bodies of too many bytes
     return error.status
 
