@@ -173,6 +173,14 @@ def test_embed_nothing(here: Here, tmp_path: Path) -> None:
     assert np.load(tmp_path / "v.npy").shape == (0, 384)
 
 
+def test_the_scores_of_classes_are_the_shortest_that_read_back(here: Here, tmp_path: Path) -> None:
+    """Numbers are float32, and have no digits that only a float64 has; a model of another kind is named without a field."""
+    write_classifier(tmp_path, "bert", num_labels=3)
+    (row,) = jsonl(out := here.run("classify", "a bird", "-m", str(tmp_path))[0])
+    assert all(f":{np.float32(score)!s}".encode() in out for score in row["scores"].values())
+    assert "error: this model gives no 'dense'; it gives: scores." in here.error("embed", "a", "-m", str(tmp_path))
+
+
 @pytest.mark.parametrize("verb", [("score", "a bird"), ("rerank", "a bird"), ("score", "--pairs")])
 def test_nothing_to_score_is_an_error(here: Here, verb: tuple[str, ...]) -> None:
     """No text on stdin is a mistake of whoever asks for scores, and says so."""

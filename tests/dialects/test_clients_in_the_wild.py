@@ -265,6 +265,25 @@ def test_what_programs_send(client: str, small: Small) -> None:
     said.check("wild/" + "".join(letter if letter.isalnum() else "_" for letter in client))
 
 
+@pytest.mark.parametrize(
+    ("path", "model", "body"),
+    [
+        ("/v1/embeddings", "classes", {"input": "a"}),
+        ("/v1/classify", "dense", {"input": "a"}),
+        ("/v1/token_classify", "dense", {"input": "a"}),
+        ("/classify", "dense", {"input": "a"}),
+    ],
+)
+def test_a_model_of_another_kind_is_named_by_a_field_that_was_sent(
+    path: str, model: str, body: dict[str, Any], small: Small
+) -> None:
+    """An error over the kind of the model points at `model`, not at a field that the route does not have."""
+    answer = httpx2.post(small.url + path, json=body | {"model": model}, timeout=60)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"]) == (400, "model")
+    assert error["message"].startswith("model: this model gives no ")
+
+
 class Recorder:
     """An app in this process, whose exchanges are noted."""
 

@@ -75,7 +75,7 @@ def by_ids(engine: Engine, *rows: list[int]) -> Float32Array:
 def test_C1_no_texts_are_refused(client: httpx2.Client) -> None:
     assert "empty list" in refused(post(client, input=[]), "input")
     refused(post(client, input=[[]]), "input[0]")
-    refused(post(client), None)
+    refused(post(client), "input")
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t\r", "\u00a0\u2003\u3000", "\u200b", "\x00", "\ufeff"])

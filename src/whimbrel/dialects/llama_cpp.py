@@ -1,7 +1,7 @@
 """Routes of llama.cpp: its own /embedding, and its paths of the rerank API. Pure functions over bytes.
 
 Vectors have norm 1 by default, or are divided by the norm that `embd_normalize` names. Texts that exceed the limit are an
-error. Unknown fields are ignored. Source: ggml-org/llama.cpp, tools/server/README.md; common/common.cpp, `common_embd_normalize`.
+error. Unknown fields are ignored. Sources: ggml-org/llama.cpp, tools/server/README.md and common/common.cpp.
 """
 
 from __future__ import annotations

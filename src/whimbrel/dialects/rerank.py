@@ -371,6 +371,7 @@ _FIELDS: Final = {
     "max_query_tokens": "max_tokens_per_query",
     "max_document_tokens": "max_tokens_per_doc",
     "activate": "use_activation",
+    "outputs": "model",
 }
 RERANK_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("query", "documents", single=(True, False))})
 SCORE_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("queries", "documents")})
