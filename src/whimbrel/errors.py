@@ -169,6 +169,8 @@ class TooLong(InvalidRequest):
     """One text has more tokens than the model takes, and truncation is off."""
 
     code = "context_length_exceeded"
+    model_limit: int | None = None
+    """The model's own limit in tokens, if it is the one that is exceeded."""
 
 
 class TooLarge(InvalidRequest):
@@ -190,6 +192,8 @@ class ModelNotFound(InvalidRequest):
 
     status = 404
     code = "model_not_found"
+    model: str | None = None
+    """The name that the request gives."""
 
 
 class NotFound(InvalidRequest):

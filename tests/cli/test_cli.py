@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 import pytest
 import torch
 from sentence_transformers import SparseEncoder
@@ -176,6 +177,23 @@ def test_embed_nothing(here: Here, tmp_path: Path) -> None:
     assert np.load(tmp_path / "v.npy").shape == (0, 384)
 
 
+def test_the_scores_of_classes_are_the_shortest_that_read_back(here: Here, tmp_path: Path) -> None:
+    """Numbers are float32, and have no digits that only a float64 has; a model of another kind is named without a field."""
+    write_classifier(tmp_path, "bert", num_labels=3)
+    (row,) = jsonl(out := here.run("classify", "a bird", "-m", str(tmp_path))[0])
+    option = orjson.OPT_SERIALIZE_NUMPY
+    assert all(orjson.dumps(np.float32(score), option=option) in out for score in row["scores"].values())
+    assert "error: this model gives no 'dense'; it gives: scores, token_scores." in here.error(
+        "embed", "a", "-m", str(tmp_path)
+    )
+
+
+@pytest.mark.parametrize("verb", [("score", "a bird"), ("rerank", "a bird"), ("score", "--pairs")])
+def test_nothing_to_score_is_an_error(here: Here, verb: tuple[str, ...]) -> None:
+    """No text on stdin is a mistake of whoever asks for scores, and says so."""
+    assert "there are no texts." in here.error(*verb)
+
+
 def test_embed_errors(here: Here, tmp_path: Path) -> None:
     assert "no folder" in here.error("embed", "a", "-o", str(tmp_path / "no/v.npy"))
     assert "cannot write" in here.error("embed", "a", "-o", "/dev/full")
@@ -198,12 +216,14 @@ def test_embed_with_prompt_dimensions_and_another_model(here: Here, tmp_path: Pa
 def test_embed_says_what_it_cut(here: Here, tmp_path: Path) -> None:
     stdin = b"far " * 400 + b"\nshort\n"
     out, said = here.run("embed", stdin=stdin)
-    assert said.endswith(b"1 text of 2 texts cut to 256 tokens.\n")
+    assert said.endswith(b"1 text cut to 256 tokens; 2 texts in all.\n")
     assert len(jsonl(out)) == 2
     assert b"cut" not in here.run("embed", "short")[1]
     write_stanford(tmp_path)
     said = here.run("score", "far " * 100, "far " * 400, "a", "-m", str(tmp_path))[1]
-    assert b"2 texts of 2 texts cut to the model's limits." in said
+    assert b"2 texts cut to the model's limits; 2 texts in all." in said
+    said = here.run("embed", "far " * 400)[1]
+    assert said.endswith(b"1 text cut to 256 tokens; 1 text in all.\n")
 
 
 def test_score_and_rerank(here: Here, engine: Engine, tmp_path: Path) -> None:
@@ -221,7 +241,6 @@ def test_score_and_rerank(here: Here, engine: Engine, tmp_path: Path) -> None:
     pairs = "".join(f"a bird\t{each}\n" for each in documents).encode()
     assert here.run("score", "--pairs", "-o", str(tmp_path / "s.jsonl"), stdin=pairs)[0] == b""
     assert jsonl((tmp_path / "s.jsonl").read_bytes()) == jsonl(here.run("score", "a bird", stdin=stdin)[0])
-    assert here.run("rerank", "a bird")[0] == b""
     for lines, said in ((b"a\tb\nc\n", "line 2 of stdin has 0 tabs"), (b"a\tb\tc\n", "line 1 of stdin has 2 tabs")):
         out, err = here.run("score", "--pairs", stdin=lines, code=1)
         assert (out, said in err.decode()) == (b"", True)

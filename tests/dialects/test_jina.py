@@ -35,7 +35,7 @@ def parse_multi_vector(**body: Any) -> Request:
 
 def test_every_field() -> None:
     body = {"dimensions": 8, "normalized": False, "truncate": True, "late_chunking": True, "model": "m", "new": 1}
-    assert read(**body) == Request(["a"], ("dense",), dimensions=8, normalize=False, late_chunking=True)
+    assert read(**body) == Request(["a"], ("dense",), dimensions=8, normalize=False, late_chunking=True, split_long=False)
     assert read() == Request(["a"], ("dense",), truncate="never"), "what is too long is an error"
     assert read(**dict.fromkeys(jina.JinaEmbeddingsRequest.__struct_fields__) | {"input": "a"}) == read()
     assert read(return_multivector=True).outputs == ("multi_vector",)
@@ -172,7 +172,7 @@ def test_a_server(small: Small) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("embeddings", {"input": ["a"]}, 400, "name one of"), ("embeddings", {"model": "dense"}, 400, "`input`"),
+        ("embeddings", {"input": ["a"]}, 400, "name one of"), ("embeddings", {"model": "dense"}, 400, "input: is missing"),
         ("embeddings", {"input": "a", "model": "x"}, 400, "no model 'x'"), ("embeddings", {"input": [], "model": "dense"}, 400, "input: "),
         ("embeddings", {"input": "a", "model": "ranker"}, 400, "model: "), ("multi-vector", {"input": "a", "model": "dense"}, 400, "model: "),
         ("embeddings", {"input": "a", "model": "dense", "task": "find"}, 400, "task: 'find' is no prompt of this model"),

@@ -6,8 +6,10 @@ The library's own verbs, which other tests compare with PyLate, are the referenc
 from __future__ import annotations
 
 import asyncio
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,11 +18,13 @@ import pytest
 import torch
 from test_bge_m3 import write_m3
 
+from classifiers import write_classifier
 from fake import call
 from late_models import write_stanford
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.types.request import Request
 
 LONG = "the whimbrel is a wader with a long curved bill " * 20
 SHORT = "a wader"
@@ -106,3 +110,33 @@ def test_limits_of_a_request(engines: dict[str, Engine]) -> None:
     status, found, _ = post(engine, "/score", queries=LONG, documents=[SHORT], truncation_side="left")
     assert status == 200
     assert found["data"][0]["score"] == np.float32(engine.score(LONG, [SHORT], truncate="left")[0])
+
+
+def test_texts_that_limits_of_a_side_cut_are_counted(engines: dict[str, Engine], tmp_path: Path) -> None:
+    """Each query or document that its own limit cuts counts once, also if the pair is cut again, and so in the library."""
+    torch.manual_seed(7)
+    write_classifier(tmp_path, "bert", num_labels=1)
+    documents = [LONG, SHORT, LONG + "a", LONG]
+    with Engine(str(tmp_path), dtype="float32") as ranker:
+        for engine, more, expected in (
+            (ranker, {"max_tokens_per_doc": 3}, 2),
+            (ranker, {"max_tokens_per_doc": 3, "max_tokens_per_query": 3}, 3),
+            (ranker, {"max_tokens_per_doc": 60, "truncate": True}, 2),
+            (ranker, {"max_tokens_per_query": 3, "truncate": True}, 3),
+            (ranker, {"max_tokens_per_doc": 500}, 0),
+            (engines["colbert"], {"max_tokens_per_query": 5}, 3),
+            (engines["colbert"], {"max_tokens_per_doc": 5}, 3),
+            (engines["colbert"], {"max_tokens_per_doc": 100}, 3),
+            (engines["m3"], {"max_tokens_per_doc": 20, "max_tokens_per_query": 20}, 3),
+        ):
+            asked = documents if expected else [SHORT]
+            query = LONG if engine is not ranker or "max_tokens_per_query" in more else SHORT
+            status, _, num_cut = post(engine, "/score", queries=query, documents=asked, **more)
+            assert (status, num_cut) == (200, expected), more
+        result = ranker.run(Request([(SHORT, text) for text in documents], ("scores",), max_document_tokens=3))
+        assert result.num_truncated == 2
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            ranker.score(SHORT, documents, max_document_tokens=3)  # the call asks for it
+        status, _, num_cut = post(ranker, "/v2/rerank", query=SHORT, documents=documents, max_tokens_per_doc=3)
+        assert (status, num_cut) == (200, 2)

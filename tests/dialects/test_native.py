@@ -74,7 +74,7 @@ def test_one_output_may_be_a_string() -> None:
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, None), ({"input": []}, "input"), ({"input": [["a"]]}, "input[0]"), ({"input": [["a", "b"], ["a", "b", "c"]]}, "input[1]"),
+        ({}, "input"), ({"input": []}, "input"), ({"input": [["a"]]}, "input[0]"), ({"input": [["a", "b"], ["a", "b", "c"]]}, "input[1]"),
         ({"input": [["a", 1]]}, "input[0]"), ({"input": [["a", "b"], [1, 2]]}, "input[1]"), ({"input": ["a", ["a", "b"]]}, "input[1]"),
         ({"input": "a", "outputs": ["dence"]}, "outputs[0]"), ({"input": "a", "outputs": 3}, "outputs"),
         ({"input": "a", "input_type": "passage"}, "input_type"), ({"input": "a", "dimension": 3}, None),

@@ -51,7 +51,7 @@ def test_every_field() -> None:
 @pytest.mark.parametrize("verb", READ)
 @pytest.mark.parametrize(
     ("body", "param"),
-    [(b"", None), (b"{", None), (b"[]", None), (b"{}", None), (b'{"input": []}', "input"), (b'{"input": 3}', "input"), (b'{"input": [3]}', "input[0]"),
+    [(b"", None), (b"{", None), (b"[]", None), (b"{}", "input"), (b'{"input": []}', "input"), (b'{"input": 3}', "input"), (b'{"input": [3]}', "input[0]"),
      (b'{"input": ["a", null]}', "input[1]"), (b'{"input": "a", "activate": 1}', "activate"), (b'{"input": "a", "inputs": 1}', None),
      (b'{"input": "a", "truncate": "middle"}', "truncate"), (b'{"input": "a", "model": 3}', "model")],
 )  # fmt: skip

@@ -68,7 +68,7 @@ def test_truncation(body: dict[str, Any], truncate: str | None, limit: int | Non
 
 WRONG: list[tuple[bytes, str | None]] = [
     (b"", None), (b"  \n", None), (b"{", None), (b'{"input": "a', None), (b'{"input": "a"} x', None), (b"null", None), (b"[]", None),
-    (b'"a"', None), (b"{}", None), (b'{"input": null}', "input"), (b'{"input": 3}', "input"), (b'{"input": {}}', "input"),
+    (b'"a"', None), (b"{}", "input"), (b'{"input": null}', "input"), (b'{"input": 3}', "input"), (b'{"input": {}}', "input"),
     (b'{"input": []}', "input"), (b'{"input": ["a", null]}', "input[1]"), (b'{"input": ["a", 1]}', "input[1]"),
     (b'{"input": [[1], "a"]}', "input[1]"), (b'{"input": [[1], ["a"]]}', "input[1][0]"), (b'{"input": [1, 2.5]}', "input[1]"),
     (b'{"input": [[1, [2]]]}', "input[0][1]"), (b'{"input": [true]}', "input[0]"), (b'{"input": NaN}', None), (b'{"input": [NaN]}', None),

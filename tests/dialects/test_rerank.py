@@ -88,8 +88,8 @@ def test_the_forms_of_score(body: dict[str, Any], expected: list[tuple[str, str]
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({"documents": ["a"]}, None),
-        ({"query": "q"}, None),
+        ({"documents": ["a"]}, "query"),
+        ({"query": "q"}, "documents"),
         ({"query": "", "documents": ["a"]}, "query"),
         ({"query": "q", "documents": []}, "documents"),
         ({"query": "q", "documents": "a"}, "documents"),
@@ -118,7 +118,8 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
         ({}, "text_1"),
         ({"text_2": "a"}, "text_1"),
         ({"queries": ["q", "r"], "documents": ["a", "b", "c"]}, "queries"),
-        ({"queries": [], "documents": []}, "documents"),
+        ({"queries": [], "documents": ["a"]}, "queries"),
+        ({"queries": ["q"], "documents": []}, "documents"),
         ({"queries": ["q", ""], "documents": ["a", "b"]}, "queries[1]"),
     ],
 )
@@ -132,9 +133,9 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
     body = rerank.RerankRequest(query="q", documents=["a", Document("b"), "c", "d"], top_n=3)
     found = orjson.loads(rerank.render_rerank(body, result(0.5, 2, 0.5, -1), FakeModel.named("m")))
     assert found["results"] == [
-        {"index": 1, "relevance_score": 2.0, "document": {"text": "b"}},
-        {"index": 0, "relevance_score": 0.5, "document": {"text": "a"}},
-        {"index": 2, "relevance_score": 0.5, "document": {"text": "c"}},
+        {"index": 1, "relevance_score": 2.0, "document": {"text": "b", "multi_modal": None}},
+        {"index": 0, "relevance_score": 0.5, "document": {"text": "a", "multi_modal": None}},
+        {"index": 2, "relevance_score": 0.5, "document": {"text": "c", "multi_modal": None}},
     ]
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
     assert "data" not in found

@@ -180,7 +180,7 @@ EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_pr
 @pytest.mark.parametrize(
     ("read", "body", "param", "status", "kind"),
     [
-        (EMBED, {}, None, 422, "Validation"), (EMBED, {"inputs": None}, "inputs", 422, "Validation"),
+        (EMBED, {}, "inputs", 422, "Validation"), (EMBED, {"inputs": None}, "inputs", 422, "Validation"),
         (EMBED, {"inputs": []}, "input", 400, "Empty"), (EMBED, {"inputs": ["a", 3]}, "input[1]", 422, "Validation"),
         (EMBED, {"inputs": [["a"]]}, "inputs[0][0]", 422, "Validation"), (EMBED, {"inputs": ["a"] * 2049}, "input", 422, "Validation"),
         (EMBED, {"inputs": "a", "truncate": "right"}, "truncate", 422, "Validation"),
@@ -190,7 +190,7 @@ EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_pr
         (embed.parse_similarity, {"inputs": {"source_sentence": "a", "sentences": []}}, "inputs.sentences", 400, "Empty"),
         (embed.parse_similarity, {"inputs": "a"}, "inputs", 422, "Validation"),
         (RERANK, {"query": "q", "texts": []}, "texts", 400, "Empty"), (RERANK, {"query": "q", "texts": ["a"] * 10_001}, "texts", 422, "Validation"),
-        (RERANK, {"texts": ["a"]}, None, 422, "Validation"), (RERANK, {"query": "q", "texts": ["a", 3]}, "texts[1]", 422, "Validation"),
+        (RERANK, {"texts": ["a"]}, "query", 422, "Validation"), (RERANK, {"query": "q", "texts": ["a", 3]}, "texts[1]", 422, "Validation"),
         (PREDICT, {"inputs": []}, "input", 400, "Empty"), (PREDICT, {"inputs": ["a", "b", "c"]}, "input", 422, "Validation"),
         (PREDICT, {"inputs": [["a"], ["b", "c"]]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [[]]}, "input[0]", 422, "Validation"),
         (PREDICT, {"inputs": [["a"], "b"]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [["a"]] * 2049}, "input", 422, "Validation"),
@@ -198,7 +198,7 @@ EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_pr
         (tokens.parse_tokenize, {"inputs": []}, "input", 400, "Empty"), (tokens.parse_tokenize, {"inputs": [3]}, "inputs[0]", 422, "Validation"),
         (tokens.parse_decode, {"ids": []}, "ids", 400, "Empty"), (tokens.parse_decode, {"ids": [[1], 2]}, "ids[1]", 422, "Validation"),
         (tokens.parse_decode, {"ids": [1, [2]]}, "ids[0]", 422, "Validation"), (tokens.parse_decode, {"ids": [-1]}, "ids[0]", 422, "Validation"),
-        (root.parse_root, {"inputs": {"sentences": ["a"]}}, "inputs", 422, "Validation"),
+        (root.parse_root, {"inputs": {"sentences": ["a"]}}, "inputs.source_sentence", 422, "Validation"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(read: Callable[[bytes], Any], body: Any, param: str | None, status: int, kind: str) -> None:

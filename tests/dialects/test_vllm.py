@@ -19,6 +19,7 @@ from typing import Any, cast
 import httpx2
 import numpy as np
 import orjson
+import pyarrow
 import pytest
 import torch
 from hypothesis import given
@@ -34,7 +35,7 @@ from serving import Server
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm
-from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, TooLong, WhimbrelError
+from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, TooLong, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
@@ -131,7 +132,8 @@ def test_every_field_of_pooling() -> None:
 
 def test_every_field_of_classify() -> None:
     assert classified() == Request(["a"], ("scores",), truncate="never")
-    assert classified(use_activation=False, truncate_prompt_tokens=-1) == Request(["a"], ("scores",), activate=False)
+    cut = Request(["a"], ("scores",), activate=False, split_long=False)
+    assert classified(use_activation=False, truncate_prompt_tokens=-1) == cut
 
 
 @pytest.mark.parametrize(
@@ -210,11 +212,19 @@ def test_pairs_that_are_refused(body: dict[str, Any], param: str) -> None:
         rerank.parse_rerank(orjson.dumps(same))
 
 
+def _too_long(limit: int | None) -> TooLong:
+    error = TooLong("the text has 300 tokens; the limit is 1,256.", item=0)
+    error.model_limit = limit
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "words"),
     [
-        (TooLong("the text has 300 tokens; the limit is 256.", item=0), "Please reduce the length of the input prompt."),
-        (TooLong("the text has 300 tokens; the limit is 256.", item=0), "maximum context length"),
+        (_too_long(None), "Please reduce the length of the input prompt."),
+        (_too_long(None), "maximum context length"),
+        (_too_long(1256), "This model's maximum context length is 1256 tokens."),
+        (_too_long(1256), "Please reduce the length of the input prompt."),
         (InvalidRequest("900 tokens per text.", param="max_tokens"), "Please request a smaller truncation size."),
         (
             InvalidRequest("Expected `int` >= 0.", param="max_tokens_per_doc"),
@@ -224,6 +234,10 @@ def test_pairs_that_are_refused(body: dict[str, Any], param: str) -> None:
             InvalidRequest("Expected `int` >= 0.", param="max_tokens_per_query"),
             "max_tokens_per_query must be a non-negative integer",
         ),
+        (
+            UnsupportedMediaType("Content-Type is text/plain; send application/json."),
+            "Unsupported Media Type: Only 'application/json' is allowed",
+        ),
     ],
 )
 def test_errors_have_the_words_of_vllm_too(error: InvalidRequest, words: str) -> None:
@@ -232,6 +246,56 @@ def test_errors_have_the_words_of_vllm_too(error: InvalidRequest, words: str) ->
         detail = orjson.loads(route.render_error(error))["error"]
         assert words in detail["message"]
         assert error.statement in detail["message"]
+
+
+ASKED_WRONGLY: list[tuple[str, dict[str, Any] | bytes, str, str | None]] = [
+    ("/pooling", {"input": "a", "model": "nope"}, "The model `nope` does not exist.", "model"),
+    ("/v1/embeddings", {"input": "a", "model": "nope"}, "The model `nope` does not exist.", "model"),
+    ("/pooling", {"input": []}, "You must pass at least one prompt", "input"),
+    ("/v1/embeddings", {"input": []}, "You must pass at least one prompt", "input"),
+    ("/pooling", {}, "Field required ('missing')", "input"),
+    ("/v1/embeddings", {}, "Field required ('missing')", "input"),
+    ("/rerank", {"query": "a"}, "Field required ('missing')", "documents"),
+    ("/tokenize", {"add_special_tokens": True, "messages": []}, "chats are not taken", "messages"),
+    ("/pooling", b"{", "JSON decode error ('json_invalid')", None),
+    ("/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "Input lengths must be either 1:1, 1:N or N:N", "queries"),
+    ("/score", {"queries": [], "documents": ["a"]}, "At least one text element must be given", "queries"),
+    ("/score", {"text_1": ["a"], "text_2": []}, "At least one text_pair element must be given", "text_2"),
+    ("/rerank", {"query": "a", "documents": []}, "At least one text_pair element must be given", "documents"),
+    ("/invocations", {"messages": []}, "Cannot find suitable handler for request", "input"),
+    ("/invocations", {"prompt": "a"}, "Cannot find suitable handler for request", "input"),
+    ("/pooling", {"input": [99999999]}, "Token id 99999999 is out of vocabulary", "input[0][0]"),
+    ("/pooling", {"input": "a " * 999, "truncate": False}, "This model's maximum context length is 256 tokens.", "input[0]"),
+    ("/v1/embeddings", {"input": "a " * 999, "truncate": False}, "This model's maximum context length is 256 tokens.", "input[0]"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body", "words", "param"), ASKED_WRONGLY)
+def test_the_words_of_vllm_and_the_place(
+    path: str, body: dict[str, Any] | bytes, words: str, param: str | None, minilm_app: Asker
+) -> None:
+    """What vLLM says of a wrong body is in the error, beside the place and the fix."""
+    error = orjson.loads(minilm_app.told(path, body).body)["error"]
+    assert words in error["message"]
+    assert error["param"] == param
+    assert param is None or param in error["message"]
+
+
+def test_a_limit_that_the_request_sets_is_not_said_to_be_the_model_s(minilm_app: Asker) -> None:
+    body = {"input": "a " * 20, "truncate": False, "truncate_prompt_tokens": 8}
+    message = orjson.loads(minilm_app.told("/pooling", body).body)["error"]["message"]
+    assert "the limit is 8." in message
+    assert "maximum context length is" not in message
+    assert "Please reduce the length of the input prompt." in message
+
+
+def test_a_body_that_is_of_no_route(minilm_app: Asker) -> None:
+    """A body of /invocations that neither TEI nor vLLM knows is answered in TEI's shape, and in vLLM's words too."""
+    told = minilm_app.told("/invocations", {"foo": 1})
+    found = orjson.loads(told.body)
+    assert (told.status, found["error_type"]) == (422, "Validation")
+    assert "Cannot find suitable handler for request" in found["error"]
+    assert "query and documents" in found["error"]
 
 
 def test_words_that_a_field_does_not_take() -> None:
@@ -311,7 +375,7 @@ def test_tokenize_and_detokenize_are_read() -> None:
     assert vllm.parse_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == TokenizeRequest([""], special=False)
     assert vllm.parse_detokenize(b'{"tokens": [1, 2]}')[1] == DetokenizeRequest([[1, 2]])
     for read, body, param in (
-        (vllm.parse_tokenize, b"{}", None),
+        (vllm.parse_tokenize, b"{}", "prompt"),
         (vllm.parse_tokenize, b'{"prompt": ["a"]}', "prompt"),
         (vllm.parse_detokenize, b'{"tokens": [-1]}', "tokens[0]"),
         (vllm.parse_detokenize, b'{"tokens": "a"}', "tokens"),
@@ -643,11 +707,32 @@ def test_vectors_of_tokens_at_embeddings(late: Engine, engine: Engine, m3: Engin
         expected = late.multi_vector(TEXTS, input_type=side)  # pyright: ignore[reportArgumentType]
         found = column(app.ask("/v1/embeddings", {"input": TEXTS, "input_type": input_type}), "embedding")
         assert all(map(np.array_equal, found, expected))
-    for encoding_format in ("base64", "bytes", "npy", "arrow"):
-        refused = app.told("/v1/embeddings", {"input": TEXTS, "encoding_format": encoding_format})
-        assert (refused.status, orjson.loads(refused.body)["error"]["param"]) == (400, "encoding_format")
+    refused = app.told("/v1/embeddings", {"input": TEXTS, "encoding_format": "npy"})
+    assert (refused.status, orjson.loads(refused.body)["error"]["param"]) == (400, "encoding_format")
     assert column(Asker(m3).ask("/v1/embeddings", {"input": TEXTS}), "embedding")[0].ndim == 1
     assert column(Asker(engine).ask("/v1/embeddings", {"input": TEXTS}), "embedding")[0].ndim == 1
+
+
+@pytest.mark.parametrize(("dtype", "order"), [(None, None), ("float16", "big")])
+def test_bytes_of_token_vectors_at_embeddings(late: Engine, dtype: str | None, order: str | None) -> None:
+    """As with vLLM, the rows of a text are one string in base64, row after row, and one piece of bytes."""
+    app, expected = Asker(late), late.multi_vector(TEXTS, input_type="document")
+    kind = np.dtype(dtype or "float32").newbyteorder(">" if order == "big" else "<")
+    body = {"input": TEXTS, "embed_dtype": dtype, "endianness": order}
+    texts = [each["embedding"] for each in app.ask("/v1/embeddings", body | {"encoding_format": "base64"})["data"]]
+    wanted = [rows_TD.astype(kind).tobytes() for rows_TD in expected]
+    assert [base64.b64decode(text) for text in texts] == wanted
+    assert texts == [each["data"] for each in app.ask("/pooling", body | {"encoding_format": "base64"})["data"]]
+    for encoding_format in ("bytes", "bytes_only"):
+        answer = app.told("/v1/embeddings", body | {"encoding_format": encoding_format})
+        assert answer.body == b"".join(wanted)
+        if encoding_format == "bytes":
+            blocks = orjson.loads(answer.headers["metadata"])["data"]
+            assert [each["shape"] for each in blocks] == [list(rows_TD.shape) for rows_TD in expected]
+            assert [answer.body[each["start"] : each["end"]] for each in blocks] == wanted
+    arrow = app.told("/v1/embeddings", {"input": TEXTS, "encoding_format": "arrow"})
+    rows = pyarrow.ipc.open_stream(arrow.body).read_all()["multi_vector"].to_pylist()
+    assert all(map(np.array_equal, map(np.array, rows), expected))
 
 
 @pytest.mark.parametrize("size", [1, 4, 2**63 - 1])
@@ -671,7 +756,7 @@ def test_late_chunking_by_length(size: int, minilm_app: Asker, engine: Engine) -
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"late_chunking_params": {}}, "late_chunking_params"),
+        ({"late_chunking_params": {}}, "late_chunking_params.chunk_size"),
         ({"late_chunking_params": {"chunk_size": 0}}, "late_chunking_params.chunk_size"),
         ({"late_chunking_params": {"chunk_size": 2**63}}, "late_chunking_params.chunk_size"),
         ({"late_chunking_params": {"chunk_size": True}}, "late_chunking_params.chunk_size"),

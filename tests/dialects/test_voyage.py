@@ -38,7 +38,8 @@ def parse_rerank(**body: Any) -> Request:
 def test_every_field() -> None:
     body = {"input_type": "query", "output_dimension": 8, "output_dtype": "int8", "truncation": False, "model": "m", "new": 1}
     assert read(**body) == Request(["a"], ("dense",), input_type="query", dimensions=8, truncate="never")
-    assert read(truncation=True) == read() == Request(["a"], ("dense",))
+    assert read() == Request(["a"], ("dense",))
+    assert read(truncation=True) == Request(["a"], ("dense",), split_long=False)
     assert read(**dict.fromkeys(voyage.VoyageEmbeddingsRequest.__struct_fields__) | {"input": "a"}) == read()
     assert read(dimensions=8, truncate="left") == Request(["a"], ("dense",), dimensions=8, truncate="left")
     assert read(output_dimension=8, dimensions=8) == read(dimensions=8)
@@ -189,8 +190,8 @@ def test_the_sdk(small: Small, exchanges: Exchanges) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "status", "words"),
     [
-        ("embeddings", {"input": ["a"]}, 400, "name one of"), ("embeddings", {"model": "dense"}, 400, "`input`"),
-        ("embeddings", {"input": ["a"] * 2049, "model": "dense"}, 400, "2,049"), ("rerank", {"model": "ranker"}, 400, "`query`"),
+        ("embeddings", {"input": ["a"]}, 400, "name one of"), ("embeddings", {"model": "dense"}, 400, "input: is missing"),
+        ("embeddings", {"input": ["a"] * 2049, "model": "dense"}, 400, "2,049"), ("rerank", {"model": "ranker"}, 400, "query: is missing"),
         ("embeddings", {"input": ["a"], "model": "late"}, 400, "model: "), ("embeddings", {"input": "a", "model": 3}, 400, "model: "),
         ("rerank", {"query": "a", "documents": ["b"] * 10_001, "model": "ranker"}, 400, "documents: 10,001"),
     ],

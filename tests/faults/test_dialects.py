@@ -115,7 +115,7 @@ WAYS = [
     Way("/reranking", "openai", "ranker", "documents", **PAIRS, hint=OURS["hint"], wrong={"top_n": (-1, "3")}),
     Way("/v1/reranking", "openai", "ranker", "input", **PAIRS, wrong={"top_k": (0, -1, "3"), "return_input": ("yes",)}),
     Way("/reranking", "openai", "ranker", "input", **PAIRS, wrong={"top_k": (0, -1, "3")}),
-    Way("/embedding", "openai", "dense", "content", wrong={"embd_normalize": (0, 3, "2")}),
+    Way("/embedding", "openai", "dense", "content", wrong={"embd_normalize": (-2, "2", 1.5)}),
     Way("/v1/tokenize", "cohere", "dense", "text", T),
     Way("/v1/detokenize", "cohere", "dense", "tokens", (101, 5)),
     Way("/v1/classify", "cohere", "classes", "inputs", uncut={"truncate": "NONE"}, hint='truncate="END"', default="openai",

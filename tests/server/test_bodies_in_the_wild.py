@@ -8,12 +8,14 @@ import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import orjson
 import pytest
 import torch
 
+from classifiers import write_classifier
 from exchanges import WRITE
 from fake import call
 from whimbrel import AsyncEngine, Engine
@@ -27,14 +29,22 @@ MIB = 2**20
 compressed = partial(gzip.compress, mtime=0)
 
 
+def _write_names(folder: Path) -> None:
+    labels = dict(enumerate(["B-ORG", "B-PER", "I-PER", "B-LOC"]))
+    write_classifier(folder, "bert", "ForTokenClassification", id2label=labels)
+
+
 @pytest.fixture(scope="module")
 def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     root = tmp_path_factory.mktemp("models")
     with ExitStack() as stack:
         found: dict[str, Any] = {}
-        for name in ("dense", "ranker", "classes"):
+        for name, write in {
+            **{name: WRITE[name] for name in ("dense", "ranker", "classes", "late")},
+            "names": _write_names,
+        }.items():
             torch.manual_seed(7)
-            WRITE[name](root / name)
+            write(root / name)
             options: Any = {"served_name": name, "aliases": (f"{name}-alias",), "dtype": "float32"}
             found[name] = AsyncEngine(stack.enter_context(Engine(str(root / name), **options)))
         yield found
@@ -110,7 +120,10 @@ def test_B7_bodies_without_a_type(engines: dict[str, Any]) -> None:
     ):
         answer = post(app, "/embed", BODY, host="127.0.0.1", **header)
         assert (answer.status, "Content-Type is missing" in answer.body.decode()) == (415, True)
-    for kind in ("", "text/plain", "application/x-www-form-urlencoded"):
+    assert post(app, "/embed", BODY, content_type="").status == 200
+    assert post(app, "/embed", BODY, content_type=" ; charset=utf-8").status == 200
+    assert post(app, "/embed", BODY, content_type="", origin="http://127.0.0.1", host="127.0.0.1").status == 415
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
         assert post(app, "/embed", BODY, content_type=kind).status == 415
 
 
@@ -143,6 +156,7 @@ def test_paths_that_stay_unknown(engines: dict[str, Any]) -> None:
 
 def test_models_are_listed_at_both_paths_by_all_their_names(engines: dict[str, Any]) -> None:
     """GET /v1/models, /models, /api/tags and /api/ps list every name of every model, and each can be asked for."""
+    engines = {name: engines[name] for name in ("dense", "ranker", "classes")}
     app = create_app(ModelRegistry(*engines.values()))
     names = [f"{name}{end}" for name in engines for end in ("", "-alias")]
     for path in ("/v1/models", "/models", "/v1/models/"):
@@ -174,12 +188,40 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("path", "body", "expected"), ASKED)
+TEXT_PAIR = [["a", "b"]]
+OF_SEVERAL = [
+    ("/", {"inputs": "a"}, "dense", "ranker late names"),
+    ("/", {"inputs": "a", "normalize": True, "truncate": True}, "dense", "ranker classes late names"),
+    ("/", {"inputs": "a", "parameters": {}}, "classes", "dense ranker late"),
+    ("/", {"inputs": "a", "parameters": {}}, "names", "dense ranker late"),
+    ("/", {"inputs": "a", "parameters": {"top_k": 2}}, "classes", "dense ranker late names"),
+    ("/", {"inputs": "a", "parameters": {"aggregation_strategy": "simple"}}, "names", "dense ranker late classes"),
+    ("/", {"inputs": "a", "raw_scores": True}, "classes", "dense ranker late names"),
+    ("/", {"inputs": TEXT_PAIR}, "ranker", "dense late names"),
+    ("/", {"inputs": "a"}, "classes", "ranker late names"),
+    ("/", {"query": "a", "texts": ["b"]}, "ranker", "dense classes late names"),
+    ("/invocations", {"inputs": "a"}, "dense", "ranker late names"),
+    ("/invocations", {"query": "a", "texts": ["b"]}, "ranker", "dense classes late names"),
+    ("/invocations", {"input": ["a"]}, "dense", "ranker"),
+    ("/invocations", {"query": "a", "documents": ["b"]}, "ranker", "dense classes late names"),
+    ("/vertex", {"instances": [{"inputs": "a"}, {"inputs": "b"}]}, "dense", "ranker late names"),
+    ("/vertex", {"instances": [{"query": "a", "texts": ["b"]}]}, "ranker", "dense classes late names"),
+    ("/pooling", {"input": ["a"]}, "dense", "ranker"),
+    ("/pooling", {"input": ["a"], "task": "token_embed"}, "late", "ranker classes names"),
+    ("/predict", {"inputs": "a"}, "classes", "dense ranker late names"),
+    ("/predict", {"inputs": TEXT_PAIR}, "ranker", "dense classes late names"),
+    ("/classify", {"input": "a"}, "classes", "dense ranker late names"),
+]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "expected", "beside"), [*((*each, "dense ranker classes") for each in ASKED), *OF_SEVERAL]
+)
 def test_the_only_model_that_can_answer_is_chosen(
-    engines: dict[str, Any], path: str, body: dict[str, Any], expected: str
+    engines: dict[str, Any], path: str, body: dict[str, Any], expected: str, beside: str
 ) -> None:
-    """Where a request names no model, the only one that is made for its route answers."""
-    several = create_app(ModelRegistry(*engines.values()))
+    """Where a request names no model, the only one whose own kind of server answers such a body does."""
+    several = create_app(ModelRegistry(*(engines[name] for name in dict.fromkeys([*beside.split(), expected]))))
     alone = post(create_app(ModelRegistry(engines[expected])), path, orjson.dumps(body), **JSON)
     answer = post(several, path, orjson.dumps(body), **JSON)
     stamps = ("id", "created", "total_duration")
@@ -195,11 +237,16 @@ def test_two_that_can_and_none_that_can(engines: dict[str, Any]) -> None:
     two = create_app(ModelRegistry(engines["dense"], engines["dense"], engines["classes"]))
     answer = post(two, "/v1/embeddings", b'{"input": "a"}', **JSON)
     assert answer.status == 400
-    assert "several models can answer this; name one of: dense, dense." in orjson.loads(answer.body)["error"]["message"]
+    names = "dense, dense-alias, dense, dense-alias"
+    assert f"several models can answer this; name one of: {names}." in orjson.loads(answer.body)["error"]["message"]
     answer = post(two, "/embed_sparse", b'{"inputs": "a"}', **JSON)
-    assert "none of this server's models can answer this: dense, dense, classes." in orjson.loads(answer.body)["error"]
+    names += ", classes, classes-alias"
+    assert f"none of this server's models can answer this: {names}." in orjson.loads(answer.body)["error"]
     answer = post(two, "/v1/embeddings", b'{"input": "a", "model": "gpt-4"}', **JSON)
-    assert answer.status == 404
+    assert (answer.status, f"this server serves {names}." in answer.body.decode()) == (404, True)
+    for path, body in (("/", {"inputs": "a"}), ("/vertex", {"instances": [{"inputs": "a"}]}), ("/pooling", {"input": "a"})):
+        answer = post(create_app(ModelRegistry(engines["dense"], engines["classes"])), path, orjson.dumps(body), **JSON)
+        assert (answer.status // 100, "several models can answer this" in answer.body.decode()) == (4, True)
     answer = post(create_app(ModelRegistry(engines["dense"], num_models=2)), "/embed", BODY, **JSON)
     assert answer.status == 503
 

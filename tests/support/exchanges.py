@@ -75,10 +75,11 @@ class Exchanges:
     def __init__(self) -> None:
         self._said: list[dict[str, Any]] = []
 
-    def note(self, path: str, request: bytes, status: int, answer: bytes) -> None:
-        """One of each; a request without a body is a GET."""
+    def note(self, path: str, request: bytes, status: int, answer: bytes, *, headers: dict[str, str] | None = None) -> None:
+        """One of each; a request without a body is a GET. `headers` are those by which a client is known."""
         asked = orjson.loads(request) if request else None
-        self._said.append({"path": path, "request": asked, "status": status, "answer": _plain(orjson.loads(answer))})
+        about: dict[str, Any] = {"path": path, "request": asked, **({"headers": headers} if headers else {})}
+        self._said.append({**about, "status": status, "answer": _plain(orjson.loads(answer))})
 
     def hook(self, response: Any) -> None:
         """Note an exchange of httpx, as a hook of its answers."""

@@ -378,7 +378,7 @@ BODIES: list[tuple[Any, str | None]] = [
     (True, "token_pooling"),
     (0, "token_pooling"),
     ([2], "token_pooling"),
-    ({}, "token_pooling"),
+    ({}, "token_pooling.pool_factor"),
     ({"pool_factor": 0}, "token_pooling.pool_factor"),
     ({"pool_factor": "2"}, "token_pooling.pool_factor"),
     ({"pool_factor": 2, "num_protected_tokens": 1.5}, "token_pooling.num_protected_tokens"),

@@ -524,7 +524,9 @@ def main() -> None:
     try:
         app()
     except WhimbrelError as error:
-        _die(str(error), error.hint if isinstance(error, SetupError | CheckpointError) else None)
+        asks_outputs = error.location is not None and error.location.field == "outputs"  # which no command has
+        hint = error.hint if isinstance(error, SetupError | CheckpointError) else None
+        _die(error.message if asks_outputs else str(error), hint)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader left: no error at exit
         sys.exit(0)

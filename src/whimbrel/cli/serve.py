@@ -18,6 +18,7 @@ from rich.markup import escape
 
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import LoadProgress
+from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.processes.messages import Planned, ServeOptions
@@ -228,8 +229,10 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+    if plan.split_long:
+        summary["long texts"] = "run in parts, unless a request asks to cut them (--split-long)"
     if plan.adapters:
-        summary["adapters"] = ", ".join(f"{plan.served_name}:{name}" for name in plan.adapters)
+        summary["adapters"] = ", ".join(served_names(plan)[1 + len(plan.aliases) :])
     if others := [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]:
         summary["warning"] = f"made for a model of another name: {', '.join(others)}"
     if plan.commit:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from whimbrel.cli.console import Progress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
+    from whimbrel.types.arrays import Float32Array
     from whimbrel.types.result import Classes, Result
 
 T = TypeVar("T")
@@ -98,7 +99,7 @@ def embed(
             return verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
 
         dense = engine.card.dense
-        with _running(engine, texts, out, operation) as run:
+        with _running(engine, texts, out, operation, may_be_none=True) as run:
             if out is not None and out.suffix.lower() == ".npy":
                 arrays = run.batches(lambda _, vectors_ND: vectors_ND)
                 write_npy(out, arrays, dimensions or dense.default_width or dense.width)
@@ -275,9 +276,10 @@ def _running(
     operation: Callable[[list[Any]], Operation[Any]],
     *,
     pairs: bool = False,
+    may_be_none: bool = False,
 ) -> Generator[_Run]:
     """Run an operation over the texts, or the pairs of stdin. At the end stderr says how many texts were cut, and after an
-    early end what the file `out` has."""
+    early end what the file `out` has. Raises SetupError if there are none, unless there `may_be_none`."""
     from whimbrel.cli import console
 
     unit = "pairs" if pairs else "texts"
@@ -293,10 +295,16 @@ def _running(
             if out is not None and progress.written:
                 progress.say(f"stopped: {out} has the first {progress.written:,} {unit}.")
             raise
+    if not progress.done and not may_be_none:
+        raise SetupError("there are no texts.", hint="give them as arguments, or one to a line of stdin")
     if progress.truncated:
         limit = f"{engine.plan.max_length:,} tokens" if not engine.card.text_formats else "the model's limits"
-        texts_cut = "1 text" if progress.truncated == 1 else f"{progress.truncated:,} texts"
-        progress.say(f"{texts_cut} of {progress.done:,} {unit} cut to {limit}.")
+        cut, read = _count(progress.truncated, "text"), _count(progress.done, unit.removesuffix("s"))
+        progress.say(f"{cut} cut to {limit}; {read} in all.")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _answers(
@@ -324,6 +332,6 @@ def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield first, second
 
 
-def _by_text(classes: Classes) -> list[tuple[str, list[float]]]:
+def _by_text(classes: Classes) -> list[tuple[str, Float32Array]]:
     """Return the best class and the scores of each text."""
-    return list(zip(classes.best, classes.scores_NC.tolist(), strict=True))
+    return list(zip(classes.best, classes.scores_NC, strict=True))

@@ -1,12 +1,15 @@
 """Infinity's rerank and classify APIs: bodies with `raw_scores`, which its clients always send. Pure functions over bytes.
 
+LiteLLM leaves it out, and is known by its headers if no key is set.
+
 Scores pass through the same activations as TEI's. Infinity's embeddings are OpenAI's, at /embeddings.
-Source: infinity_client 0.0.76 (models); infinity_emb 0.0.76, infinity_emb/fastapi_schemas/pymodels.py.
+Sources: infinity_client 0.0.76 (models); infinity_emb 0.0.76, infinity_emb/fastapi_schemas/pymodels.py; LiteLLM 1.83,
+llms/infinity/rerank.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -146,6 +149,11 @@ def _head(kind: str, model: ServedModel) -> dict[str, Any]:
     return {"id": new_id("infinity"), "object": kind, "created": created(), "model": model.plan.served_name}
 
 
+def _is_litellm(headers: Mapping[bytes, bytes]) -> bool:
+    """Return whether LiteLLM sends a body as to Infinity: the same as to vLLM, but that a key that is not set is `None`."""
+    return headers.get(b"user-agent", b"").startswith(b"litellm/") and headers.get(b"authorization") == b"Bearer None"
+
+
 _INFINITY: Final = partial(
     Route,
     render=render_detailed_error,
@@ -159,7 +167,7 @@ ROUTES: Final = (
         "/rerank", "Documents ranked by a query: a body with `raw_scores` (Infinity).",
         parse_rerank, render_rerank, response_type=InfinityRerankResponse,
         example='{"query": "What is a whimbrel?", "documents": ["A wader.", "A sandwich."], "raw_scores": false}',
-        terms=RERANK_TERMS, media_types=(JSON, *MESSAGE_PACK),
+        terms=RERANK_TERMS, media_types=(JSON, *MESSAGE_PACK), of_client=_is_litellm,
     ),
     _INFINITY(
         "/classify", "The classes of texts: a body with `raw_scores` (Infinity).",

@@ -1,7 +1,7 @@
 """Routes of llama.cpp: its own /embedding, and its paths of the rerank API. Pure functions over bytes.
 
-Vectors have norm 1, as with llama.cpp's default `embd_normalize`. Texts that exceed the limit are an error. Unknown fields are
-ignored. Source: ggml-org/llama.cpp, tools/server/README.md.
+Vectors have norm 1 by default, or are divided by the norm that `embd_normalize` names. Texts that exceed the limit are an
+error. Unknown fields are ignored. Sources: ggml-org/llama.cpp, tools/server/README.md and common/common.cpp.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Annotated, Any, Final
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects import rerank
@@ -18,8 +19,12 @@ from whimbrel.dialects.common.responses import Response, ServedModel, json_answe
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.dialects.openai import OpenAIError, render_error
 from whimbrel.errors import InvalidRequest
+from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
+
+_INT16: Final = 32760
+"""The largest absolute value of vectors that are scaled to the range of int16."""
 
 
 class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,7 +34,11 @@ class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     input: Annotated[TokenInputs | None, Meta(description="The same as `content`.")] = None
     model: ModelName = None
     embd_normalize: Annotated[
-        int | None, Meta(description="2 (default): divide vectors by their Euclidean norm; -1: do not. No other norm is known.")
+        Annotated[int, Meta(ge=-1, lt=2**31)] | None,
+        Meta(
+            description="The norm that vectors are divided by: 2 (default) the Euclidean, 1 the sum of absolute values, N the "
+            "p-norm of that N; 0 scales the largest absolute value to 32,760; -1 leaves them."
+        ),
     ] = None
 
 
@@ -45,14 +54,24 @@ def parse_embedding(raw: bytes) -> tuple[LlamaEmbeddingRequest, Request]:
     inputs = body.input if body.content is None else body.content
     if inputs is None or (body.content is not None and body.input is not None):
         raise InvalidRequest("give either content or input.", param="content")
-    if body.embd_normalize not in (None, -1, 2):
-        raise InvalidRequest(f"is {body.embd_normalize}; only 2 (Euclidean) and -1 (none) are known.", param="embd_normalize")
-    return body, Request(parse_texts(inputs), ("dense",), normalize=body.embd_normalize != -1, truncate="never")
+    return body, Request(parse_texts(inputs), ("dense",), normalize=body.embd_normalize in (None, 2), truncate="never")
 
 
 def render_embedding(body: LlamaEmbeddingRequest, result: Result, model: ServedModel) -> bytes | Response:
-    vectors: list[dict[str, Any]] = [{"index": i, "embedding": row_1D} for i, row_1D in enumerate(result.dense[:, None])]
+    vectors_ND = _normalized(result.dense, body.embd_normalize)
+    vectors: list[dict[str, Any]] = [{"index": i, "embedding": row_1D} for i, row_1D in enumerate(vectors_ND[:, None])]
     return json_answer(vectors, result)
+
+
+def _normalized(vectors_ND: Float32Array, norm: int | None) -> Float32Array:
+    """Return vectors divided by a norm of llama.cpp's, where the engine has not done so."""
+    if norm in (None, -1, 2):
+        return vectors_ND
+    sizes_ND = np.abs(vectors_ND.astype(np.float64))
+    largest_N1 = sizes_ND.max(axis=1, keepdims=True)
+    largest_N1[largest_N1 == 0] = 1  # a vector of zeros stays one
+    ratios_N1 = ((sizes_ND / largest_N1) ** norm).sum(axis=1, keepdims=True) ** (1 / norm) if norm else 1 / _INT16
+    return (vectors_ND / (largest_N1 * ratios_N1)).astype(np.float32)
 
 
 _EMBEDDING: Final = Route(

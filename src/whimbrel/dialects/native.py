@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
@@ -23,7 +25,7 @@ from whimbrel.dialects.common.bodies import (
 )
 from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel, binary_answer, encoded_outputs, json_answer, usage
-from whimbrel.dialects.common.route import Route, binary_formats
+from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
 from whimbrel.dialects.openai import EncodingFormat, OpenAIError, Usage, render_error
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -303,10 +305,12 @@ def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -
 
 
 def render_token_classify(body: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
-    entities = _token_classify(body, model).postprocess(result)
+    found = _token_classify(body, model).postprocess(result)
+    entities = [[{**asdict(each), "score": np.float32(each.score)} for each in row] for row in found]
     return to_json({"entities": entities, "model": model.plan.served_name, "usage": usage(result)})
 
 
+_CLASS_TERMS: Final = ErrorTerms({"outputs": "model"})
 _NATIVE: Final = partial(Route, render=render_error, error_type=OpenAIError)
 
 ROUTES: Final = (
@@ -319,11 +323,11 @@ ROUTES: Final = (
     _NATIVE(
         "/v1/classify", "The classes of texts or of pairs (Whimbrel's own).",
         parse_classify, render_classify, response_type=ClassifyResponse,
-        example='{"input": ["A whimbrel is a wader."]}',
+        example='{"input": ["A whimbrel is a wader."]}', terms=_CLASS_TERMS,
     ),
     _NATIVE(
         "/v1/token_classify", "The entities in texts (Whimbrel's own).",
         parse_token_classify, render_token_classify, response_type=TokenClassifyResponse,
-        example='{"input": ["Whimbrels winter in Ghana."]}',
+        example='{"input": ["Whimbrels winter in Ghana."]}', terms=_CLASS_TERMS,
     ),
 )  # fmt: skip

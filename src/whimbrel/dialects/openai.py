@@ -44,10 +44,12 @@ from whimbrel.dialects.common.responses import (
     ServedModel,
     binary_answer,
     created,
+    encoded_outputs,
     header,
     json_answer,
     new_id,
     row_blocks,
+    served_names,
     usage,
 )
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route, binary_formats
@@ -55,8 +57,8 @@ from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.errors import InvalidRequest, TooLarge, WhimbrelError
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.request import OutputName, Request, Truncate, read_truncate
-from whimbrel.types.result import Result
-from whimbrel.wire import ByteOrder, EncodedArray, FloatType, base64_list, to_json
+from whimbrel.types.result import Ragged, Result
+from whimbrel.wire import Base64, ByteOrder, EncodedArray, FloatType, base64_list, to_json
 
 CUTS: Final[dict[object, Truncate]] = {"END": "right", "START": "left", "NONE": "never"}
 """Cohere's and NVIDIA's words for truncation."""
@@ -175,7 +177,7 @@ class Embedding(msgspec.Struct):
         list[float | list[float]] | str,
         Meta(
             description="JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or "
-            "of a model with a vector for each token."
+            "of a model with a vector for each token, which in base64 are one string of all rows."
         ),
     ]
     object: Literal["embedding"] = "embedding"
@@ -232,10 +234,30 @@ class Model(msgspec.Struct):
     owned_by: str = "whimbrel"
 
 
+class ModelCapabilities(msgspec.Struct):
+    """The kinds of requests that a model takes, among those that Mistral's clients know."""
+
+    classification: bool
+    completion_chat: Literal[False] = False
+    completion_fim: Literal[False] = False
+    function_calling: Literal[False] = False
+    fine_tuning: Literal[False] = False
+    vision: Literal[False] = False
+
+
+class NamedModel(Model, kw_only=True):
+    """One model of GET /v1/models, with what Mistral's clients read."""
+
+    type: Literal["base"] = "base"
+    max_context_length: Annotated[int, Meta(description="The same as `max_model_len` (Mistral).")]
+    aliases: Annotated[list[str], Meta(description="All other names of the model.")]
+    capabilities: ModelCapabilities
+
+
 class ModelsResponse(msgspec.Struct):
     """Answer of GET /v1/models."""
 
-    data: list[Model]
+    data: list[NamedModel]
     object: Literal["list"] = "list"
 
 
@@ -297,6 +319,8 @@ def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, 
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
     truncate, limit = parse_truncation(body.truncate, side, max_tokens, default=cuts)
     more["add_special_tokens"] = body.add_special_tokens is not False
+    if max_tokens == -1 and body.split_long is None:
+        more["split_long"] = False
     return text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
 
 
@@ -323,7 +347,6 @@ def parse_request(
     def of_model(model: ServedModel) -> Request:
         if "dense" in model.card.outputs or "multi_vector" not in model.card.outputs:
             return request
-        _require_float(body, "the vectors of tokens")
         return dataclasses.replace(request, outputs=("multi_vector",), input_type=side_of(model.card, request.input_type))
 
     return body, of_model
@@ -331,7 +354,8 @@ def parse_request(
 
 def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request:
     assert body.late_chunking_params is not None
-    _require_float(body, "the vectors of chunks")
+    if body.encoding_format != "float":
+        raise InvalidRequest("the vectors of chunks are given as float alone.", param="encoding_format")
     if body.truncate not in (None, False, "never") or body.truncate_prompt_tokens is not None:
         raise InvalidRequest("a text with late_chunking_params is not cut.", param="truncate_prompt_tokens")
     chunk_tokens, side = body.late_chunking_params.chunk_size, body.input_type
@@ -342,19 +366,11 @@ def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request
     return request
 
 
-def _require_float(body: EmbeddingsRequest, what: str) -> None:
-    if body.encoding_format != "float":
-        raise InvalidRequest(
-            f"{what} are given as float here; /pooling and /v1/embed give them in other formats.", param="encoding_format"
-        )
-
-
 def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     if (size := body.late_chunking_params) is not None:
         return json_answer({**_about(body, result, model), "data": _chunks(result, size.chunk_size)}, result)
-    if (vectors := result.outputs.multi_vector) is not None:
-        data = [{"object": "embedding", "index": index, "embedding": vectors[index]} for index in range(len(vectors))]
-        return json_answer({**_about(body, result, model), "data": data}, result)
+    if result.outputs.multi_vector is not None:
+        return _render_tokens(body, result, result.outputs.multi_vector, model)
     if body.encoding_format in (None, "float"):
         data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
         return json_answer({**_about(body, result, model), "data": data}, result)
@@ -369,6 +385,26 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             return Response(dense.chunks(), OCTETS, {METADATA: header(about)}, dense.nbytes)
         case encoding:
             return binary_answer(encoding, {"dense": dense}, result, model)
+
+
+def _render_tokens(body: EmbeddingsRequest, result: Result, vectors: Ragged, model: ServedModel) -> bytes | Response:
+    """Return the vectors of tokens. In base64 those of a text are one string, row after row, as with vLLM."""
+    rows = EncodedArray(vectors.rows_XD, body.embed_dtype or "float32", body.endianness or "native", "multi_vector")
+    offsets_N1: list[int] = vectors.offsets_N1.tolist()
+    about, as_text = _about(body, result, model), body.encoding_format == "base64"
+    match body.encoding_format:
+        case None | "float" | "base64":
+            columns = [Base64(rows[a:b]) if as_text else vectors[i] for i, (a, b) in enumerate(pairwise(offsets_N1))]
+            data = [{"object": "embedding", "index": i, "embedding": column} for i, column in enumerate(columns)]
+            return json_answer({**about, "data": data}, result, as_text=as_text)
+        case "bytes":
+            head = response_head("embd", body, model) | {"data": row_blocks(rows, offsets_N1), "usage": usage(result)}
+            return Response(rows.chunks(), OCTETS, {METADATA: header(head)}, rows.nbytes)
+        case "bytes_only":
+            return Response(rows.chunks(), OCTETS, size=rows.nbytes)
+        case encoding:
+            arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
+            return binary_answer(encoding, arrays, result, model)
 
 
 def _chunks(result: Result, size: int) -> list[dict[str, Any]]:
@@ -422,12 +458,25 @@ def response_head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict
     return {"id": new_id(prefix, body.request_id), "created": created(), "model": model.plan.served_name}
 
 
-def render_models(models: Sequence[Model]) -> bytes:
+def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
+    """Return the entry of a model by one of its names. `started` is the time that clients read as its creation."""
+    classifies = "scores" in model.card.outputs and model.card.outputs["scores"].width > 1
+    return NamedModel(
+        id=name,
+        created=started,
+        max_model_len=model.plan.max_length,
+        max_context_length=model.plan.max_length,
+        aliases=[each for each in served_names(model.plan) if each != name],
+        capabilities=ModelCapabilities(classification=classifies or "token_scores" in model.card.outputs),
+    )
+
+
+def render_models(models: Sequence[NamedModel]) -> bytes:
     return msgspec.json.encode(ModelsResponse(list(models)))
 
 
 _ERROR_TYPES: Final = {429: "rate_limit_error", 503: "overloaded_error"}
-_TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens"})
+_TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens", "outputs": "model"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:

@@ -21,6 +21,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import (
     AdapterName,
+    Empty,
     ModelName,
     Priority,
     Truncation,
@@ -57,6 +58,7 @@ class TextDocument(msgspec.Struct, frozen=True):
     """A text as an object."""
 
     text: str
+    multi_modal: Annotated[None, Meta(description="Always null: documents are texts (vLLM).")] = None
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,8 +142,8 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
     ] = None
     return_documents: Annotated[
-        bool | Literal["true", "false"] | None,
-        Meta(description="Send the texts back. Default: true. The words are Xinference's."),
+        bool | Literal["true", "false", "True", "False"] | None,
+        Meta(description="Send the texts back. Default: true. The words are those of Xinference's clients."),
     ] = None
 
 
@@ -267,18 +269,23 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Reque
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
     queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
+    if not queries:
+        raise Empty("is empty; give at least one text.", param=names[0])
     one_query = len(queries) == 1
     if one_query:
         queries = queries * len(documents)
     if len(queries) != len(documents):
-        message = f"{len(queries):,} for {len(documents):,} {names[1]}; there must be one, or one for each."
+        message = (
+            f"{len(queries):,} for {len(documents):,} {names[1]}; give one, or one for each. Input lengths must be either 1:1, "
+            "1:N or N:N."
+        )
         raise InvalidRequest(message, param=names[0])
     return body, _cut_by_format(body, _request(body, list(zip(queries, documents, strict=True)), names, listwise=one_query))
 
 
 def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str], *, listwise: bool) -> Request:
     if not pairs:
-        raise InvalidRequest("is empty; give at least one text.", param=names[1])
+        raise Empty("is empty; give at least one text.", param=names[1])
     check_count(len(pairs), MAX_PAIRS, " texts", param=names[1])
     for index, (query, _) in enumerate(pairs):
         if isinstance(query, str) and not query:
@@ -306,7 +313,10 @@ def _request(body: PairFields, pairs: list[PairInput], names: tuple[str, str], *
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    results = rank(body, result, documents=body.return_documents not in (False, "false"))
+    results = rank(body, result, documents=_flag(body.return_documents) is not False)
+    for each in results:
+        if "document" in each:
+            each["document"]["multi_modal"] = None
     name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
     content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
     if all(getattr(body, field) is None for field in _OPTIONS):
@@ -321,10 +331,14 @@ _OPTIONS: Final = tuple(
 )
 
 
+def _flag(value: bool | str | None) -> bool | None:
+    return value.lower() == "true" if isinstance(value, str) else value
+
+
 def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
     """Return an entry of the results in Voyage's shape."""
     number: int = ranked["index"]
-    text = {"document": text_of(body.documents[number])} if body.return_documents in (True, "true") else {}
+    text = {"document": text_of(body.documents[number])} if _flag(body.return_documents) else {}
     return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
 
@@ -357,6 +371,7 @@ _FIELDS: Final = {
     "max_query_tokens": "max_tokens_per_query",
     "max_document_tokens": "max_tokens_per_doc",
     "activate": "use_activation",
+    "outputs": "model",
 }
 RERANK_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("query", "documents", single=(True, False))})
 SCORE_TERMS: Final = ErrorTerms({**_FIELDS, "input": locate_pairs("queries", "documents")})

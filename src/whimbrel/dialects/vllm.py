@@ -295,7 +295,14 @@ class Invocation:
 
 
 def parse_invocation(raw: bytes) -> tuple[Invocation, Callable[[ServedModel], Request]]:
-    body = Invocation(decode(_Named, raw).model, raw)
+    named = decode(_Named, raw)
+    if named.input is msgspec.UNSET:
+        raise InvalidRequest(
+            "Cannot find suitable handler for request: chats and prompts are not taken; send input, a text as the model takes "
+            "it.",
+            param="input",
+        )
+    body = Invocation(named.model, raw)
 
     def request(model: ServedModel) -> Request:
         output = _kind(model)
@@ -319,6 +326,7 @@ def _kind(model: ServedModel) -> OutputName:
 
 class _Named(msgspec.Struct, frozen=True):
     model: str | None = None
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 _POOLED: Final = (parse_pooling, render_pooling)
@@ -447,7 +455,7 @@ ROUTES: Final = (
         "/invocations", "The route that suits the model: /v1/embeddings, /classify or /pooling: a body with `input` (vLLM).",
         parse_invocation, render_invocation, response_type=dict[str, Any],
         example='{"input": ["A whimbrel is a wader."]}', terms=_POOLING_TERMS,
-        discriminators=frozenset({"input"}), body_type=EmbeddingsRequest,
+        discriminators=frozenset({"input", "messages", "prompt"}), body_type=EmbeddingsRequest,
     ),
     *(
         replace(

@@ -99,7 +99,8 @@ def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[Ser
     if None not in (body.dimensions, body.output_dimension) and body.dimensions != body.output_dimension:
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
     width = body.output_dimension if body.dimensions is None else body.dimensions
-    fields = replace(body, dimensions=width, truncate=_cuts(body))
+    says = body.truncation is not None or body.truncate is not None
+    fields = replace(body, dimensions=width, truncate=_cuts(body) if says else None)
     encode_request = text_request(fields, ("dense",), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:

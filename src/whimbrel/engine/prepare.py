@@ -36,7 +36,7 @@ from whimbrel.telemetry.trace import Timer
 from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split
 from whimbrel.tokenizer.listwise import ListTokenizer
 from whimbrel.tokenizer.offsets import encode_with_offsets
-from whimbrel.tokenizer.pairs import truncate_sides
+from whimbrel.tokenizer.pairs import SideCuts, truncate_sides
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_ids, check_texts, has_ids
@@ -87,10 +87,11 @@ class Preprocessor:
         received = perf_counter() if received is None else received
         with Timer("tokenize") as tokenized:
             by_similarity = scores_by_similarity(self._card, request)
-            sides_are_cut = request.max_query_tokens is not None or request.max_document_tokens is not None
-            if sides_are_cut and self._list_tokenizer is None:
-                request = self._truncate_sides(request, by_similarity=by_similarity)
+            request, cuts = self._truncate_sides(request, by_similarity=by_similarity)
             encoded = self._encode_pairs(request) if by_similarity else self._encode_distinct(request)
+            if cuts is not None:
+                texts = _texts_of_seqs(request, by_similarity=by_similarity)
+                encoded = replace(encoded, num_cut=cuts.count(texts, encoded.seqs))
         layout = plan_layout(encoded.card, encoded.seqs, encoded.specs)
         engine_request = EngineRequest(
             encoded.seqs,
@@ -134,7 +135,11 @@ class Preprocessor:
         rows = check_ids([np.asarray(row, np.int64) for row in request.ids], self._card.encoder.vocab_size)
         return self._tokenizers[0].backend.texts(rows, special=request.special)
 
-    def _truncate_sides(self, request: Request, *, by_similarity: bool) -> Request:
+    def _truncate_sides(self, request: Request, *, by_similarity: bool) -> tuple[Request, SideCuts | None]:
+        """Cut queries and documents to limits of their own. A listwise reranker does so itself."""
+        unlimited = request.max_query_tokens is None and request.max_document_tokens is None
+        if unlimited or self._list_tokenizer is not None:
+            return request, None
         towers = [self._card.tower_for(side) if by_similarity else 0 for side in ("query", "document")]
         return truncate_sides(request, *(self._tokenizers[tower].backend for tower in towers))
 
@@ -180,7 +185,7 @@ class Preprocessor:
 
     def _may_split(self, request: Request) -> bool:
         """Return whether long texts may run in parts: none is to be cut, and each gets one dense vector."""
-        if request.truncate in ("left", "right") or request.max_tokens is not None:
+        if request.split_long is not None or request.truncate in ("left", "right") or request.max_tokens is not None:
             return False
         if request.late_chunking or request.chunk_tokens or not (request.add_special_tokens or has_ids(request)):
             return False
@@ -265,6 +270,15 @@ class Preprocessor:
 
 def _make_tokenizer(folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
     return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)
+
+
+def _texts_of_seqs(request: Request, *, by_similarity: bool) -> list[tuple[str, int]]:
+    """Return the text of each seq of pairs, and its part: 0 for a query. A seq of a pair stands for its document."""
+    pairs = cast("Sequence[tuple[object, object]]", request.texts)
+    if not by_similarity:
+        return [(str(document), 1) for _, document in dict.fromkeys(pairs)]
+    sides = (dict.fromkeys(pair[part] for pair in pairs if isinstance(pair[part], str)) for part in (0, 1))
+    return [(str(text), part) for part, side in enumerate(sides) for text in side]
 
 
 def _check_bare(request: Request, tokenizer: Tokenizer | TemplateTokenizer) -> None:

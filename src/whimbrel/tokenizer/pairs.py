@@ -106,8 +106,24 @@ def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
     return (long, short) if first > second else (short, long)
 
 
-def truncate_sides(request: Request, *backends: BackendTokenizer) -> Request:
-    """Return the request with its queries and documents cut to `max_query_tokens` and `max_document_tokens`.
+@dataclass(frozen=True, slots=True, eq=False)
+class SideCuts:
+    """The distinct queries and documents that their own limits cut, and what was left of them."""
+
+    num_texts: int = 0
+    shortened: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
+
+    def count(self, texts: Sequence[tuple[str, int]], seqs: Sequence[Seq]) -> int:
+        """Return the number of texts that were cut here or, as seqs, later. `texts` are those of the seqs, each with its part.
+
+        A text that was cut twice counts once.
+        """
+        cut_later = (text not in self.shortened[part] for (text, part), seq in zip(texts, seqs, strict=True) if seq.truncated)
+        return self.num_texts + sum(cut_later)
+
+
+def truncate_sides(request: Request, *backends: BackendTokenizer) -> tuple[Request, SideCuts]:
+    """Return the request with its queries and documents cut to `max_query_tokens` and `max_document_tokens`, and the cuts.
 
     `backends` are those of queries and documents. Vectors that stand for a text are kept. Raises InvalidRequest and TooLarge.
     """
@@ -117,22 +133,26 @@ def truncate_sides(request: Request, *backends: BackendTokenizer) -> Request:
     if not all(isinstance(pair, tuple) and len(cast("tuple[Any, ...]", pair)) == 2 for pair in pairs):
         raise InvalidRequest("is for pairs of a query and a document.", param=params[0])
     sides: list[list[Any]] = [[cast("tuple[Any, Any]", pair)[part] for pair in pairs] for part in (0, 1)]
+    shortened: list[dict[str, str]] = [{}, {}]
     for part, (limit, backend) in enumerate(zip(limits.values(), backends, strict=True)):
         if limit is not None:
-            sides[part] = _truncate_side(sides[part], limit, part, backend)
-    return replace(request, texts=list(zip(*sides, strict=True)))
+            shortened[part] = _shorten(sides[part], limit, part, backend)
+            sides[part] = [shortened[part].get(text, text) if isinstance(text, str) else text for text in sides[part]]
+    queries, documents = (frozenset(each.values()) for each in shortened)
+    cuts = SideCuts(sum(map(len, shortened)), (queries, documents))
+    return replace(request, texts=list(zip(*sides, strict=True))), cuts
 
 
-def _truncate_side(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> list[object]:
+def _shorten(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> dict[str, str]:
+    """Return what is left of each text that exceeds the limit."""
     indices: dict[str, Index] = {}
     for index, text in enumerate(side):
         if isinstance(text, str):
             indices.setdefault(text, (index, part))
     slices = backend.encode_batches(list(indices), indices=list(indices.values()), special=False, with_offsets=True)
-    shortened: dict[object, str] = {}
+    shortened: dict[str, str] = {}
     for text, encoding in zip(indices, chain.from_iterable(slices), strict=True):
-        shortened[text] = text
         if len(encoding) > limit:
             encoding.truncate(limit)
             shortened[text] = text[: encoding.offsets[-1][1]]
-    return [shortened[text] if isinstance(text, str) else text for text in side]
+    return shortened

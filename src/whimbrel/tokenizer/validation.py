@@ -65,7 +65,7 @@ def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
             raise InvalidRequest(
-                f"token id {ids[wrong[0]]:,} is out of vocabulary, which has {vocab_size:,} entries. Were these ids made by "
+                f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries. Were these ids made by "
                 "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False).",
                 item=index,
                 part=int(wrong[0]),
@@ -99,13 +99,16 @@ class TruncationLimit:
 
     max_length: int
     truncate: Truncate
+    of_request: bool = False
+    """True if the request sets the limit, False if it is the model's."""
 
     def exceeded(self, num_tokens: int, kind: str, index: int) -> bool:
         """Return whether a text or a pair must be truncated. Raises TooLong if the request forbids that."""
         if num_tokens > self.max_length and self.truncate == "never":
-            raise TooLong(
-                f"the {kind} has {num_tokens:,} tokens; the limit is {self.max_length:,}.", item=index, hint=Hint.TRUNCATE
-            )
+            message = f"the {kind} has {num_tokens:,} tokens; the limit is {self.max_length:,}."
+            error = TooLong(message, item=index, hint=Hint.TRUNCATE)
+            error.model_limit = None if self.of_request else self.max_length
+            raise error
         return num_tokens > self.max_length
 
     def cut(self, ids: Int32Array, size: int) -> Int32Array:
@@ -128,4 +131,4 @@ class LengthBounds:
             raise InvalidRequest(
                 f"{max_tokens:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}.", param="max_tokens"
             )
-        return TruncationLimit(max_tokens, request.truncate or truncate)
+        return TruncationLimit(max_tokens, request.truncate or truncate, request.max_tokens is not None)

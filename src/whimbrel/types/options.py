@@ -14,7 +14,7 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 from whimbrel.errors import InvalidRequest, TruncationWarning
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
-from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate, read_prompt, read_truncate
+from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate, read_prompt, read_truncate, splits
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
@@ -54,8 +54,10 @@ class TextOptions(TypedDict, total=False):
     """Limit in tokens per text, below that of the model. For late interaction it replaces the limit of the text's role."""
     late_chunking: bool
     """Treat the texts as consecutive chunks of one document, run in one pass. A chunk's vector is the mean of its tokens."""
-    split_long: bool
-    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens."""
+    split_long: bool | None
+    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens.
+
+    None: as the model was loaded to do, unless `truncate` says how to cut it."""
 
 
 class ScoreOptions(TypedDict, total=False):
@@ -101,7 +103,7 @@ def text_request(
         truncate=read_truncate(options.get("truncate")),
         max_tokens=options.get("max_tokens"),
         late_chunking=options.get("late_chunking", False),
-        split_long=options.get("split_long", False),
+        split_long=splits(options.get("split_long"), options.get("truncate")),
     )
 
 
@@ -171,9 +173,13 @@ def require(output: T | None) -> T:
     return output
 
 
+_CUTTING: Final = ("truncate", "max_tokens", "max_query_tokens", "max_document_tokens")
+"""Options that say how texts are to be cut."""
+
+
 def warn_of_truncation(num_truncated: int, options: Mapping[str, object]) -> None:
     """Warn the caller of a verb's method if texts were cut, unless the verb's options say how they are to be cut."""
-    if num_truncated and options.get("truncate") is None and options.get("max_tokens") is None:
+    if num_truncated and all(options.get(name) is None for name in _CUTTING):
         texts = "1 text was" if num_truncated == 1 else f"{num_truncated:,} texts were"
         says = 'truncate=True to cut without this warning, truncate="never" to raise TooLong'
         warnings.warn(f"{texts} cut to the model's limit; pass {says}.", TruncationWarning, stacklevel=3)

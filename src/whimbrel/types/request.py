@@ -66,6 +66,11 @@ def read_truncate(value: object) -> Truncate | None:
     raise InvalidRequest(f"{value!r} is not known; it takes right, left, never, true or false.", param="truncate")
 
 
+def splits(split_long: bool | None, truncate: object) -> bool | None:
+    """Return `split_long` of a request: False where it says nothing and `truncate` asks to cut as the model does."""
+    return False if split_long is None and truncate is True else split_long
+
+
 def read_prompt(value: object) -> tuple[str | None, str | None]:
     """Return (name, text) of a prompt. A word is a name; a string that is empty or has a space or a colon is the text."""
     if value is None:
@@ -137,8 +142,10 @@ class Request:
     """Put the tokenizer's special tokens around texts."""
     return_offsets: bool = False
     """Return the character offsets of each token."""
-    split_long: bool = False
-    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens. Dense only."""
+    split_long: bool | None = None
+    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens. Dense only.
+
+    None: as the plan says, unless the request sets a limit or an end to cut."""
     priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
     """Rank in the queue: lower numbers run first, as in vLLM."""
     deadline: float = inf

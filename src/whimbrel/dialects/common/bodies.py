@@ -28,7 +28,7 @@ from whimbrel.dialects.common.body_rules import (
     narrowed,
 )
 from whimbrel.errors import InvalidRequest, Location, TooLarge
-from whimbrel.types.request import InputType, OutputName, Request, read_truncate
+from whimbrel.types.request import InputType, OutputName, Request, read_truncate, splits
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
@@ -42,11 +42,20 @@ class MalformedBody(InvalidRequest):
     """The body is empty or is not valid JSON."""
 
 
+class MissingField(InvalidRequest):
+    """A field that the body must have is not there."""
+
+
+class Empty(InvalidRequest):
+    """A list of inputs is empty."""
+
+
 class UnknownWord(InvalidRequest):
     """A field has a value that is none of the words it takes."""
 
 
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
+_MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _PATH: Final = re.compile(r" - at `\$\.?((\w*).*)`$")
 
 
@@ -70,18 +79,28 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
     try:
         return _decoder(kind, packed).decode(body)
     except msgspec.ValidationError as error:
-        text = str(error)
-        path = _PATH.search(text)
-        location = Location(path[2], path=path[1].removeprefix(path[2])) if path and path[1] else None
-        choices = _choices(kind, path[1] if path else "")
-        error_type = UnknownWord if choices else InvalidRequest
-        raise error_type(f"{_PATH.sub('', text)}{choices}.", location=location) from None
+        raise _located(str(error), kind) from None
     except RecursionError:
         raise MalformedBody(f"the {language} is nested too deeply.") from None
     except UnicodeDecodeError:
         raise MalformedBody("the body is not valid UTF-8.") from None
     except (msgspec.MsgspecError, ValueError, MemoryError) as error:
         raise MalformedBody(f"the body is not valid {language}: {error}.") from None
+
+
+def _located(text: str, kind: type) -> InvalidRequest:
+    """Return the error of a value that is not of its type, with its place."""
+    match = _PATH.search(text)
+    path = match[1] if match else ""
+    if missing := _MISSING.match(text):
+        path = f"{path}.{missing[1]}" if path else missing[1]
+    field = re.match(r"\w*", path)
+    location = Location(field[0], path=path.removeprefix(field[0])) if field and path else None
+    if missing:
+        return MissingField("is missing; it is required.", location=location)
+    choices = _choices(kind, path)
+    error_type = UnknownWord if choices else InvalidRequest
+    return error_type(f"{_PATH.sub('', text)}{choices}.", location=location)
 
 
 def check_count(count: int, limit: int, noun: str, *, param: str) -> None:
@@ -182,7 +201,7 @@ def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject
     if isinstance(raw, str):
         return [raw]
     if not raw:
-        raise InvalidRequest("is an empty list; give at least one text.", param="input")
+        raise Empty("is an empty list; give at least one text.", param="input")
     kinds = set(map(type, raw))
     if TextObject in kinds:
         raw = [_text(each, i) if isinstance(each, TextObject) else each for i, each in enumerate(raw)]
@@ -256,7 +275,7 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
         bool | None,
         Meta(
             description="Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, "
-            "weighted by their tokens."
+            "weighted by their tokens. Default: as the server was started, unless the request asks to cut."
         ),
     ] = None
     priority: Priority = None
@@ -266,7 +285,11 @@ def text_request(
     body: TextFields, outputs: tuple[OutputName, ...], *, input_type: InputType | Literal["passage"] | None = None, **more: Any
 ) -> Request:
     """Return the Request of a body; `more` has the fields that its dialect parses. Raises InvalidRequest and TooLarge."""
-    default: dict[str, Any] = {"normalize": body.normalize, "truncate": read_truncate(body.truncate)}
+    default: dict[str, Any] = {
+        "normalize": body.normalize,
+        "truncate": read_truncate(body.truncate),
+        "split_long": splits(body.split_long, body.truncate),
+    }
     return Request(
         parse_texts(body.input),
         outputs,
@@ -276,7 +299,6 @@ def text_request(
         input_type="document" if input_type == "passage" else input_type,
         adapter=body.adapter,
         late_chunking=bool(body.late_chunking),
-        split_long=bool(body.split_long),
         priority=body.priority or 0,
         **(default | more),
     )

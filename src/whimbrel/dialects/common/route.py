@@ -52,6 +52,18 @@ class ErrorTerms:
         return f"{location}: {message}", location
 
 
+@dataclass(frozen=True, slots=True)
+class RequestForModel:
+    """A function from a model to its request, and which models are made for such a body; the others may answer it too."""
+
+    request: Callable[[ServedModel], Request]
+    suits: Callable[[ServedModel], bool]
+
+    def __call__(self, model: ServedModel) -> Request:
+        """Return the request for a model. Raises InvalidRequest if the model cannot answer it."""
+        return self.request(model)
+
+
 PYTHON_TERMS: Final = ErrorTerms()
 """The terms of the Python API, which are those of Whimbrel's own routes."""
 
@@ -87,6 +99,8 @@ class Route:
     """Media types that a body may be declared as."""
     discriminators: frozenset[str] = frozenset()
     """Fields that select this route among several with one path; a route without any takes the bodies that are left."""
+    of_client: Callable[[Mapping[bytes, bytes]], bool] | None = None
+    """Return whether headers are of a client of this API whose bodies look like those of the route without discriminators."""
     placeholders: frozenset[str] = frozenset()
     """Names of models that clients of this API send without meaning one; they count as none."""
     accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])

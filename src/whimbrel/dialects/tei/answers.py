@@ -12,7 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import MalformedBody, UnknownWord
+from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.dialects.common.body_rules import MAX_INPUTS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
@@ -40,10 +40,6 @@ class TEIError(msgspec.Struct):
     error_type: ErrorType
 
 
-class Empty(InvalidRequest):
-    """A list of inputs is empty."""
-
-
 def wrong_model_type(message: str) -> InvalidRequest:
     """Return the error for a model of another type, for which TEI has its own status."""
     return InvalidRequest(message, location=_WRONG_MODEL_TYPE)
@@ -68,7 +64,9 @@ def status(error: WhimbrelError) -> int:
         return 424
     if isinstance(error, Empty | MalformedBody):
         return 400
-    if type(error) in (InvalidRequest, TooLong, UnknownWord) or (isinstance(error, TooLarge) and error.location is not None):
+    if type(error) in (InvalidRequest, TooLong, UnknownWord, MissingField) or (
+        isinstance(error, TooLarge) and error.location is not None
+    ):
         return 422  # 413 is for bodies of too many bytes
     return error.status
 

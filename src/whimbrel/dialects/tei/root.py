@@ -15,9 +15,10 @@ from itertools import accumulate, pairwise
 from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
+import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import check_count, decode, side_of
+from whimbrel.dialects.common.bodies import Empty, MissingField, check_count, decode, side_of
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
@@ -31,9 +32,10 @@ from whimbrel.dialects.common.body_rules import (
     narrowed,
 )
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import RequestForModel
 from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
-from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, is_wrong_model_type, timed
+from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
 from whimbrel.dialects.tei.embed import (
     Direction,
     ModelName,
@@ -113,7 +115,42 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
             return replace(text_request(body, output), input_type=side_of(model.card, body.input_type))
         return dense(body) if output == "dense" else text_request(body, output)
 
-    return body, request
+    return body, RequestForModel(request, lambda model: _suits(body, _first(model)))
+
+
+_OF_VECTORS: Final = ("normalize", "dimensions", "prompt_name")
+_OF_CLASSES: Final = ("function_to_apply", "top_k")
+
+
+def _suits(body: RootRequest, output: OutputName) -> bool:
+    """Return whether TEI, or a pipeline of transformers, would give such a body to a model of this kind.
+
+    Texts go to models of vectors or of classes. Clients send `parameters`, even if empty, for classes and for entities alone;
+    TEI itself finds no entities.
+    """
+    if isinstance(body.inputs, list) and any(isinstance(each, list) and str in map(type, each) for each in body.inputs):
+        return output == "scores"
+    if any(getattr(body, name) is not None for name in _OF_VECTORS):
+        return output in ("dense", "sparse")
+    if body.raw_scores is not None or any(getattr(body.parameters, name, None) is not None for name in _OF_CLASSES):
+        return output == "scores"
+    if body.parameters is not None and body.parameters.aggregation_strategy is not None:
+        return output == "token_scores"
+    return output in (("dense", "sparse", "scores") if body.parameters is None else ("scores", "token_scores"))
+
+
+def parse_invocation(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
+    """Parse a body of /invocations that has no field of any other route. Raises InvalidRequest in vLLM's words too."""
+    try:
+        return parse_root(raw)
+    except MissingField as error:
+        if str(error.location) != "inputs":
+            raise
+        message = (
+            "is missing, and so are the fields of other routes; send inputs, or query and texts (TEI), or input, or query and "
+            "documents (vLLM). Cannot find suitable handler for request."
+        )
+        raise InvalidRequest(message, location=error.location) from None
 
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
@@ -154,7 +191,7 @@ def _render_entities(body: RootRequest, result: Result, model: ServedModel) -> R
     grouped = (body.parameters and body.parameters.aggregation_strategy) != "none"
     label = "entity_group" if grouped else "entity"
     rows = [
-        [{label: e.label, "score": e.score, "word": e.text, "start": e.start, "end": e.end} for e in entities]
+        [{label: e.label, "score": np.float32(e.score), "word": e.text, "start": e.start, "end": e.end} for e in entities]
         for entities in _find_entities(body, model).postprocess(result)
     ]
     answer: object = rows[0] if isinstance(body.inputs, str) else rows
@@ -221,7 +258,12 @@ def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request
             is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
             each.append((parse_rerank if is_rerank else parse_root)(instance))
     instances = Instances(body.model, each)
-    return instances, (lambda model: _merge_requests(instances, model)) if each else None
+    if not each:
+        return instances, None
+    wanted = [request for _, request in each if isinstance(request, RequestForModel)]
+    return instances, RequestForModel(
+        lambda model: _merge_requests(instances, model), lambda model: all(request.suits(model) for request in wanted)
+    )
 
 
 def render_vertex(body: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
@@ -316,8 +358,8 @@ _VERTEX: Final = TEI(
 ROUTES: Final = (
     *(
         replace(route, path=path)
-        for path in ("/", "/invocations")
-        for route in (_ROOT, *(each for each in scores.ROUTES if each.path == "/rerank"))
+        for path, root in (("/", _ROOT), ("/invocations", replace(_ROOT, parse_request=parse_invocation)))
+        for route in (root, *(each for each in scores.ROUTES if each.path == "/rerank"))
     ),
     _VERTEX,
 )

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import check_count, decode, is_packed
+from whimbrel.dialects.common.bodies import Empty, check_count, decode, is_packed
 from whimbrel.dialects.common.body_rules import MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.rerank import MAX_PAIRS
-from whimbrel.dialects.tei.answers import TEI, TERMS, Empty, timed, wrong_model_type
+from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending

@@ -98,7 +98,7 @@ class App:
             with Timer("receive", into=context.stages):
                 body = await context.read_body()
                 body = await context.decompress(body) if gzipped else body
-            response = await self._respond(routes.choose(body), body, deadline, scope)
+            response = await self._respond(routes.choose(body, context.request_headers), body, deadline, scope)
         except WhimbrelError as error:
             if body is None:
                 body = await context.read_small_body(scope["path"])
@@ -160,10 +160,11 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
 def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> bool:
     """Return whether the body is gzipped. Raises UnsupportedMediaType for a type or a coding that the route does not take.
 
-    A body of no type is JSON, unless a browser sent it: pages may post bodies of no type to any site, but no JSON.
+    A body of no type, or of an empty one, is JSON, unless a browser sent it: pages may post bodies of no type to any site, but
+    no JSON.
     """
     kind = headers.get(b"content-type", b"").partition(b";")[0].strip().lower().decode("latin-1")
-    typed = b"content-type" in headers or any(name in headers for name in _OF_BROWSERS)
+    typed = kind != "" or any(name in headers for name in _OF_BROWSERS)
     if media_types and kind not in media_types and (typed or JSON not in media_types):
         raise UnsupportedMediaType(f"Content-Type is {kind[:100] or 'missing'}; send {' or '.join(media_types)}.")
     coding = headers.get(b"content-encoding", b"identity").strip().lower()
@@ -275,8 +276,8 @@ class _GetRoutes:
         name: str = http.path_params["model"]
         return _json(msgspec.json.encode(self._model(name, self._served.find(name))))
 
-    def _model(self, name: str, embedder: AsyncEmbedder) -> openai.Model:
-        return openai.Model(id=name, created=self._created, max_model_len=embedder.plan.max_length)
+    def _model(self, name: str, embedder: AsyncEmbedder) -> openai.NamedModel:
+        return openai.describe_model(name, embedder, self._created)
 
     async def _check_live(self, http: HTTPRequest) -> HTTPResponse:
         return _json(b'{"status":"ok"}')

@@ -44,7 +44,7 @@ class ServerLoad(msgspec.Struct):
 
 _GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
     ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, (JSON_TYPE,)),
-    ("/v1/models/{model}", "One model.", openai.Model, (JSON_TYPE,)),
+    ("/v1/models/{model}", "One model.", openai.NamedModel, (JSON_TYPE,)),
     ("/health", f"{_READY}; also /health/ready, /ping and /.", Status, (JSON_TYPE,)),
     ("/health/live", "Whether the process runs.", Status, (JSON_TYPE,)),
     *((path, f"{_READY}, as /health does.", Status, (JSON_TYPE,)) for path in ("/health/ready", "/ping", "/")),

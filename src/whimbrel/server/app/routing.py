@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
@@ -11,9 +11,10 @@ import msgspec
 from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama, openai
 from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.dialects.common.responses import served_names
-from whimbrel.dialects.common.route import EngineCall, ServedModel
+from whimbrel.dialects.common.route import EngineCall, RequestForModel, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, WhimbrelError
 from whimbrel.outputs.requested import scores_by_similarity
+from whimbrel.types.card import Card
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
@@ -29,6 +30,7 @@ class PathRoutes:
         self.routes = sorted(routes, key=lambda route: not route.discriminators)
         self.default = self.routes[-1]
         """The route without discriminators. It renders the errors of requests whose body cannot be read."""
+        self._told_by_headers = [route for route in self.routes if route.of_client is not None]
         types = [route.media_types for route in self.routes]
         self.media_types = () if () in types else tuple(dict.fromkeys(each for of_route in types for each in of_route))
         """Media types that a body may be declared as; empty for any."""
@@ -39,17 +41,20 @@ class PathRoutes:
         self._json = msgspec.json.Decoder(self._fields)
         self._message_pack = msgspec.msgpack.Decoder(self._fields)
 
-    def choose(self, body: bytes) -> Route:
-        """Return the route that a body is for, as far as the body can be read."""
+    def choose(self, body: bytes, headers: Mapping[bytes, bytes] | None = None) -> Route:
+        """Return the route that a body is for, as far as the body can be read, and its headers."""
+        default = self.default
+        if headers is not None and self._told_by_headers:
+            default = next((each for each in self._told_by_headers if each.of_client and each.of_client(headers)), default)
         if all(body.find(name) < 0 for name in self._discriminators):  # `in` first tries the name as a number, which costs more
-            return self.default
+            return default
         try:
             fields = (self._message_pack if is_packed(body) else self._json).decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             present = {name.decode() for name in self._discriminators if b'"%b"' % name in body}
         else:
             present = {name for name in self._fields.__struct_fields__ if getattr(fields, name) is not msgspec.UNSET}
-        return next((route for route in self.routes if not route.discriminators.isdisjoint(present)), self.default)
+        return next((route for route in self.routes if not route.discriminators.isdisjoint(present)), default)
 
 
 ROUTES_BY_PATH: Final = {
@@ -113,7 +118,9 @@ class ModelRegistry:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
         if name is None:
             return self._fitting(call)
-        raise ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
+        error = ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
+        error.model = name[:100]
+        raise error
 
     def knows(self, name: str | None) -> bool:
         """Return whether a model has this name."""
@@ -163,12 +170,12 @@ class ModelRegistry:
 
 
 def _names(embedders: Iterable[AsyncEmbedder]) -> str:
-    names = [(each.plan.served_name, each.plan.adapters) for each in embedders]
-    return ", ".join(name for model, adapters in names for name in (model, *(f"{model}:{adapter}" for adapter in adapters)))
+    return ", ".join(name for embedder in embedders for name in served_names(embedder.plan))
 
 
 def _fitness(embedder: AsyncEmbedder, call: ParsedCall) -> int:
     """Return 0 if a model cannot answer a call, 1 if it can, 2 if it is made for it."""
+    suits = not isinstance(call, RequestForModel) or call.suits(embedder)
     if callable(call):
         try:
             call = call(embedder)
@@ -181,9 +188,14 @@ def _fitness(embedder: AsyncEmbedder, call: ParsedCall) -> int:
         return 1
     if not card.all_outputs.keys() >= set(call.outputs):
         return 0
-    ranks = call.outputs == ("scores",) and isinstance(next(iter(call.texts), None), tuple)
     fits = bool(call.outputs) and card.outputs.keys() >= set(call.outputs)
-    return 2 if fits and not (ranks and card.output("scores").width > 1) else 1
+    return 2 if suits and fits and (call.outputs != ("scores",) or _is_made_to_score(card, call)) else 1
+
+
+def _is_made_to_score(card: Card, request: Request) -> bool:
+    """Return whether a model is made to score such inputs: pairs with one score, texts with a score for each class."""
+    ranks = isinstance(next(iter(request.texts), None), tuple)
+    return ranks == (card.output("scores").width == 1)
 
 
 def _untagged(name: str) -> str:
