@@ -196,7 +196,7 @@ class Engine:
             return MaxSimScorer(pairs, num_seqs, matches=matches)
         spec = request.layout.by_name["multi_vector"].spec
         texts: list[int] = np.setdiff1d(pairs.documents_P, pairs.queries_P).tolist()
-        keys = {text: cache_key(request.seqs[text], spec, pairs.pooling) for text in texts if text < num_seqs}
+        keys = {text: cache_key(request.seqs[text], spec, pairs.poolings) for text in texts if text < num_seqs}
         cached = zip(keys, cache.find(list(keys.values())), strict=True)
         known = {text: rows for text, rows in cached if rows is not None}
         count("document_cache_hits", len(known), model=self.plan.served_name)
