@@ -443,7 +443,8 @@ def convert(
         done = convert_checkpoint(
             checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
         )
-    stderr.print(f"wrote {done.num_tensors:,} tensors, {done.num_bytes / 1e6:,.0f} MB, to {done.folder}", soft_wrap=True)
+    size = f"{done.num_bytes / 1e6:,.0f} MB" if done.num_bytes >= 1e7 else f"{done.num_bytes / 1e3:,.0f} kB"
+    stderr.print(f"wrote {done.num_tensors:,} tensors, {size}, to {done.folder}", soft_wrap=True)
 
 
 @app.command(
