@@ -389,7 +389,7 @@ def test_a_request_may_set_another_length(checkpoint: Callable[[str], Path], tmp
         engine(checkpoint("stanford")).multi_vector(["a"], input_type="query", max_tokens=20)
     with pytest.raises(InvalidRequest, match="takes 16 to 80"):
         engine(checkpoint("min")).multi_vector(["a"], input_type="query", max_tokens=15)
-    with pytest.raises(TooLong, match="the limit is 29"):
+    with pytest.raises(TooLong, match="the limit is 30"):
         engine(folder).multi_vector(DOCUMENTS, input_type="document", truncate="never")
 
 

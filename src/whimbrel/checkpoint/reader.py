@@ -55,13 +55,13 @@ def read_card(
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, `adapters` the folders of
-    adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and SetupError for an
-    accepted key that is in no file.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, or one, and `adapters` the
+    folders of adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and
+    SetupError for an accepted key that is in no file, or whose value matters.
     """
-    with accepting(accept_config) as present:
+    with accepting((accept_config,) if isinstance(accept_config, str) else accept_config):
         card = _read_card(folder, name, pooling, reranker)
-    check_accepted(accept_config, present)
+        check_accepted()
     if not adapters:
         return card
     if card.towers:
@@ -146,6 +146,8 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
     config = JsonFile.read(root, "config.json")
     if has_classes:
         classifiers.note_keys(config)
+    else:
+        classifiers.ignore_activation(config)
     encoder = read_adapter_folders(root, read_encoder(config))
     if has_tasks and not encoder.adapters:
         message = f"{kind!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 only."

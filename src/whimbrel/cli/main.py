@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
@@ -126,7 +127,8 @@ def serve(
         list[str] | None,
         option(
             "NAME",
-            "Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]",
+            "Model name for clients, or several separated by commas. Repeat it for the next MODEL. "
+            "[default: MODEL; of ID@REVISION both ID and ID@REVISION]",
             panel=SERVER_PANEL,
         ),
     ] = None,
@@ -243,7 +245,7 @@ def serve(
     """Serve one or more models over HTTP."""
     need("httptools", "torch")
     from whimbrel.cli import console
-    from whimbrel.cli.serve import listen, listen_on_path, names_of_adapters, names_of_models, serve_until_stopped
+    from whimbrel.cli.serve import listen, listen_on_path, name_models, names_of_adapters, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
     from whimbrel.server.app.proxies import read_proxies, read_root_path
     from whimbrel.server.http.tls import read_tls_files
@@ -261,7 +263,7 @@ def serve(
             "a model is named twice.",
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
-    names = names_of_models(served_name or [], num_models=len(model_ids))
+    names = name_models(model_ids, served_name or [])
     adapters = names_of_adapters(adapter or (), num_models=len(model_ids))
     tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
     with listen_on_path(uds) if uds else listen(host, port) as listener:
@@ -285,7 +287,7 @@ def serve(
                     Options(
                         device=device,
                         dtype=dtype,
-                        served_name=own_names[0] if own_names else None,
+                        served_name=own_names[0],
                         aliases=own_names[1:],
                         max_length=max_length,
                         max_batch_tokens=max_batch_tokens,
@@ -400,10 +402,10 @@ def show(
             matryoshka=matryoshka,
             accept_config=accepted,
         )
-        plan = make_plan(options, card, probe())
+        plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
         if model is None or Path(model).expanduser().is_dir():  # of a hub id only the card's files were fetched
             check_weights(checkpoint.folder, card)
-    console.print_card(card, plan, checkpoint.folder, as_json=as_json)
+    console.print_card(card, plan, checkpoint, as_json=as_json)
 
 
 @app.command(

@@ -95,7 +95,9 @@ class Engine:
         progress("finding the checkpoint")
         checkpoint = resolve_checkpoint(None if model is None else os.fspath(model))
         progress("reading the card")
-        accepted = options.get("accept_config", ())
+        accepted: str | tuple[str, ...] = options.get("accept_config", ())
+        if isinstance(accepted, str):  # of which Python would make letters
+            accepted = options["accept_config"] = (accepted,)
         self.card: Card = read_card(
             checkpoint.folder,
             checkpoint.name,

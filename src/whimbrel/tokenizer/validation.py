@@ -99,13 +99,14 @@ class TruncationLimit:
 
     max_length: int
     truncate: Truncate
+    num_inserted: int = 0
+    """Tokens that are inserted later, for which `max_length` leaves room; errors count them."""
 
     def exceeded(self, num_tokens: int, kind: str, index: int) -> bool:
         """Return whether a text or a pair must be truncated. Raises TooLong if the request forbids that."""
         if num_tokens > self.max_length and self.truncate == "never":
-            raise TooLong(
-                f"the {kind} has {num_tokens:,} tokens; the limit is {self.max_length:,}.", item=index, hint=Hint.TRUNCATE
-            )
+            size, limit = num_tokens + self.num_inserted, self.max_length + self.num_inserted
+            raise TooLong(f"the {kind} has {size:,} tokens; the limit is {limit:,}.", item=index, hint=Hint.TRUNCATE)
         return num_tokens > self.max_length
 
     def cut(self, ids: Int32Array, size: int) -> Int32Array:

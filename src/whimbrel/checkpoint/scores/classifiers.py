@@ -116,6 +116,13 @@ def note_keys(config: JsonFile) -> None:
     config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
 
 
+def ignore_activation(config: JsonFile) -> None:
+    """Ignore the activation of scores, which CrossEncoder writes, in a model that gives vectors. Raises CheckpointError."""
+    inner = JsonFile(f"{config.name}: sentence_transformers", config.get("sentence_transformers", dict, {}))
+    inner.reject_unknown_keys({"activation_fn", "version"})
+    config.ignore(_OLD_ACTIVATION)
+
+
 def read_classes(
     root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
