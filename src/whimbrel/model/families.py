@@ -250,6 +250,7 @@ _DEEPSEEK: Final = replace(
 
 _LFM2: Final = replace(
     _LLAMA,
+    prefixes=("model.", "lfm2."),
     out="layers.{i}.self_attn.out_proj",
     q_norm="layers.{i}.self_attn.q_layernorm",
     k_norm="layers.{i}.self_attn.k_layernorm",
