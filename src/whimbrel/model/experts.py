@@ -2,7 +2,7 @@
 
 Sources: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 on the Hub, and
 vllm/model_executor/models/bert_with_rope.py; for gated experts
-transformers/models/deepseek_v3/modeling_deepseek_v3.py (5.23).
+transformers/models/{deepseek_v3,lfm2_moe}/modeling_*.py (5.23).
 
 Shapes: R rows, D model width, E experts, G groups, I inner width.
 """
@@ -57,7 +57,7 @@ def _add_experts(x_RD: Tensor, experts: Sequence[Callable[[Tensor], Tensor]], ch
 
 
 def load_experts(
-    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder, weights: Weights, *, names: Sequence[str], num_experts: int, device: torch.device, dtype: torch.dtype
 ) -> Experts:
     router, at = names  # the name of the router, the prefix of the experts
     width, inner = spec.hidden_size, spec.intermediate_size
@@ -76,12 +76,12 @@ def load_experts(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedExperts:
-    """Layer of gated experts: shared(x) + the sum of weight * expert(x) over the experts of a token, in their order."""
+    """Layer of gated experts: the sum of weight * expert(x) over the experts of a token, in their order, + shared(x) if any."""
 
     router: Linear
     correction_E: Tensor
     experts: Sequence[Callable[[Tensor], Tensor]]
-    shared: Callable[[Tensor], Tensor]
+    shared: Callable[[Tensor], Tensor] | None
     routing: Routing
     per_token: int
 
@@ -90,9 +90,9 @@ class GatedExperts:
         chosen_RE = self._choose(scores_RE + self.correction_E)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
         if self.routing.normalized:
-            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + 1e-20)
+            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + self.routing.eps)
         out_RD = _add_experts(x_RD, self.experts, chosen_RE, weights_RE * self.routing.scale)
-        return out_RD + self.shared(x_RD).float()
+        return out_RD if self.shared is None else out_RD + self.shared(x_RD).float()
 
     def _choose(self, scores_RE: Tensor) -> Tensor:
         """Return the mask of the best experts in the best groups."""
@@ -107,17 +107,24 @@ class GatedExperts:
 
 
 def load_gated_experts(
-    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder,
+    weights: Weights,
+    *,
+    names: Sequence[str],
+    layers: Sequence[str],
+    num_experts: int,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> GatedExperts:
-    router, at = names  # the name of the router, the prefix of the experts
+    router, at, correction = names  # the name of the router, the prefix of the experts, the correction
     width, routing = spec.hidden_size, spec.routing
     assert routing is not None
     act = ACTIVATIONS[spec.activation]
 
     def mlp(name: str, inner: int) -> Callable[[Tensor], Tensor]:
-        gate, up = (weights.take(f"{name}.{part}_proj.weight", inner, width) for part in ("gate", "up"))
+        gate, up = (weights.take(f"{name}.{layer}.weight", inner, width) for layer in layers[:2])
         both = Linear(torch.cat((gate, up)).to(device, dtype), None)
-        down = Linear(weights.take(f"{name}.down_proj.weight", width, inner).to(device, dtype), None)
+        down = Linear(weights.take(f"{name}.{layers[2]}.weight", width, inner).to(device, dtype), None)
 
         def run(x_RD: Tensor) -> Tensor:
             gate, up = both(x_RD).chunk(2, dim=-1)
@@ -126,7 +133,7 @@ def load_gated_experts(
         return run
 
     router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
-    correction_E = weights.take(f"{router}.e_score_correction_bias", num_experts).to(device)
+    correction_E = (weights.take(correction, num_experts) if routing.corrected else torch.zeros(num_experts)).to(device)
     experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(num_experts)]
-    shared = mlp(f"{at}.shared_experts", routing.shared_size)
+    shared = mlp(f"{at}.shared_experts", routing.shared_size) if routing.shared_size else None
     return GatedExperts(Linear(router_ED.to(device), None), correction_E, experts, shared, routing, spec.experts_per_token)

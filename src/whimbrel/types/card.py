@@ -77,18 +77,22 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Choice of gated experts by sigmoids (DeepSeek V3). A correction is added for the choice alone."""
+    """Choice of gated experts by sigmoids (DeepSeek V3, LFM2). A correction is added for the choice alone."""
 
     intermediate_size: int
     """Inner width of an expert."""
     shared_size: int
-    """Inner width of the MLP that all tokens pass."""
+    """Inner width of the MLP that all tokens pass; 0: there is none."""
     num_groups: int
     top_groups: int
     """Number of groups, by the sum of their best two experts, of which experts are chosen."""
     normalized: bool
     """Divide the weights of the chosen experts by their sum."""
     scale: float
+    corrected: bool = True
+    """The weights have a correction."""
+    eps: float = 1e-20
+    """Added to that sum."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -147,6 +147,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "DeepseekV3": ("deepseek_v3", ("Model", "ForCausalLM"), decoders.read_deepseek),
     "DeepseekV3Bidirectional": ("deepseek_v3_bidirec", ("Model",), partial(decoders.read_deepseek, causal=False)),
     "Lfm2": ("lfm2", ("Model", "ForCausalLM"), decoders.read_lfm2),
+    "Lfm2Moe": ("lfm2_moe", ("Model", "ForCausalLM"), decoders.read_lfm2_moe),
     "Lfm2Bidirectional": ("lfm2", ("Model", "ForMaskedLM"), partial(decoders.read_lfm2, causal=False)),
     "Gemma": ("gemma", _CAUSAL, decoders.read_gemma),
     "Gemma2": ("gemma2", _CAUSAL, decoders.read_gemma2),
