@@ -60,12 +60,47 @@ def test_a_key_that_a_person_accepts(file: str, folder: Path) -> None:
 
 
 def test_an_accepted_key_that_is_nowhere(folder: Path) -> None:
-    """It is an error, which names similar keys of the checkpoint. A key that is known may be accepted too."""
+    """It is an error, which names similar keys of the checkpoint."""
     with pytest.raises(SetupError, match="--accept-config hidden_sise: no JSON file of the checkpoint has this key") as refused:
         read_card(folder, "m", accept_config=["hidden_sise"])
     assert refused.value.hint is not None
     assert "hidden_size" in refused.value.hint
-    assert read_card(folder, "m", accept_config=["hidden_size"]) == read_card(folder, "m")
+    edit_json(folder / "config.json", house_style=3)
+    with pytest.raises(CheckpointError, match="house_style") as refused:  # the key that is not accepted is found first
+        read_card(folder, "m", accept_config=["house_stile"])
+    assert "house_stile, which is accepted, is another key" in str(refused.value.hint)
+
+
+def test_an_accepted_key_that_is_known(folder: Path) -> None:
+    """A key whose value matters is refused with a word that it is known; metadata may be accepted, as it changes nothing."""
+    for key in ("hidden_size", "hidden_act", "pooling_mode_mean_tokens"):
+        with pytest.raises(SetupError, match=f"--accept-config {key}: Whimbrel knows this key and goes by its value"):
+            read_card(folder, "m", accept_config=[key])
+    edit_json(folder / "config.json", author="me")
+    assert read_card(folder, "m", accept_config=["author"]) == read_card(folder, "m")
+
+
+def test_one_key_as_a_string(folder: Path) -> None:
+    """It is that key, not its letters."""
+    edit_json(folder / "config.json", house_style=3)
+    assert read_card(folder, "m", accept_config="house_style") == read_card(folder, "m", accept_config=["house_style"])
+    with Engine(str(folder), dtype="float32", accept_config="house_style") as engine:  # pyright: ignore[reportArgumentType]
+        assert engine.plan.accept_config == ("house_style",)
+
+
+def test_the_activation_of_scores_in_a_model_of_vectors(folder: Path) -> None:
+    """CrossEncoder writes it into config.json; a model that gives vectors has no scores."""
+    card = read_card(folder, "m")
+    edit_json(folder / "config.json", sentence_transformers={"activation_fn": "torch.nn.Sigmoid", "version": "5.1.0"})
+    assert read_card(folder, "m") == card
+    edit_json(folder / "config.json", sentence_transformers={"pooling": "max"})
+    with pytest.raises(CheckpointError, match="sentence_transformers: pooling: this key"):
+        read_card(folder, "m")
+
+
+@pytest.mark.parametrize("key", ["hf_repo", "co2", "__version__", "use_flash_attn", "neuron"])
+def test_metadata_that_people_write(key: str) -> None:
+    assert key in METADATA
 
 
 def test_a_value_that_is_known_to_matter_is_not_accepted(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import re
 import shutil
 import signal
 import subprocess
@@ -18,11 +19,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from test_bge_m3 import write_m3
 from typer.testing import CliRunner
 
-from checkpoints import sentence_layout, write_bert
+from checkpoints import sentence_layout, write_bert, write_json
 from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.checkpoint.convert import Converted
@@ -138,8 +139,11 @@ def test_a_pickle_with_code_is_refused_and_nothing_runs(protocol: str, source: P
         torch.save(content, file)
     else:
         file.write_bytes(pickle.dumps(content))
-    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read as tensors alone"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model\.bin: cannot be read as tensors alone") as refused:
         run(source, tmp_path / "out")
+    assert "weights_only" not in str(refused.value)
+    if protocol == "torch":
+        assert "it names posix.system, which is no part of a tensor" in str(refused.value)
     assert not (tmp_path / "ran").exists()
     assert left_of(tmp_path / "out") == []
 
@@ -176,9 +180,45 @@ def test_a_pickle_that_is_cut_off_is_refused(cut: int, source: Path, tmp_path: P
     pickled(source)
     whole = (source / "pytorch_model.bin").read_bytes()
     (source / "pytorch_model.bin").write_bytes(whole[:cut])
-    with pytest.raises(CheckpointError, match="cannot be read as tensors alone"):
+    with pytest.raises(CheckpointError, match=r"cannot be read as tensors alone, .*: it is damaged, or no file of torch\.save"):
         run(source, tmp_path / "out")
     assert left_of(tmp_path / "out") == []
+
+
+def test_a_pointer_in_place_of_a_pickle(source: Path, tmp_path: Path) -> None:
+    """A pickle that Git LFS did not fetch is called that, by the conversion and where it is refused."""
+    pickled(source)
+    (source / "pytorch_model.bin").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 711661\n")
+    for attempt in (lambda: run(source, tmp_path / "out"), lambda: Engine(str(source))):
+        with pytest.raises(CheckpointError, match=r"^pytorch_model\.bin: is a pointer of Git LFS"):
+            attempt()
+    assert left_of(tmp_path / "out") == []
+
+
+def test_an_adapter_with_the_config_of_its_model(source: Path, tmp_path: Path) -> None:
+    """A folder of a PEFT adapter is called that, and not sent in a circle, also if config.json and modules.json are in it."""
+    tensors = pickled(source)
+    (source / "pytorch_model.bin").unlink()
+    write_json(source / "adapter_config.json", {"peft_type": "LORA", "base_model_name_or_path": "org/base"})
+    save_file({"a": torch.ones(1)}, source / "adapter_model.safetensors")
+    for attempt in (lambda: run(source, tmp_path / "out"), lambda: Engine(str(source))):
+        with pytest.raises(
+            CheckpointError, match=r"^adapter_config\.json: this folder holds a PEFT adapter of org/base"
+        ) as refused:
+            attempt()
+        assert "whimbrel serve org/base --adapter" in str(refused.value.hint)
+    torch.save(tensors, source / "pytorch_model.bin")  # a model beside its adapter can be converted
+    assert run(source, tmp_path / "out").num_tensors == len(tensors)
+
+
+def test_others_may_read_what_is_written(source: Path, tmp_path: Path) -> None:
+    """All files of the new folder have the same rights, and the size that is told is never 0."""
+    pickled(source)
+    result = CliRunner().invoke(app, ["convert", str(source), "--out", str(tmp_path / "out")])
+    (tmp_path / "other").touch()
+    expected = oct((tmp_path / "other").stat().st_mode & 0o777)
+    assert {oct(each.stat().st_mode & 0o777) for each in (tmp_path / "out").rglob("*") if each.is_file()} == {expected}
+    assert re.search(r"tensors, [1-9]\d* kB, to ", result.output) is not None, result.output
 
 
 def test_shared_and_strided_tensors_are_written_whole(source: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -14,11 +15,14 @@ import numpy as np
 import pytest
 from huggingface_hub.errors import RevisionNotFoundError
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from checkpoints import sentence_layout, write_bert
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
+from whimbrel.cli.main import app
+from whimbrel.cli.serve import name_models
 from whimbrel.errors import SetupError
 
 COMMITS = {"main": "a" * 40, "v1": "b" * 40}
@@ -116,6 +120,38 @@ def test_a_folder_may_have_the_sign(tmp_path: Path, cache: Path, monkeypatch: py
     shutil.copytree(cache / "models--org--name" / "snapshots" / COMMITS["v1"], tmp_path / "org" / "name@v1")
     monkeypatch.chdir(tmp_path)
     assert resolve_checkpoint("org/name@v1").commit == ""
+
+
+def test_a_server_answers_to_the_id_with_its_revision(cache: Path) -> None:
+    """The model has the name that was typed besides its id, in the banner and for clients."""
+    with Server("org/name@v1", "--dtype", "float32") as server, Client(server.url) as client:
+        assert "org/name, org/name@v1" in server.log
+        expected = client.embed("a")
+        for name in ("org/name", "org/name@v1"):
+            with Client(server.url, model=name) as named:
+                np.testing.assert_array_equal(named.embed("a"), expected)
+
+
+def test_two_revisions_of_one_model_need_names() -> None:
+    """They are refused before anything is loaded, with the option that tells them apart."""
+    for models, options in (
+        (["org/name@v1", "org/name"], []),
+        (["org/name@v1", "org/name@main"], ["--served-name", "a,org/name"]),
+    ):
+        with pytest.raises(SetupError, match="two models are named org/name") as refused:
+            CliRunner().invoke(app, ["serve", *models, *options, "--port", "0"], catch_exceptions=False)
+        assert "--served-name A --served-name B" in str(refused.value.hint)
+    assert name_models(["org/name@v1", "org/name"], ["a", "b"]) == [("a",), ("b",)]
+    assert name_models(["org/name@v1", None], []) == [("org/name", "org/name@v1"), ("sentence-transformers/all-MiniLM-L6-v2",)]
+
+
+def test_show_has_the_revision() -> None:
+    """The commit is shown with the branch or tag that was named, and is in the JSON."""
+    shown = CliRunner().invoke(app, ["show", "org/name@v1"])
+    assert f"{COMMITS['v1']} (v1)" in " ".join(shown.output.split())
+    told = json.loads(CliRunner().invoke(app, ["show", "org/name@v1", "--json"]).output)
+    assert told["checkpoint"] == {"name": "org/name", "revision": "v1", "commit": COMMITS["v1"]}
+    assert told["plan"]["commit"] == COMMITS["v1"]
 
 
 def test_a_server_shows_the_commit_and_keeps_it(cache: Path) -> None:

@@ -314,6 +314,15 @@ LFM2: Config = {
     "use_pos_enc": True,
     "vocab_size": VOCABULARY,
 }
+LFM2_ENCODER: Config = {
+    "architectures": ["Lfm2BidirectionalForMaskedLM"],
+    "auto_map": {
+        "AutoModel": "modeling_lfm2_bidirectional.Lfm2BidirectionalModel",
+        "AutoModelForMaskedLM": "modeling_lfm2_bidirectional.Lfm2BidirectionalForMaskedLM",
+    },
+    "use_cache": False,
+}
+"""Keys of LiquidAI/LFM2.5-Encoder-350M besides those of `LFM2`."""
 """Of LiquidAI/LFM2.5-Embedding-350M."""
 
 # The formulas
@@ -692,6 +701,7 @@ CASES: dict[str, tuple[Config, Names, Formula]] = {
         jina_roberta,
     ),
     "lfm2.5": (LFM2, lfm2_names, lfm2),
+    "lfm2.5 encoder": (LFM2 | LFM2_ENCODER, lfm2_names, lfm2),
     "internlm2": (INTERNLM2, internlm2_names, internlm2),
     "internlm2 with biases": (INTERNLM2 | {"bias": True, "num_key_value_heads": 1}, internlm2_names, internlm2),
 }
@@ -700,6 +710,7 @@ AROUND: dict[str, tuple[str, Shapes]] = {
     "jina v2": ("bert.", {"cls.predictions.bias": (VOCABULARY,), "pooler.dense.weight": (48, 48)}),
     "jina colbert": ("roberta.", {"linear.weight": (16, 48)}),
     "internlm2": ("model.", {"output.weight": (VOCABULARY, 48)}),
+    "lfm2.5 encoder": ("lfm2.", {"lm_head.weight": (VOCABULARY, 48)}),
 }
 """Prefix of the names in a larger model, and its other tensors."""
 

@@ -46,6 +46,13 @@ LLAMA3 = {
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 20}
 LFM2 = DECODER | {"layer_types": ["conv", "full_attention", "conv"], "block_multiple_of": 16}
+LFM2_MOE = DECODER | {
+    "layer_types": ["conv", "full_attention", "conv"],
+    "num_dense_layers": 1,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 40,
+}
 DEEPSEEK = SIZES | {
     "q_lora_rank": None, "kv_lora_rank": 24, "qk_nope_head_dim": 12, "qk_rope_head_dim": 8, "v_head_dim": 12, "n_group": 2,
     "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
@@ -98,6 +105,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "Lfm2",
         LFM2 | {"conv_bias": True, "conv_L_cache": 5, "block_auto_adjust_ff_dim": False, "block_multiple_of": 256},
     ),
+    "lfm2 with experts": ("Lfm2Moe", LFM2_MOE),
+    "lfm2 with other experts": (
+        "Lfm2Moe",
+        LFM2_MOE | {"num_dense_layers": 0, "use_expert_bias": False, "norm_topk_prob": False, "routed_scaling_factor": 1.5},
+    ),
     "deepseek": ("DeepseekV3", DEEPSEEK),
     "deepseek of narrow queries": (
         "DeepseekV3",
@@ -136,6 +148,9 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
             noise = torch.randn(parameter.shape, generator=generator)
             is_norm = "norm" in key.lower() and key.endswith("weight") and not name.startswith("Gemma")
             parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+        for key, buffer in model.named_buffers():
+            if key.endswith(("expert_bias", "e_score_correction_bias")):  # which would be zero
+                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.tie_weights()
     model.save_pretrained(folder)
     if name == "InternLM3":
@@ -223,7 +238,7 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
 
 def least_cosine(case: str) -> float:
     """Return the least cosine in half precision. A rounded router chooses other experts at times, in transformers too."""
-    return 0.85 if case.startswith("deepseek") else 0.995
+    return 0.85 if case.startswith("deepseek") or "experts" in case else 0.995
 
 
 @pytest.mark.bfloat16
@@ -259,7 +274,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("camembert", "ForMaskedLM"), ("distilbert", "ForMaskedLM"), ("electra", "ForMaskedLM"), ("electra", "ForPreTraining"),
      ("mpnet", "ForMaskedLM"), ("gte", "ForMaskedLM"), ("jina v3", "ForMaskedLM"), ("modernbert", "ForMaskedLM"),
      ("qwen2", "ForCausalLM"), ("qwen3", "ForCausalLM"), ("mistral", "ForCausalLM"), ("llama", "ForCausalLM"),
-     ("lfm2", "ForCausalLM"), ("deepseek", "ForCausalLM"), ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
+     ("lfm2", "ForCausalLM"), ("lfm2 with experts", "ForCausalLM"), ("deepseek", "ForCausalLM"), ("gemma2", "ForCausalLM"), ("gemma3", "ForCausalLM")],
 )  # fmt: skip
 @pytest.mark.sample(6)
 def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
@@ -356,6 +371,8 @@ WRONG = [
     ("lfm2", {"conv_dim": 96}, "conv_dim"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache"),
     ("internlm3", {"head_dim": -1}, "head_dim"),
+    ("lfm2 with experts", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+    ("lfm2 with experts", {"block_ff_dim": 64}, "block_ff_dim"),
     ("deepseek", {"scoring_func": "softmax"}, "scoring_func"),
     ("deepseek", {"is_causal": False}, "is_causal"),
     ("deepseek", {"n_group": 3}, "n_group"),

@@ -40,6 +40,7 @@ from late_models import (
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.serve import _summary
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.server.processes.channel import Channel, pair
@@ -389,8 +390,26 @@ def test_a_request_may_set_another_length(checkpoint: Callable[[str], Path], tmp
         engine(checkpoint("stanford")).multi_vector(["a"], input_type="query", max_tokens=20)
     with pytest.raises(InvalidRequest, match="takes 16 to 80"):
         engine(checkpoint("min")).multi_vector(["a"], input_type="query", max_tokens=15)
-    with pytest.raises(TooLong, match="the limit is 29"):
+    with pytest.raises(TooLong, match="the limit is 30"):
         engine(folder).multi_vector(DOCUMENTS, input_type="document", truncate="never")
+
+
+def test_banner_and_errors_name_the_same_limits(checkpoint: Callable[[str], Path]) -> None:
+    """The limits of the banner are those above which a text is refused, markers included."""
+    model = engine(checkpoint("pylate"))
+    assert (
+        _summary(model.card, model.plan)["max length"] == "14 of a query, 30 of a document; a request may set up to 80 tokens"
+    )
+    limits: dict[InputType, int] = {"query": 14, "document": 30}
+    for kind, limit in limits.items():
+        for text in ("fly " * count for count in (1, limit // 2, limit, 2 * limit)):
+            size = model.preprocessor.preprocess(Request([text], input_type=kind, max_tokens=80)).seqs[0].ids.size
+            request = Request([text], input_type=kind, truncate="never")
+            if size <= limit:
+                assert model.preprocessor.preprocess(request).seqs[0].ids.size == size
+            else:
+                with pytest.raises(TooLong, match=f"has {size} tokens; the limit is {limit}"):
+                    model.preprocessor.preprocess(request)
 
 
 def test_a_smaller_limit_for_all(checkpoint: Callable[[str], Path]) -> None:

@@ -21,11 +21,11 @@ from whimbrel.types.seq import Seq
 
 OUTPUTS = {
     "dense": Output(6, modes=("mean",), include_prompt=False, activation="normalize"),
-    "multi_vector": Output(4, rows="token", skip_ids=(3, 4), skip_in_queries=False, skip_first=1, activation="normalize"),
+    "multi_vector": Output(4, rows="token", skip_ids=(3, 4), query_skip_ids=(), skip_first=1, activation="normalize"),
     "sparse": Output(1, rows="entry", skip_ids=(0, 2)),
     "scores": Output(3, modes=("lasttoken",), padding_id=3),
     "token_scores": Output(2, rows="token", keep_ids=(2, 5)),
-    "hidden": Output(5, rows="token"),
+    "hidden": Output(5, rows="token", keep_ids=(1, 2, 6), keep_in_queries=False),
 }
 CARD: Any = SimpleNamespace(all_outputs=OUTPUTS)
 
@@ -61,9 +61,10 @@ def expected_rows(name: str, seq: Seq) -> list[float]:
         skipped = seq.prompt_tokens
         spans = [[skipped, len(ids)]] if seq.spans_S2 is None else seq.spans_S2.tolist()
         return [value(name, ids[start:end]) for start, end in spans]
-    skip = () if seq.is_query and not output.skip_in_queries else output.skip_ids
+    skip = output.query_skip_ids if seq.is_query and output.query_skip_ids is not None else output.skip_ids
+    keep = output.keep_ids if output.keep_in_queries or not seq.is_query else ()
     tokens = [token for at, token in enumerate(ids) if token not in skip and at >= output.skip_first]
-    tokens = [token for token in tokens if not output.keep_ids or token in output.keep_ids]
+    tokens = [token for token in tokens if not keep or token in keep]
     return [value(name, [token]) for token in (sorted(set(tokens)) if output.rows == "entry" else tokens)]
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import test_hub_models as hub
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
@@ -126,6 +127,32 @@ def test_splade(case: str, new: bool, parity: Parity, tmp_path: Path) -> None:
     splade_layout(tmp_path, new=new)
     found = assert_same(tmp_path, parity, () if new else MODELS.get(case, ()))
     assert 0.02 < (found > 0).mean() < 0.98
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_splade_over_lfm2(tied: bool, tmp_path: Path, parity: Parity) -> None:
+    """The head of LFM2.5's encoders is one layer over the hidden states, by its formula."""
+    config = hub.LFM2 | hub.LFM2_ENCODER
+    weights = hub.draw(hub.lfm2_names(config))
+    named = {f"lfm2.{name}": tensor for name, tensor in weights.items()}
+    head = (
+        weights["embed_tokens.weight"] if tied else hub.draw({"lm_head.weight": (config["vocab_size"], 48)})["lm_head.weight"]
+    )
+    save_file(named | ({} if tied else {"lm_head.weight": head}), tmp_path / "model.safetensors", metadata={"format": "pt"})
+    write_json(tmp_path / "config.json", config | {"tie_word_embeddings": tied, "tie_embedding": tied})
+    hub.save_tokenizer(tmp_path)
+    splade_layout(tmp_path, new=True)
+    with Engine(str(tmp_path), dtype="float32") as engine, torch.inference_mode():
+        found = rows(engine.sparse(TEXTS), config["vocab_size"])
+        ids = [seq.ids for seq in engine.preprocessor.preprocess(Request(TEXTS)).seqs]
+        states = [hub.lfm2(weights, config, torch.from_numpy(row).long()) for row in ids]
+        expected = torch.stack([(state @ head.T).relu().log1p().amax(0) for state in states]).numpy()
+        parity(found, expected, family="lfm2", tasks=["sparse"])
+    edit_json(
+        tmp_path / "config.json", architectures=["Lfm2ForCausalLM"], auto_map=None, is_causal=None, disable_flash_attention=None
+    )
+    with pytest.raises(CheckpointError, match="language-modelling head of this architecture is not supported"):
+        read_card(tmp_path, "m")
 
 
 @pytest.mark.gpu

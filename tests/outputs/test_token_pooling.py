@@ -192,3 +192,10 @@ def test_bad_parameters(name: str, value: Any, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as raised:
         TokenPooling(**options)
     assert raised.value.param == name
+
+
+def test_long_documents_whose_vectors_are_not_normalised() -> None:
+    """Their distances may be none of a space. Clustering them ends with an error instead of never."""
+    rows = (3 * np.random.default_rng(5).standard_normal((1100, 16))).astype(np.float32)
+    with np.errstate(invalid="ignore"), pytest.raises(ValueError, match="none of a space"):
+        pool_tokens(Ragged(rows, np.array([0, len(rows)])), TokenPooling(2.0, normalize_embeddings=False))

@@ -225,6 +225,25 @@ def test_rewards_of_steps_lie_at_the_tags(tmp_path: Path, parity: Parity) -> Non
         assert each[0].tobytes() == got[i].tobytes()
 
 
+def test_internlm2_with_classes(tmp_path: Path, parity: Parity) -> None:
+    """A layer `score` over the last token, as modeling_internlm2.py says; trailing padding is not counted."""
+    code = {"AutoConfig": "configuration_internlm2.InternLM2Config"}
+    code["AutoModelForSequenceClassification"] = "modeling_internlm2.InternLM2ForSequenceClassification"
+    config = hub.INTERNLM2 | {"architectures": ["InternLM2ForSequenceClassification"], "auto_map": code, "num_labels": 3}
+    weights = hub.draw(hub.internlm2_names(config) | {"score.weight": (3, 48)})
+    write_json(tmp_path / "config.json", config)
+    named = {name if name == "score.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
+    save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    hub.save_tokenizer(tmp_path)
+    given = [row[row != config["pad_token_id"]] for row in rows()]
+    with torch.inference_mode():
+        states = [hub.internlm2(weights, config, torch.from_numpy(row).long())[-1] for row in given]
+        expected = torch.stack([state @ weights["score.weight"].T for state in states]).softmax(-1).numpy()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        got = engine.run(Request(given)).outputs.scores
+        parity(got, expected, family="internlm2", tasks=["scores"])
+
+
 @pytest.mark.parametrize("bias", [False, True])
 def test_rewards_of_tokens(bias: bool, tmp_path: Path, parity: Parity) -> None:
     """As internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""

@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import astuple
+from dataclasses import astuple, replace
 
 import msgspec
 import numpy as np
@@ -43,6 +43,7 @@ from whimbrel.server.processes.messages import (
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.shared_memory import SegmentPool, StatusBoard, align, anonymous, map_memory
 from whimbrel.telemetry.logs import LogOptions
+from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options
 from whimbrel.types.result import Sparse
 from whimbrel.types.seq import Seq
@@ -407,11 +408,12 @@ def test_pairs_arrive_as_they_were_sent() -> None:
         StoredVectors(np.ones((2, 1), np.float32), np.array([0, 2]), np.array([4, 9], np.int32)),
     )
     finish = PairScoring("multi_vector", "maxsim", np.array([0, 0], np.int32), np.array([1, 2], np.int32), stored, True)
+    finish = replace(finish, poolings=(TokenPooling(2), TokenPooling(1.5, 0)), query_poolings=(TokenPooling(3),))
     slots = {"multi_vector": ArraySlot(OutputSpec("multi_vector", 4, True), 0, np.array([0, 3]), None)}
     request = EngineRequest([Seq(np.array([1, 2, 3], np.int32), 0)], ResultLayout(slots, 48), 0.0, finish=finish)
     received = through_the_codec(request)
     assert isinstance(received.finish, PairScoring)
-    for name in ("output", "similarity", "explain", "pooling"):
+    for name in ("output", "similarity", "explain", "poolings", "query_poolings"):
         assert getattr(received.finish, name) == getattr(finish, name)
     assert np.array_equal(received.finish.queries_P, finish.queries_P)
     assert np.array_equal(received.finish.documents_P, finish.documents_P)

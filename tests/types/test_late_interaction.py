@@ -29,7 +29,6 @@ from fake import CARD, FakeModel
 from late_models import write_pylate, write_sentence_transformers, write_stanford
 from serving import Server
 from whimbrel import AsyncEngine, Engine
-from whimbrel.checkpoint.reader import read_card
 from whimbrel.dialects import native, rerank
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
 from whimbrel.outputs.muvera import Muvera, make_muvera
@@ -234,19 +233,6 @@ def test_a_request_replaces_what_the_checkpoint_says(tmp_path: Path, engine: Cal
         assert caught.value.param == "normalize"
         baked.multi_vector(DOCUMENTS, input_type="document", normalize=False, token_pooling=1)
         baked.multi_vector(QUERIES, input_type="query", normalize=False)
-
-
-def test_what_a_checkpoint_cannot_say(tmp_path: Path) -> None:
-    write_baked(tmp_path, {"pool_factor": 2.0})
-    card = read_card(tmp_path, "m")
-    assert card.outputs["multi_vector"].token_pooling == TokenPooling(2, normalize_embeddings=False)
-    rows = json.loads((tmp_path / "modules.json").read_text())
-    write_json(tmp_path / "modules.json", [*rows[:3], rows[4], rows[3]])
-    with pytest.raises(WhimbrelError, match=r"modules\.json: .* as its last module"):
-        read_card(tmp_path, "m")
-    write_json(tmp_path / "modules.json", [*rows, rows[4]])
-    with pytest.raises(WhimbrelError, match="at most"):
-        read_card(tmp_path, "m")
 
 
 # MUVERA

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
+from whimbrel.checkpoint.foreign import explain_foreign, has_safetensors, is_adapter
+from whimbrel.checkpoint.json_file import JsonFile, find_file, is_lfs_pointer, lfs_error, read_json
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, has_modules
 from whimbrel.errors import CheckpointError, SetupError
@@ -74,9 +75,11 @@ def convert(
 
 def _pickles_of_modules(source: Path, path: str) -> dict[str, list[str]]:
     """Return the names of the pickles by the folder that holds them. Raises CheckpointError if there are none."""
+    if is_adapter(source / path) and (error := explain_foreign(source / path)) is not None:
+        raise error
     rows = cast(list[dict[str, Any]], read_json(source, MODULES)) if has_modules(source) else []
     folders = dict.fromkeys([path, *(row["path"] for row in rows)])  # the card's reader has checked them
-    without = [each for each in folders if not any((source / each).glob("*.safetensors"))]
+    without = [each for each in folders if not has_safetensors(source / each)]
     found = {each: _pickles(source / each) for each in without if each == path or (source / each / _WEIGHTS).is_file()}
     if not found:
         raise CheckpointError("the weights are safetensors already.", file=str(source), hint="serve the checkpoint as it is")
@@ -160,7 +163,8 @@ def _unpickle(source: Path, path: str, staging: Path, files: Sequence[str]) -> d
     Raises CheckpointError, and OSError if they cannot be written.
     """
     for file in files:
-        find_file(source, Path(path, file).as_posix())  # no link out of the checkpoint
+        if is_lfs_pointer(find_file(source, Path(path, file).as_posix())):  # and no link out of the checkpoint
+            raise lfs_error(Path(path, file).as_posix())
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
     command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(source.absolute() / path), str(staging / path)]
     command += [name for file in files for name in (file, _new_name(file))]
@@ -195,7 +199,15 @@ def _unpickle(source: Path, path: str, staging: Path, files: Sequence[str]) -> d
         if answer["kind"] == "unfit":
             raise CheckpointError(answer["error"], file=file, hint="ask who made it for safetensors")
         raise OSError(0, f"{file}: {answer['error']}")
+    for name in answer["tensors"]:
+        (staging / path / name).chmod(0o666 & ~_umask())  # as the files that are copied; safetensors writes for its user alone
     return answer["tensors"]
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)  # it cannot be read otherwise
+    os.umask(mask)
+    return mask
 
 
 def _new_name(file: str) -> str:

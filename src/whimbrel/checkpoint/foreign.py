@@ -10,7 +10,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Final
 
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import JsonFile, is_lfs_pointer, lfs_error
 from whimbrel.errors import CheckpointError
 
 _CONFIG: Final = "config.json"
@@ -47,13 +47,27 @@ _FORMS: Final = (
 
 def explain_foreign(folder: Path) -> CheckpointError | None:
     """Return the error that says what `folder` holds instead of a checkpoint's weights. None if nothing is known."""
-    if (folder / _ADAPTER).exists() and not (folder / _CONFIG).exists():
+    if is_adapter(folder):
         return _explain_adapter(folder)
     for form in _FORMS:
         for file in (path for pattern in form.patterns.split() for path in sorted(folder.glob(pattern))):
             name = file.relative_to(folder).as_posix()
+            if is_lfs_pointer(file):
+                return lfs_error(name)
             return CheckpointError(form.message, file=name, hint=form.hint.format(folder=quote(str(folder))))
     return None
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether `folder` holds a PEFT adapter without its model, of which it may have the config.json."""
+    if not (folder / _ADAPTER).exists():
+        return False
+    return not (folder / _CONFIG).exists() or not (has_safetensors(folder) or any(folder.glob("pytorch_model*.bin")))
+
+
+def has_safetensors(folder: Path) -> bool:
+    """Return whether `folder` holds weights of a model, and not only those of an adapter, as safetensors."""
+    return any(not path.name.startswith("adapter_") for path in folder.glob("*.safetensors"))
 
 
 def require_config(folder: Path) -> None:

@@ -11,6 +11,7 @@ import os
 from collections.abc import Collection, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
@@ -23,28 +24,47 @@ from whimbrel.errors import CheckpointError, SetupError
 T = TypeVar("T")
 _REQUIRED: Final[Any] = object()
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
-_accepted: ContextVar[tuple[Collection[str], set[str]]] = ContextVar("accepted")
-"""Keys that the user accepts, and the keys of all objects that are read. A context, as all readers read through this module."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Accepted:
+    """Keys that the user accepts, and the keys of all objects that are read."""
+
+    keys: Collection[str] = ()
+    present: set[str] = field(default_factory=set[str])
+    used: set[str] = field(default_factory=set[str])
+    """Those of `keys` that would have been refused."""
+    read: set[str] = field(default_factory=set[str])
+    """Keys whose values matter."""
+
+
+_accepted: ContextVar[_Accepted] = ContextVar("accepted")
+"""A context, as all readers read through this module."""
 
 
 @contextmanager
-def accepting(keys: Collection[str]) -> Generator[set[str]]:
-    """Accept unknown keys of these names in what is read within. Gives the set of all keys that are read."""
-    present = set[str]()
-    token = _accepted.set((keys, present))
+def accepting(keys: Collection[str]) -> Generator[None]:
+    """Accept unknown keys of these names in what is read within."""
+    token = _accepted.set(_Accepted(keys))
     try:
-        yield present
+        yield
     finally:
         _accepted.reset(token)
 
 
-def check_accepted(keys: Collection[str], present: Collection[str]) -> None:
-    """Raise SetupError if one of the `keys` that a user accepts is not `present` in the checkpoint."""
-    for key in keys:
-        if key not in present:
-            near = get_close_matches(key, present, n=3)
+def check_accepted() -> None:
+    """Raise SetupError if a key that the user accepts is in no file that was read, or is one whose value matters."""
+    accepted = _accepted.get()
+    for key in accepted.keys:
+        if key not in accepted.present:
+            near = get_close_matches(key, accepted.present, n=3)
             hint = f"did you mean {' or '.join(near)}?" if near else "leave it out, or check its spelling"
             raise SetupError(f"--accept-config {key}: no JSON file of the checkpoint has this key.", hint=hint)
+        if key in accepted.read - accepted.used:
+            raise SetupError(
+                f"--accept-config {key}: Whimbrel knows this key and goes by its value.",
+                hint="leave it out; only unknown keys can be accepted",
+            )
 
 
 def find_file(folder: Path, file: str) -> Path:
@@ -102,8 +122,8 @@ class JsonFile:
         self.name = name
         self.data = cast(dict[str, Any], data)
         self._read: set[str] = set()
-        self._accepted, present = _accepted.get(((), set()))
-        present.update(self.data)
+        self._accepted = _accepted.get(_Accepted())
+        self._accepted.present.update(self.data)
 
     @classmethod
     def read(cls, folder: Path, name: str) -> JsonFile:
@@ -120,7 +140,7 @@ class JsonFile:
     def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
         """Return the value of `key`, which must be a `kind`. A missing key or null gives `default`, if there is one."""
         value: Any = self.data.get(key)
-        self._read.add(key)
+        self._note_read(key)
         if value is None:
             if default is _REQUIRED:
                 raise self.error("is missing.", key)
@@ -131,13 +151,21 @@ class JsonFile:
             raise self.error(f"must be {kind.__name__}, is {_short(value)}.", key)
         return cast(T, value)
 
+    def _note_read(self, key: str) -> None:
+        self._read.add(key)
+        if key in self.data:
+            self._accepted.read.add(key)
+
     def ignore(self, *keys: str) -> None:
         """Mark `keys` as read, because they do not matter."""
         self._read.update(keys)
 
     def accepts(self, key: str) -> bool:
-        """Return whether the user accepts this key."""
-        return key in self._accepted
+        """Return whether the user accepts this key, whose value would be refused."""
+        if key not in self._accepted.keys:
+            return False
+        self._accepted.used.add(key)
+        return True
 
     def was_read(self, key: str) -> bool:
         return key in self._read
@@ -149,7 +177,7 @@ class JsonFile:
         return value
 
     def choice(self, key: str, table: Mapping[str, T], default: str | None = None) -> T:
-        self._read.add(key)
+        self._note_read(key)
         return self.lookup(key, self.data.get(key, default), table)
 
     def lookup(self, key: str, value: object, table: Mapping[str, T]) -> T:
@@ -161,13 +189,19 @@ class JsonFile:
     def reject_unknown_keys(self, *known: Collection[str]) -> None:
         """Raise CheckpointError if a key is in none of `known`."""
         for key, value in self.data.items():
-            if not any(key in keys for keys in (*known, METADATA, self._accepted)):
+            if any(key in keys for keys in (*known, METADATA)):
+                continue
+            if key in self._accepted.keys:
+                self._accepted.used.add(key)
+            else:
+                near = get_close_matches(key, self._accepted.keys, n=1)
                 raise CheckpointError(
                     f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.",
                     file=self.name,
                     key=key,
                     hint="if you know that it does not, accept it: "
-                    f"--accept-config {quote(key)}, in Python accept_config=({key!r},)",
+                    f"--accept-config {quote(key)}, in Python accept_config=({key!r},)"
+                    + (f"; {near[0]}, which is accepted, is another key" if near else ""),
                 )
 
     def reject_unread_keys(self, *known: Collection[str]) -> None:
@@ -176,8 +210,8 @@ class JsonFile:
 
     def require_values(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
         """Raise CheckpointError if a key of `fixed` has another value than those listed there."""
-        self.ignore(*fixed)
         for key, allowed in fixed.items():
+            self._note_read(key)
             if key in self.data and not any(_same(self.data[key], value) for value in allowed):
                 supported = " or ".join(repr(value) for value in allowed if value is not None) or "absent"
                 raise self.error(f"{_short(self.data[key])} is not supported; must be {supported}.", key)

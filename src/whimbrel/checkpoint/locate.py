@@ -33,6 +33,8 @@ class Checkpoint:
     """Expected SHA-256 of model.safetensors, or None if unknown."""
     commit: str = ""
     """Commit of the hub's repository, or empty."""
+    revision: str = ""
+    """Branch, tag or commit that the user named, or empty."""
 
 
 def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool = False) -> Checkpoint:
@@ -65,7 +67,18 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
         raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
     patterns = [*_CARD_FILES, *(_WEIGHT_FILES if weights else []), *(_PICKLES if pickles else [])]
     folder = _download(name, revision or None, patterns)
-    return Checkpoint(folder, name, commit=folder.name if folder.parent.name == "snapshots" else "")
+    return Checkpoint(folder, name, commit=folder.name if folder.parent.name == "snapshots" else "", revision=revision)
+
+
+def default_names(model: str | None) -> tuple[str, ...]:
+    """Return the names for clients of a model that the user gives none: the checkpoint's name, and the id with its revision."""
+    if model is None:
+        return (packaged.NAME,)
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return (folder.resolve().name,)
+    name, at, _ = model.partition("@")
+    return (name, model) if at else (model,)
 
 
 def known_models() -> list[str]:

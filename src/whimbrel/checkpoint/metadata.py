@@ -17,7 +17,7 @@ _WRITERS: Final = {
     "transformers, arguments of from_pretrained": """
         cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory offload_folder offload_state_dict
         output_loading_info proxies resume_download token use_auth_token use_safetensors user_agent
-        weights_only
+        use_flash_attn weights_only
     """,
     "Unsloth": "unsloth_fixed unsloth_version",
     "trainers and trackers": """
@@ -28,19 +28,21 @@ _WRITERS: Final = {
         wandb_project wandb_run_id wandb_url
     """,
     "versions of software": """
-        cuda_version datasets_version diffusers_version framework framework_version onnxruntime_version optimum_version
-        peft_version python_version pytorch_version sentence_transformers_version tokenizers_version torch_version trl_version
+        __version__ cuda_version datasets_version diffusers_version framework framework_version onnxruntime_version
+        optimum_version peft_version python_version pytorch_version sentence_transformers_version tokenizers_version
+        torch_version trl_version
     """,
     "model cards and hubs": """
-        author authors base_model base_model_relation citation comment comments contributors created created_at created_by
-        creator date description developer developers doi download_url homepage inference languages last_modified
+        author authors base_model base_model_relation citation co2 co2_eq_emissions comment comments contributors created
+        created_at created_by
+        creator date description developer developers doi download_url hf_repo homepage inference languages last_modified
         library library_name license license_link license_name license_url maintainer metrics model-index model_card
         model_creator model_description model_id model_index model_link model_name model_url model_version modelId new_version
         note notes organization original_model paper paper_url pipeline_tag publisher release_date repo_id repo_url repository
         source source_model tags thumbnail timestamp title updated_at url version widget
     """,
     "exporters": """
-        _class_name _diffusers_version converted_by converted_from export_model_type quantized_by transformers.js_config
+        _class_name _diffusers_version converted_by converted_from export_model_type neuron quantized_by transformers.js_config
     """,
 }
 METADATA: Final = frozenset(key for keys in _WRITERS.values() for key in keys.split())

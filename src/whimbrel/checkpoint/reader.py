@@ -56,16 +56,16 @@ def read_card(
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
-    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, also of adapters; `adapters` the
-    folders of adapters to add, by name. Raises CheckpointError for anything missing, malformed or not supported, and
-    SetupError for an accepted key that is in no file.
+    convention by which it scores pairs. `accept_config` names unknown keys that are accepted, or one, also of adapters;
+    `adapters` the folders of adapters to add, by name. Raises CheckpointError for anything missing, malformed or not
+    supported, and SetupError for an accepted key that is in no file, or whose value matters.
     """
-    with accepting(accept_config) as present:
+    with accepting((accept_config,) if isinstance(accept_config, str) else accept_config):
         card = _read_card(folder, name, pooling, reranker)
         if adapters and card.towers:
             raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
         card = replace(card, encoder=add_adapters(card.encoder, name, adapters or {}))
-    check_accepted(accept_config, present)
+        check_accepted()
     return card
 
 
@@ -168,6 +168,8 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
     config = JsonFile.read(root, "config.json")
     if has_classes:
         classifiers.note_keys(config)
+    else:
+        classifiers.ignore_activation(config)
     encoder = read_adapter_folders(root, read_encoder(config))
     if has_tasks and not encoder.adapters:
         message = (

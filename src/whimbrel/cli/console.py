@@ -27,6 +27,7 @@ from whimbrel.errors import SetupError
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
 
+    from whimbrel.checkpoint.locate import Checkpoint
     from whimbrel.engine.engine import Engine
     from whimbrel.types.card import Card, Output, PoolingOption
     from whimbrel.types.plan import Options, Plan
@@ -93,15 +94,16 @@ class LoadProgress:
         self._status.stop()
 
 
-def print_card(card: Card, plan: Plan | None, folder: Path, *, as_json: bool) -> None:
+def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json: bool) -> None:
     """Print a card and its plan. `plan` is None where PyTorch is not installed."""
-    sections: dict[str, dict[str, Any]] = {"card": msgspec.to_builtins(card)}
+    about = {"name": checkpoint.name, "revision": checkpoint.revision, "commit": checkpoint.commit}
+    sections: dict[str, dict[str, Any]] = {"checkpoint": about, "card": msgspec.to_builtins(card)}
     if plan is not None:
         sections["plan"] = msgspec.to_builtins(plan)
     if as_json:
         print_json(sections)
         return
-    write_fields(describe(card, folder))
+    write_fields(describe(card, checkpoint))
     typer.echo("\nHere")
     if plan is None:
         typer.echo("  Whimbrel cannot run it yet: pip install 'whimbrel[serve]'")
@@ -129,13 +131,15 @@ _TASKS: Final[dict[str, str]] = {
 }
 
 
-def describe(card: Card, folder: Path) -> dict[str, str]:
+def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     """Return what a user wants to know of a model, by its name on the screen."""
     from whimbrel.checkpoint.summary import count_parameters, languages
 
+    folder = checkpoint.folder
     number = count_parameters(folder)
     fields = {
         "model": card.name,
+        **_revision(checkpoint),
         "task": ", ".join(_task(card, name) for name in card.outputs if card.list_template is None or name == "scores"),
         "architecture": f"{card.encoder.family}, {len(card.encoder.layers)} layers",
         "parameters": "unknown: the weights are not here yet" if number is None else f"{number / 1e6:,.1f} million",
@@ -156,6 +160,14 @@ def describe(card: Card, folder: Path) -> dict[str, str]:
         sizes = ", ".join(map(str, card.matryoshka_dimensions))
         fields["matryoshka"] = f"yes: {sizes}" if sizes else "yes: any number of leading columns"
     return fields
+
+
+def _revision(checkpoint: Checkpoint) -> dict[str, str]:
+    """Return the commit of a model of the hub, with the branch or tag by which the user named it."""
+    if not checkpoint.commit:
+        return {}
+    named = checkpoint.revision not in ("", checkpoint.commit)
+    return {"commit": f"{checkpoint.commit} ({checkpoint.revision})" if named else checkpoint.commit}
 
 
 def _task(card: Card, name: str) -> str:

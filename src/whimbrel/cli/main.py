@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
@@ -127,7 +128,8 @@ def serve(
         list[str] | None,
         option(
             "NAME",
-            "Model name for clients, or several separated by commas. Repeat it for the next MODEL. [default: MODEL]",
+            "Model name for clients, or several separated by commas. Repeat it for the next MODEL. "
+            "[default: MODEL; of ID@REVISION both ID and ID@REVISION]",
             panel=SERVER_PANEL,
         ),
     ] = None,
@@ -249,7 +251,7 @@ def serve(
     need("httptools", "torch")
     from whimbrel.checkpoint import packaged
     from whimbrel.cli import console
-    from whimbrel.cli.serve import listen, listen_on_path, names_of_adapters, names_of_models, serve_until_stopped
+    from whimbrel.cli.serve import listen, listen_on_path, name_models, names_of_adapters, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
     from whimbrel.server.app.proxies import read_proxies, read_root_path
     from whimbrel.server.http.tls import read_tls_files
@@ -267,7 +269,7 @@ def serve(
             "a model is named twice.",
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
-    names = names_of_models(served_name or [], num_models=len(model_ids))
+    names = name_models(model_ids, served_name or [])
     known = [(model or packaged.NAME, *own_names) for model, own_names in zip(model_ids, names, strict=True)]
     adapters = names_of_adapters(adapter or (), known)
     tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
@@ -292,7 +294,7 @@ def serve(
                     Options(
                         device=device,
                         dtype=dtype,
-                        served_name=own_names[0] if own_names else None,
+                        served_name=own_names[0],
                         aliases=own_names[1:],
                         max_length=max_length,
                         max_batch_tokens=max_batch_tokens,
@@ -407,10 +409,10 @@ def show(
             matryoshka=matryoshka,
             accept_config=accepted,
         )
-        plan = make_plan(options, card, probe())
+        plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
         if model is None or Path(model).expanduser().is_dir():  # of a hub id only the card's files were fetched
             check_weights(checkpoint.folder, card)
-    console.print_card(card, plan, checkpoint.folder, as_json=as_json)
+    console.print_card(card, plan, checkpoint, as_json=as_json)
 
 
 @app.command(
@@ -450,7 +452,8 @@ def convert(
         done = convert_checkpoint(
             checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
         )
-    stderr.print(f"wrote {done.num_tensors:,} tensors, {done.num_bytes / 1e6:,.0f} MB, to {done.folder}", soft_wrap=True)
+    size = f"{done.num_bytes / 1e6:,.0f} MB" if done.num_bytes >= 1e7 else f"{done.num_bytes / 1e3:,.0f} kB"
+    stderr.print(f"wrote {done.num_tensors:,} tensors, {size}, to {done.folder}", soft_wrap=True)
 
 
 @app.command(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Choice = TypeVar("Choice", bound=str)
 
-_MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name). [default: the packaged all-MiniLM-L6-v2]"
+_MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name or owner/name@revision). [default: the packaged all-MiniLM-L6-v2]"
 
 
 MODEL_PANEL: Final = "Model"

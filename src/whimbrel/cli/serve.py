@@ -7,6 +7,7 @@ import json
 import select
 import socket
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from ipaddress import ip_address
@@ -16,6 +17,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
+from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import LoadProgress
 from whimbrel.dialects.common.responses import served_names
@@ -40,6 +42,18 @@ def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tup
     if not all(names) or len(set(names)) < len(names):
         raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
     return [*split, *[()] * (num_models - len(split))]
+
+
+def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the names of each model: those of --served-name, or the model's own. Raises SetupError if two share a name."""
+    given = names_of_models(served_names, num_models=len(models))
+    names = [own or default_names(model) for model, own in zip(models, given, strict=True)]
+    counts = Counter(name for own in names for name in own)
+    if shared := [name for name, count in counts.items() if count > 1]:
+        raise SetupError(
+            f"two models are named {shared[0]}.", hint="give each MODEL a name, in their order: --served-name A --served-name B"
+        )
+    return names
 
 
 def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) -> list[dict[str, str]]:
@@ -221,11 +235,12 @@ def _example(card: Card) -> tuple[str, Mapping[str, object]]:
 
 
 def _summary(card: Card, plan: Plan) -> dict[str, str]:
-    defaults = "".join(f"{min(form.max_length, plan.max_length):,} of a {kind}, " for kind, form in card.text_formats.items())
+    limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
+    longest = f"{plan.max_length:,} tokens"
     summary = {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "max length": f"{defaults}{plan.max_length:,} tokens",
+        "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }

@@ -66,7 +66,7 @@ class DocumentCache(Generic[T]):
                 self._num_bytes -= oldest.nbytes + _ENTRY_BYTES
 
 
-def cache_key(seq: Seq, spec: OutputSpec, pooling: TokenPooling | None = None) -> bytes:
+def cache_key(seq: Seq, spec: OutputSpec, poolings: Sequence[TokenPooling] = ()) -> bytes:
     """Return the hash of everything that a document's vectors depend on, besides model and device."""
     kind = (
         seq.prompt_tokens,
@@ -80,6 +80,6 @@ def cache_key(seq: Seq, spec: OutputSpec, pooling: TokenPooling | None = None) -
         spec.activated,
     )
     digest = blake2b(np.array(kind, np.int64).tobytes(), digest_size=32)
-    digest.update(repr(pooling).encode())
+    digest.update(repr(tuple(poolings)).encode())
     digest.update(seq.ids.tobytes())
     return digest.digest()

@@ -95,7 +95,9 @@ class Engine:
         progress("finding the checkpoint")
         checkpoint = resolve_checkpoint(None if model is None else os.fspath(model))
         progress("reading the card")
-        accepted = options.get("accept_config", ())
+        accepted: str | tuple[str, ...] = options.get("accept_config", ())
+        if isinstance(accepted, str):  # of which Python would make letters
+            accepted = options["accept_config"] = (accepted,)
         self.card: Card = read_card(
             checkpoint.folder,
             checkpoint.name,
@@ -196,7 +198,7 @@ class Engine:
             return MaxSimScorer(pairs, num_seqs, matches=matches)
         spec = request.layout.by_name["multi_vector"].spec
         texts: list[int] = np.setdiff1d(pairs.documents_P, pairs.queries_P).tolist()
-        keys = {text: cache_key(request.seqs[text], spec, pairs.pooling) for text in texts if text < num_seqs}
+        keys = {text: cache_key(request.seqs[text], spec, pairs.poolings) for text in texts if text < num_seqs}
         cached = zip(keys, cache.find(list(keys.values())), strict=True)
         known = {text: rows for text, rows in cached if rows is not None}
         count("document_cache_hits", len(known), model=self.plan.served_name)

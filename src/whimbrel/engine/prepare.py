@@ -41,6 +41,7 @@ from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_ids, check_texts, has_ids
 from whimbrel.types.card import Card
+from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Plan, max_length_for
 from whimbrel.types.request import DetokenizeRequest, OutputName, Request, Similarity, TokenizeRequest
 from whimbrel.types.seq import PairTokens, Seq, TokenInfo
@@ -72,7 +73,8 @@ class Preprocessor:
         self._card = card
         self._plan = plan
         for output in card.outputs.values():
-            require_scipy(output.token_pooling)
+            for pooling in (step for stated in output.token_pooling.values() for step in stated.steps):
+                require_scipy(pooling)
         self._tokenizers: list[Tokenizer | TemplateTokenizer] = [
             _make_tokenizer(folder, tower, replace(plan, max_length=max_length_for(plan, card, tower)), number)
             for number, tower in enumerate(card.towers or (card,))
@@ -227,6 +229,7 @@ class Preprocessor:
         second = self._encode_side(documents, similarity)
         seqs = [*first.seqs, *(replace(seq, index=seq.index + len(first.seqs)) for seq in second.seqs)]
         num_stored = sum(map(len, queries.stored))
+        specs, poolings, query_poolings = _join_sides(first, second)
         finish = PairScoring(
             output,
             similarity,
@@ -234,13 +237,16 @@ class Preprocessor:
             documents.text_indices(len(first.seqs), len(seqs) + num_stored),
             (*queries.stored, *documents.stored),
             request.explain,
-            second.finish.pooling if isinstance(second.finish, TokenReduction) else None,
+            poolings,
+            query_poolings,
         )
         if request.explain:
-            if finish.pooling is not None and second.seqs:
+            if first.seqs and any(pooling.pool_factor > 1 for pooling in finish.query_poolings):
+                raise InvalidRequest("this checkpoint pools queries, so their vectors are of no one token.", param="explain")
+            if second.seqs and any(pooling.pool_factor > 1 for pooling in finish.poolings):
                 raise InvalidRequest("pooled vectors are of no one token; give token_pooling 1.", param="explain")
             finish = replace(finish, pair_tokens=self._pair_tokens(output, seqs, finish))
-        return _Encoded(first.card, first.specs, seqs, finish)
+        return _Encoded(first.card, specs, seqs, finish)
 
     def _pair_tokens(self, output: OutputName, seqs: Sequence[Seq], pairs: PairScoring) -> list[PairTokens]:
         """Return the tokens that have a vector, of both texts of each pair; None for stored vectors."""
@@ -266,6 +272,23 @@ class Preprocessor:
             for spec in encoded.specs
         ]
         return replace(encoded, specs=specs)
+
+
+def _join_sides(
+    queries: _Encoded, documents: _Encoded
+) -> tuple[list[OutputSpec], tuple[TokenPooling, ...], tuple[TokenPooling, ...]]:
+    """Return the specs of both sides of pairs, and the poolings of documents and of queries.
+
+    If only one side is normalised before it is pooled, the specs say neither, and that side's first pooling normalises.
+    """
+    sides = (documents, queries)
+    steps = [side.finish.poolings if isinstance(side.finish, TokenReduction) else () for side in sides]
+    activated = [any(spec.activated for spec in side.specs) for side in sides]
+    if activated[0] == activated[1] or not any(steps):
+        return queries.specs, steps[0], steps[1]
+    normalizing = (TokenPooling(1.0, normalize_embeddings=True),)
+    of_documents, of_queries = ((*normalizing, *own) if is_on else own for own, is_on in zip(steps, activated, strict=True))
+    return [replace(spec, activated=False) for spec in queries.specs], of_documents, of_queries
 
 
 def _make_tokenizer(folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
@@ -313,16 +336,18 @@ def _encode_chunks(
 
 
 def _check_reduction(request: EngineRequest) -> None:
-    """Reject a reduction that would take too much memory. Only the documents of pairs are reduced."""
+    """Reject a reduction that would take too much memory."""
     finish = request.finish
-    reduction = TokenReduction(finish.pooling) if isinstance(finish, PairScoring) and finish.pooling else finish
-    if not isinstance(reduction, TokenReduction):
+    if not isinstance(finish, TokenReduction | PairScoring) or "multi_vector" not in request.layout.by_name:
         return
     counts = np.diff(request.layout.by_name["multi_vector"].offsets_N1)
-    if isinstance(finish, PairScoring):
-        counts[finish.queries_P[finish.queries_P < counts.size]] = 0
     try:
-        reduction.check(counts)
+        if isinstance(finish, TokenReduction):
+            finish.check(counts)
+        else:
+            is_query = np.isin(np.arange(counts.size), finish.queries_P)
+            TokenReduction(finish.poolings).check(np.where(is_query, 0, counts))
+            TokenReduction(finish.query_poolings).check(np.where(is_query, counts, 0))
     except InvalidRequest as error:
         raise locate_error(error, finish) from None
 

@@ -2,7 +2,7 @@
 
 Sources: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 on the Hub, and
 vllm/model_executor/models/bert_with_rope.py; for gated experts
-transformers/models/deepseek_v3/modeling_deepseek_v3.py (5.23).
+transformers/models/{deepseek_v3,lfm2_moe}/modeling_*.py (5.23).
 
 Shapes: R rows, D model width, E experts, G groups, I inner width.
 """
@@ -60,7 +60,7 @@ def _add_experts(x_RD: Tensor, experts: Sequence[Callable[[Tensor], Tensor]], ch
 
 
 def load_experts(
-    spec: Encoder, weights: Weights, names: Sequence[str], num_experts: int, *, device: torch.device, dtype: torch.dtype
+    spec: Encoder, weights: Weights, *, names: Sequence[str], num_experts: int, device: torch.device, dtype: torch.dtype
 ) -> Experts:
     router, at = names  # the name of the router, the prefix of the experts
     width, inner = spec.hidden_size, spec.intermediate_size
@@ -85,12 +85,12 @@ class _Mlp(Protocol):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class GatedExperts:
-    """Layer of gated experts: shared(x) + the sum of weight * expert(x) over the experts of a token, in their order."""
+    """Layer of gated experts: the sum of weight * expert(x) over the experts of a token, in their order, + shared(x) if any."""
 
     router: Linear
     correction_E: Tensor
     experts: Sequence[Callable[[Tensor], Tensor]]
-    shared: _Mlp
+    shared: _Mlp | None
     routing: Routing
     per_token: int
 
@@ -99,9 +99,9 @@ class GatedExperts:
         chosen_RE = self._choose(scores_RE + self.correction_E)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
         if self.routing.normalized:
-            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + 1e-20)
+            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + self.routing.eps)
         out_RD = _add_experts(x_RD, self.experts, chosen_RE, weights_RE * self.routing.scale)
-        return out_RD + self.shared(x_RD, lora_mask_RK).float()
+        return out_RD if self.shared is None else out_RD + self.shared(x_RD, lora_mask_RK).float()
 
     def _choose(self, scores_RE: Tensor) -> Tensor:
         """Return the mask of the best experts in the best groups."""
@@ -118,21 +118,22 @@ class GatedExperts:
 def load_gated_experts(
     spec: Encoder,
     weights: Weights,
-    names: Sequence[str],
-    num_experts: int,
     *,
+    names: Sequence[str],
+    layers: Sequence[str],
+    num_experts: int,
     device: torch.device,
     dtype: torch.dtype,
     adapters: Adapters,
 ) -> GatedExperts:
     """Load a layer of experts. Adapters may change the shared one alone."""
-    router, at = names  # the name of the router, the prefix of the experts
+    router, at, correction = names  # the name of the router, the prefix of the experts, the correction
     width, routing = spec.hidden_size, spec.routing
     assert routing is not None
     act, shared_name = ACTIVATIONS[spec.activation], f"{at}.shared_experts"
 
     def mlp(name: str, inner: int) -> _Mlp:
-        first, last = [f"{name}.{part}_proj" for part in ("gate", "up")], f"{name}.down_proj"
+        *first, last = (f"{name}.{layer}" for layer in layers)
         both = Linear(
             torch.cat([weights.take(f"{part}.weight", inner, width) for part in first]).to(device, dtype),
             None,
@@ -151,9 +152,9 @@ def load_gated_experts(
         return run
 
     router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
-    correction_E = weights.take(f"{router}.e_score_correction_bias", num_experts).to(device)
+    correction_E = (weights.take(correction, num_experts) if routing.corrected else torch.zeros(num_experts)).to(device)
     experts = [
         partial(mlp(f"{at}.experts.{number}", routing.intermediate_size), lora_mask_RK=None) for number in range(num_experts)
     ]
-    shared = mlp(shared_name, routing.shared_size)
+    shared = mlp(shared_name, routing.shared_size) if routing.shared_size else None
     return GatedExperts(Linear(router_ED.to(device), None), correction_E, experts, shared, routing, spec.experts_per_token)

@@ -55,6 +55,11 @@ class WeightNames:
     final: str | None = None
     router: str | None = None
     experts: str | None = None
+    """Prefix of the experts."""
+    expert_layers: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
+    """Layers of a gated expert."""
+    correction: str | None = None
+    """Tensor that is added to the scores of gated experts for their choice."""
     adapters: WeightNames | None = None
     """Names in adapters' own folders. A part that these adapters leave as it is has an empty name."""
     in_transformers: WeightNames | None = None
@@ -264,10 +269,12 @@ _DEEPSEEK: Final = replace(
     _LLAMA,
     router="layers.{i}.mlp.gate",
     experts="layers.{i}.mlp",
+    correction="layers.{i}.mlp.gate.e_score_correction_bias",
 )
 
 _LFM2: Final = replace(
     _LLAMA,
+    prefixes=("model.", "lfm2."),
     out="layers.{i}.self_attn.out_proj",
     q_norm="layers.{i}.self_attn.q_layernorm",
     k_norm="layers.{i}.self_attn.k_layernorm",
@@ -277,6 +284,14 @@ _LFM2: Final = replace(
     down="layers.{i}.feed_forward.w2",
     mlp_in="layers.{i}.ffn_norm",
     final="embedding_norm",
+)
+
+_LFM2_MOE: Final = replace(
+    _LFM2,
+    router="layers.{i}.feed_forward.gate",
+    experts="layers.{i}.feed_forward",
+    expert_layers=("w1", "w3", "w2"),
+    correction="layers.{i}.feed_forward.expert_bias",
 )
 
 _GEMMA2: Final = replace(
@@ -325,6 +340,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "internlm2": _INTERNLM2,
     "deepseek": _DEEPSEEK,
     "lfm2": _LFM2,
+    "lfm2_moe": _LFM2_MOE,
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "static": WeightNames(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),

@@ -4,8 +4,8 @@ The residual stream and all norms are float32; matrix products are in the plan's
 each family; nothing here tests the family's name.
 
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,eurobert,llama,
-qwen2,qwen3,mistral,gemma2,gemma3,lfm2,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, jinaai/jina-bert-implementation on the
-Hub, and jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
+qwen2,qwen3,mistral,gemma2,gemma3,lfm2,lfm2_moe,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, on the Hub,
+jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
 Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
 columns of all adapters.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 
 import torch
@@ -264,12 +265,22 @@ class Transformer:
         return mlp
 
     def _experts(self, i: int, num_experts: int) -> _Mlp:
-        names = [(name or "").format(i=i) for name in (self._names.router, self._names.experts)]
+        router, at, correction = (
+            (name or "").format(i=i) for name in (self._names.router, self._names.experts, self._names.correction)
+        )
+        load = partial(load_experts, self._spec, self._weights, num_experts=num_experts, device=self._device, dtype=self._dtype)
         if self._spec.routing is None:
-            experts = load_experts(self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype)
+            experts = load(names=(router, at))
             return lambda x_RD, _: experts(x_RD)
         return load_gated_experts(
-            self._spec, self._weights, names, num_experts, device=self._device, dtype=self._dtype, adapters=self._adapters
+            self._spec,
+            self._weights,
+            names=(router, at, correction),
+            layers=self._names.expert_layers,
+            num_experts=num_experts,
+            device=self._device,
+            dtype=self._dtype,
+            adapters=self._adapters,
         )
 
     def _up(self, i: int) -> Linear:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -56,8 +57,7 @@ def read_tensors(path: Path) -> dict[str, Any]:
     except Exception as error:  # a broken pickle raises nearly anything
         if is_out_of_memory(error):
             raise MemoryError from None
-        reason = str(error).strip().split("\n")[0]
-        raise Unfit(f"cannot be read as tensors alone, and nothing else is loaded: {reason[:300]}") from None
+        raise Unfit(f"cannot be read as tensors alone, and nothing else is loaded: {_reason(error)}") from None
     if not isinstance(loaded, Mapping) or not loaded:
         raise Unfit("holds something else than tensors by name.")
     tensors: dict[str, Any] = {}
@@ -72,6 +72,14 @@ def read_tensors(path: Path) -> dict[str, Any]:
             raise Unfit(f"{name!r} has values that are no numbers (NaN).")
         tensors[name] = tensor.detach().clone(memory_format=torch.contiguous_format)
     return tensors
+
+
+def _reason(error: Exception) -> str:
+    """Return the reason why torch cannot read a pickle. Its own words advise to load it in a way that runs code."""
+    named = re.search(r"GLOBAL ([\w.]+)", str(error))
+    return (
+        "it is damaged, or no file of torch.save." if named is None else f"it names {named[1]}, which is no part of a tensor."
+    )
 
 
 def main(folder: str, out: str, *files: str) -> int:

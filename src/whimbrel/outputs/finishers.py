@@ -23,12 +23,13 @@ from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes, scores_layout
 from whimbrel.outputs.listwise import ListScoring
 from whimbrel.outputs.merge import ChunkMerge, Deduplication
-from whimbrel.outputs.multi_vector import TokenReduction, pool_documents
+from whimbrel.outputs.multi_vector import TokenReduction, pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import BatchOutput, DeviceRows
 from whimbrel.outputs.similarity import score_pairs
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
+from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Outputs, Ragged, Sparse
 from whimbrel.types.seq import TokenOffsets
 
@@ -223,26 +224,30 @@ class MaxSimFinisher:
         return self._scorer.take_steps()
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        if self._pairs.pooling is None:
-            return self._score(batch, seqs_B, seqs_S, pooled=False)
-        is_query = np.isin(seqs_S, self._pairs.queries_P)
+        pairs = self._pairs
+        if not pairs.poolings and not pairs.query_poolings:
+            return self._score(batch, seqs_B, seqs_S, ())
+        is_query = np.isin(seqs_S, pairs.queries_P)
         return [
-            *self._score(batch, seqs_B[is_query], seqs_S[is_query], pooled=False),
-            *self._score(batch, seqs_B[~is_query], seqs_S[~is_query], pooled=True),
+            *self._score(batch, seqs_B[is_query], seqs_S[is_query], pairs.query_poolings),
+            *self._score(batch, seqs_B[~is_query], seqs_S[~is_query], pairs.poolings),
         ]
 
     def _score(
-        self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer], *, pooled: bool
+        self,
+        batch: BatchOutput,
+        seqs_B: NDArray[np.integer],
+        seqs_S: NDArray[np.integer],
+        poolings: Sequence[TokenPooling],
     ) -> Sequence[Step]:
         offsets_B1 = batch.selections["multi_vector"].offsets_B1
         rows = batch.rows["multi_vector"]
         vectors_XD: Any = (rows.rows_PD if isinstance(rows, DeviceRows) else cast(Float32Array, rows))[:, : self._width]
         starts, ends = offsets_B1[seqs_B], offsets_B1[seqs_B + 1]
-        if pooled:
-            assert self._pairs.pooling is not None
+        if poolings:
             host_XD = cast(Float32Array, vectors_XD.cpu().numpy() if isinstance(rows, DeviceRows) else vectors_XD)
-            documents = Ragged(host_XD[ranges(starts, ends)], np.concatenate(([0], np.cumsum(ends - starts))))
-            fewer = pool_documents(documents, self._pairs.pooling)
+            texts = Ragged(host_XD[ranges(starts, ends)], np.concatenate(([0], np.cumsum(ends - starts))))
+            fewer = pool_all(texts, poolings)
             vectors_XD, starts, ends = fewer.rows_XD, fewer.offsets_N1[:-1], fewer.offsets_N1[1:]
         return self._scorer.add(vectors_XD, seqs_S, starts, ends)
 

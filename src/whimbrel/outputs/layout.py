@@ -199,12 +199,13 @@ def _drop_zeros(slot: ArraySlot, weights_P1: Float32Array) -> Sparse:
 def token_mask(
     output: Output, ids_T: Int32Array, cu_seqlens: NDArray[np.integer], is_query_B: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return whether each token gives a row of `output`: (T,). Queries keep the skipped ids where the output says so."""
-    mask_T = np.isin(ids_T, np.array(output.keep_ids, np.int32)) if output.keep_ids else np.ones(ids_T.size, np.bool_)
-    if output.skip_ids:
-        mask_T &= ~np.isin(ids_T, np.array(output.skip_ids, np.int32))
-        if not output.skip_in_queries:
-            mask_T |= np.repeat(is_query_B, np.diff(cu_seqlens))
+    """Return whether each token gives a row of `output`: (T,). Queries may have skipped and kept ids of their own."""
+    mask_T = _is_chosen(ids_T, output.skip_ids, output.keep_ids)
+    query_skip_ids = output.skip_ids if output.query_skip_ids is None else output.query_skip_ids
+    query_keep_ids = output.keep_ids if output.keep_in_queries else ()
+    if (query_skip_ids, query_keep_ids) != (output.skip_ids, output.keep_ids):
+        is_query_T = np.repeat(is_query_B, np.diff(cu_seqlens))
+        mask_T[is_query_T] = _is_chosen(ids_T[is_query_T], query_skip_ids, query_keep_ids)
     if output.frame_ids:
         starts, lasts = cu_seqlens[:-1], cu_seqlens[1:] - 1
         ends = np.concatenate((starts, lasts))[np.tile(starts <= lasts, 2)]
@@ -213,6 +214,14 @@ def token_mask(
         first = cu_seqlens[:-1] + leading
         mask_T[first[first < cu_seqlens[1:]]] = False
     return mask_T
+
+
+def _is_chosen(ids_X: Int32Array, skip_ids: tuple[int, ...], keep_ids: tuple[int, ...]) -> NDArray[np.bool_]:
+    """Return whether each token is none of `skip_ids`, and one of `keep_ids` if there are any: (X,)."""
+    mask_X = np.isin(ids_X, np.array(keep_ids, np.int32)) if keep_ids else np.ones(ids_X.size, np.bool_)
+    if skip_ids:
+        mask_X &= ~np.isin(ids_X, np.array(skip_ids, np.int32))
+    return mask_X
 
 
 def entry_keys(seq_X: NDArray[np.integer], ids_X: Int32Array) -> Int64Array:

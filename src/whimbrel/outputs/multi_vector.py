@@ -6,15 +6,17 @@ of a response, and the engine reduces documents that it scores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Final
 
+import msgspec
 import numpy as np
 
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge
 from whimbrel.outputs.muvera import make_muvera
-from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.requested import OutputSpec, stated_pooling
 from whimbrel.outputs.token_pooling import MAX_TOKENS, pool_tokens
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.card import Output
@@ -30,14 +32,15 @@ _MAX_REQUEST_NUMBERS: Final = 2**25
 class TokenReduction:
     """Reduction of a request's token vectors: pooled first, then encoded."""
 
-    pooling: TokenPooling | None
+    poolings: tuple[TokenPooling, ...]
+    """Poolings, each of the vectors that the last one gives."""
     muvera: MuveraParameters | None = None
     input_type: InputType = "document"
 
     def check(self, counts_N: Int64Array) -> None:
         """Reject a request whose reduction would take too much memory. counts_N are the token vectors of each text."""
-        if self.pooling is not None and self.pooling.pool_factor > 1:
-            most = MAX_TOKENS + self.pooling.num_protected_tokens
+        if clustered := [pooling for pooling in self.poolings if pooling.pool_factor > 1]:
+            most = MAX_TOKENS + min(pooling.num_protected_tokens for pooling in clustered)
             if (too_long := np.flatnonzero(counts_N > most)).size:
                 index = int(too_long[0])
                 raise InvalidRequest(
@@ -56,7 +59,7 @@ class TokenReduction:
         if outputs.multi_vector is None:
             return outputs
         try:
-            vectors = outputs.multi_vector if self.pooling is None else pool_documents(outputs.multi_vector, self.pooling)
+            vectors = pool_all(outputs.multi_vector, self.poolings)
             if self.muvera is None:
                 return replace(outputs, multi_vector=vectors)
             encoded_NE = make_muvera(vectors.rows_XD.shape[1], self.muvera).encode(vectors, self.input_type)
@@ -69,63 +72,56 @@ class TokenReduction:
 
 def resolve_reduction(output: Output, request: Request, ask: OutputSpec) -> TokenReduction | None:
     """Return the reduction that a request and the checkpoint ask for, or None. Raises InvalidRequest and SetupError."""
-    pooling, muvera = _pooling(output, request, finished=ask.activated), request.muvera
-    if pooling is None and muvera is None:
+    poolings, muvera = _poolings(output, request, finished=ask.activated), request.muvera
+    if not poolings and muvera is None:
         return None
     if muvera is not None:
         if request.input_type is None:
             raise InvalidRequest("queries and documents are encoded differently; say which these are.", param="input_type")
         with prefix_errors("muvera"):
             muvera.check_width(ask.width)
-    return TokenReduction(pooling, muvera, request.input_type or "document")
+    return TokenReduction(poolings, muvera, request.input_type or "document")
 
 
-def _pooling(output: Output, request: Request, *, finished: bool) -> TokenPooling | None:
-    """Return the pooling of documents: that of the request, else that of the checkpoint. Queries are never pooled. Texts
-    without an input type count as documents, as in Sentence Transformers.
-    """
-    wanted, stated = request.token_pooling, output.token_pooling
-    if request.input_type == "query":
-        if wanted is not None:
-            raise InvalidRequest("is for documents; these texts are queries.", param="token_pooling")
-        return None
+def _poolings(output: Output, request: Request, *, finished: bool) -> tuple[TokenPooling, ...]:
+    """Return the poolings of these texts: that of the request, which is for documents, else those of the checkpoint."""
+    wanted = request.token_pooling
     if wanted is not None:
+        if request.input_type == "query":
+            raise InvalidRequest("is for documents; these texts are queries.", param="token_pooling")
         if wanted.pool_factor == 1:
-            return None
+            return ()
         if not finished:
             raise InvalidRequest("joins vectors of norm 1, which these are not; give normalize: true.", param="token_pooling")
         require_scipy(wanted)
-        return wanted
+        return (wanted,)
+    stated = stated_pooling(output, request)
     if stated is None:
-        return None
-    if finished != output.activated:
-        are = "" if output.activated else " not"
-        raise InvalidRequest(
-            f"this checkpoint pools the vectors of documents, which are{are} normalised for that; give token_pooling too.",
-            param="normalize",
-        )
-    after = stated.normalize_embeddings if request.normalize is None else request.normalize
-    return TokenPooling(stated.pool_factor, stated.num_protected_tokens, after)
+        return ()
+    last = stated.steps[-1]
+    after = last.normalize_embeddings if request.normalize is None else request.normalize
+    return (*stated.steps[:-1], msgspec.structs.replace(last, normalize_embeddings=after))
 
 
-def require_scipy(pooling: TokenPooling | None) -> None:
+def require_scipy(pooling: TokenPooling) -> None:
     """Raise SetupError if vectors are to be pooled and scipy is not installed."""
-    if pooling is not None and pooling.pool_factor > 1 and find_spec("scipy") is None:
+    if pooling.pool_factor > 1 and find_spec("scipy") is None:
         raise SetupError(
             "token pooling needs scipy, which is not installed.",
             hint="pip install scipy",
         )
 
 
-def pool_documents(documents: Ragged, pooling: TokenPooling) -> Ragged:
-    """Pool documents' vectors of any magnitude, as `pool_tokens`. Raises ComputeError and MemoryError."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        try:
-            found = pool_tokens(documents, pooling)
-        except MemoryError:
-            raise
-        except Exception as error:  # whatever scipy has against them, it is this request that fails
-            raise ComputeError(f"the token vectors could not be pooled: {error}") from error
-    if not np.isfinite(found.rows_XD).all():
-        raise NonFinite("token vectors are too large for their means.")
-    return found
+def pool_all(texts: Ragged, poolings: Sequence[TokenPooling]) -> Ragged:
+    """Pool the vectors of each text, of any magnitude, one pooling after another. Raises ComputeError and MemoryError."""
+    for pooling in poolings:
+        with np.errstate(over="ignore", invalid="ignore"):
+            try:
+                texts = pool_tokens(texts, pooling)
+            except MemoryError:
+                raise
+            except Exception as error:  # whatever scipy has against them, it is this request that fails
+                raise ComputeError(f"the token vectors could not be pooled: {error}") from error
+        if not np.isfinite(texts.rows_XD).all():
+            raise NonFinite("token vectors are too large for their means.")
+    return texts

@@ -39,7 +39,9 @@ class PairScoring:
     stored: tuple[StoredVectors, ...] = ()
     explain: bool = False
     """True if the response says which document token each query token matches best."""
-    pooling: TokenPooling | None = None
+    poolings: tuple[TokenPooling, ...] = ()
+    """Poolings of the documents' token vectors."""
+    query_poolings: tuple[TokenPooling, ...] = ()
     pair_tokens: Sequence[PairTokens] | None = None
     """The tokens of each pair, of an explanation. They stay in the process that tokenized the request."""
 

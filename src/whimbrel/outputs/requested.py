@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.types.card import Card
+from whimbrel.types.card import Card, Output
 from whimbrel.types.heads import SparseAutoencoder
+from whimbrel.types.late_interaction import StatedPooling
 from whimbrel.types.request import OutputName, Request, Similarity
 
 
@@ -129,7 +130,27 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
     activated = request.normalize if output.activation == "normalize" else request.activate if name in _SCORES else None
     width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
+    if name == "multi_vector" and (stated := stated_pooling(output, request)) is not None:
+        return OutputSpec(name, width, _activated_before(stated, request), entries)
     return OutputSpec(name, width, output.activated if activated is None else activated, entries)
+
+
+def stated_pooling(output: Output, request: Request) -> StatedPooling | None:
+    """Return the checkpoint's pooling of these texts' token vectors, unless the request replaces it. Without an input type
+    texts count as documents, as in Sentence Transformers.
+    """
+    return None if request.token_pooling is not None else output.token_pooling.get(request.input_type or "document")
+
+
+def _activated_before(stated: StatedPooling, request: Request) -> bool:
+    """Return whether the checkpoint pools normalised vectors. Raises InvalidRequest if the request forbids it."""
+    if stated.normalized and request.normalize is False:
+        side = "queries" if request.input_type == "query" else "documents"
+        more = "" if request.input_type == "query" else "; give token_pooling too"
+        raise InvalidRequest(
+            f"this checkpoint pools the vectors of {side}, which are normalised for that{more}.", param="normalize"
+        )
+    return stated.normalized
 
 
 def _max_entries(card: Card, request: Request) -> int:

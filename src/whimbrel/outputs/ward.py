@@ -24,7 +24,8 @@ _Floats = NDArray[np.float64]
 def ward_linkage(distances_NN: _Floats) -> _Floats:
     """Return scipy.cluster.hierarchy.linkage(squareform(distances_NN), "ward"), (N - 1, 4). Overwrites the distances.
 
-    The distances are symmetric and N is at least 2. Raises ValueError if they are not finite."""
+    The distances are symmetric and N is at least 2. Raises ValueError if they, or those of merged clusters, are not finite. The
+    latter happens where vectors are not normalised, as distances are then none of a space."""
     if not np.isfinite(distances_NN).all():
         raise ValueError("distances must be finite.")
     merges_M4 = _merge_pairs(distances_NN)
@@ -46,11 +47,16 @@ def _merge_pairs(distances_NN: _Floats) -> _Floats:
             nearest = int(near_N.argmin())
             if len(chain) > 1 and near_N[chain[-2]] <= near_N[nearest]:
                 break
+            if len(chain) > num:  # a circle, which would never end
+                raise ValueError("the distances are none of a space.")
             chain.append(nearest)
         x, y = sorted((chain.pop(), chain.pop()))
         merge[:] = x, y, distances_NN[x, y], sizes_N[x] + sizes_N[y]
         merged_N[x] = np.inf
-        distances_NN[y] = distances_NN[:, y] = _merged_distances(distances_NN, sizes_N, x, y) + merged_N
+        merged_distances_N = _merged_distances(distances_NN, sizes_N, x, y) + merged_N
+        if np.isnan(merged_distances_N[merged_N == 0]).any():
+            raise ValueError("the distances are none of a space.")
+        distances_NN[y] = distances_NN[:, y] = merged_distances_N
         sizes_N[y] = merge[3]
     return merges_M4
 

@@ -24,7 +24,7 @@ def length_bounds(form: TextFormat, least: int, most: int) -> LengthBounds:
 
 
 def remaining_limit(form: TextFormat, limit: TruncationLimit) -> TruncationLimit:
-    return replace(limit, max_length=limit.max_length - _marker(form))
+    return replace(limit, max_length=limit.max_length - _marker(form), num_inserted=_marker(form))
 
 
 def add_markers_and_expansion(seq: Seq, form: TextFormat, *, is_query: bool) -> Seq:

@@ -101,13 +101,15 @@ class TruncationLimit:
     truncate: Truncate
     of_request: bool = False
     """True if the request sets the limit, False if it is the model's."""
+    num_inserted: int = 0
+    """Tokens that are inserted later, for which `max_length` leaves room; errors count them."""
 
     def exceeded(self, num_tokens: int, kind: str, index: int) -> bool:
         """Return whether a text or a pair must be truncated. Raises TooLong if the request forbids that."""
         if num_tokens > self.max_length and self.truncate == "never":
-            message = f"the {kind} has {num_tokens:,} tokens; the limit is {self.max_length:,}."
-            error = TooLong(message, item=index, hint=Hint.TRUNCATE)
-            error.model_limit = None if self.of_request else self.max_length
+            size, limit = num_tokens + self.num_inserted, self.max_length + self.num_inserted
+            error = TooLong(f"the {kind} has {size:,} tokens; the limit is {limit:,}.", item=index, hint=Hint.TRUNCATE)
+            error.model_limit = None if self.of_request else limit
             raise error
         return num_tokens > self.max_length
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation
-from whimbrel.types.late_interaction import TokenPooling
+from whimbrel.types.late_interaction import StatedPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
 from whimbrel.types.template import ListTemplate, Template, TextTemplate
 
@@ -77,18 +77,22 @@ class Latent:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """Choice of gated experts by sigmoids (DeepSeek V3). A correction is added for the choice alone."""
+    """Choice of gated experts by sigmoids (DeepSeek V3, LFM2). A correction is added for the choice alone."""
 
     intermediate_size: int
     """Inner width of an expert."""
     shared_size: int
-    """Inner width of the MLP that all tokens pass."""
+    """Inner width of the MLP that all tokens pass; 0: there is none."""
     num_groups: int
     top_groups: int
     """Number of groups, by the sum of their best two experts, of which experts are chosen."""
     normalized: bool
     """Divide the weights of the chosen experts by their sum."""
     scale: float
+    corrected: bool = True
+    """The weights have a correction."""
+    eps: float = 1e-20
+    """Added to that sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,18 +211,20 @@ class Output:
     activation: OutputActivation = "identity"
     activated: bool = True
     skip_ids: tuple[int, ...] = ()
-    skip_in_queries: bool = True
-    """Apply `skip_ids` to queries too."""
+    query_skip_ids: tuple[int, ...] | None = None
+    """Those of queries; None: `skip_ids`."""
     frame_ids: tuple[int, ...] = ()
     """Token ids without a row where a text begins or ends with one."""
     skip_first: int = 0
     """Number of leading tokens without a row."""
     keep_ids: tuple[int, ...] = ()
     """Token ids that have a row, e.g. the tags at the end of each step of a solution; empty: all."""
+    keep_in_queries: bool = True
+    """Apply `keep_ids` to queries too."""
     similarity: Similarity | None = None
     """Similarity of pairs by this output, unless the card states another; None: the usual one."""
-    token_pooling: TokenPooling | None = None
-    """Default pooling of a document's token vectors; None: no pooling."""
+    token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
+    """Default pooling of token vectors, by input type."""
     padding_id: int | None = None
     """Trailing tokens with this id are ignored when the last token is located, as in transformers' decoder classifiers.
 

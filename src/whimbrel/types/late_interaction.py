@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast
 
 import msgspec
@@ -42,6 +43,16 @@ class TokenPooling(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def __post_init__(self) -> None:
         validate(self, _TokenPoolingFields)
         msgspec.structs.force_setattr(self, "pool_factor", float(self.pool_factor))
+
+
+@dataclass(frozen=True, slots=True)
+class StatedPooling:
+    """Pooling of the token vectors of one input type, as a checkpoint states it."""
+
+    steps: tuple[TokenPooling, ...]
+    """Poolings, each of the vectors that the last one gives."""
+    normalized: bool
+    """Vectors are normalised before the first step."""
 
 
 class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -213,6 +213,34 @@ def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
     )
 
 
+def read_lfm2_moe(config: JsonFile) -> Encoder:
+    """Read LFM2 with experts, of which each token passes a few; the first layers have none. No width is adjusted."""
+    adjusting = ("block_ff_dim", "block_ffn_dim_multiplier", "block_multiple_of", "block_auto_adjust_ff_dim")
+    config.require_values({**dict.fromkeys(adjusting, (None,)), "output_router_logits": (False, True, None)})
+    encoder = read_lfm2(config)
+    experts, chosen = config.positive("num_experts", 32), config.positive("num_experts_per_tok", 4)
+    if not chosen <= experts or experts < 2:
+        raise config.error(f"is {chosen}, of {experts} experts.", "num_experts_per_tok")
+    first = config.get("num_dense_layers", int, 2)
+    return replace(
+        encoder,
+        family="lfm2_moe",
+        layers=tuple(replace(layer, num_experts=experts if i >= first else 0) for i, layer in enumerate(encoder.layers)),
+        intermediate_size=config.positive("intermediate_size"),
+        experts_per_token=chosen,
+        routing=Routing(
+            intermediate_size=config.positive("moe_intermediate_size", 1792),
+            shared_size=0,
+            num_groups=1,
+            top_groups=1,
+            normalized=config.get("norm_topk_prob", bool, True),
+            scale=config.get("routed_scaling_factor", float, 1.0),
+            corrected=config.get("use_expert_bias", bool, True),
+            eps=1e-6,
+        ),
+    )
+
+
 def _lfm2_kinds(config: JsonFile, num_layers: int) -> list[str]:
     """Return FULL or CONV for each layer. Older configs list the layers with attention."""
     attending = cast(list[object], config.get("full_attn_idxs", list, [*range(num_layers)]))

@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, resolve_features, tokens, without_norm
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
-from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, QueryExpansion, TextFormat, TokenizerCard
 from whimbrel.types.heads import Dense, Head
-from whimbrel.types.late_interaction import TokenPooling
+from whimbrel.types.late_interaction import StatedPooling
 from whimbrel.types.request import InputType
 
 METADATA: Final = "artifact.metadata"
@@ -96,12 +97,13 @@ class ParsedLayout:
     text_formats: Mapping[InputType, TextFormat]
     head: tuple[Head, ...]
     skip_ids: tuple[int, ...]
-    skip_in_queries: bool = False
+    query_skip_ids: tuple[int, ...] = ()
+    keep_ids: tuple[int, ...] = ()
     activated: bool = True
     prompts: Mapping[str, str] = field(default_factory=dict[str, str])
     default_prompt_name: str | None = None
     similarity: str = "maxsim"
-    token_pooling: TokenPooling | None = None
+    token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
 
 
 def read_expansion(
@@ -132,13 +134,6 @@ def _fill_token(base: Base, file: JsonFile, key: str) -> int:
 
 def _read_similarity(file: JsonFile) -> str:
     return file.choice("similarity_fn_name", _SIMILARITIES) if file.data.get("similarity_fn_name") else "maxsim"
-
-
-def _read_words(file: JsonFile, default: list[str]) -> list[str]:
-    words = cast(list[object], file.get("skiplist_words", list, default))
-    if not all(isinstance(word, str) for word in words):
-        raise file.error("must be a list of strings.", "skiplist_words")
-    return cast(list[str], words)
 
 
 def read_stanford(base: Base) -> ParsedLayout:
@@ -213,7 +208,7 @@ def read_pylate(base: Base) -> ParsedLayout:
     for kind, prefix in prefixes.items():  # which newer files repeat in the prompts
         if kind in prompts:
             prompts[kind] = prompts[kind].removeprefix(prefix)
-    head, skip_ids = base.heads()[0], base.ids_of(_read_words(file, default=list(string.punctuation)))
+    head, skip_ids = base.heads()[0], base.ids_of(read_words(file, default=list(string.punctuation)))
     similarity = _read_similarity(file)
     return ParsedLayout(text_formats, head, skip_ids, prompts=prompts, default_prompt_name=default, similarity=similarity)
 
@@ -222,23 +217,26 @@ def read_multi_vector_encoder(base: Base) -> ParsedLayout:
     file = JsonFile.read(base.folder, SENTENCE)
     file.reject_unknown_keys(modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
-    head, normalizes = base.heads()
-    masks = [path for kind, path in base.modules if kind == "MultiVectorMask"]
-    if len(masks) > 1:
-        raise CheckpointError("must have one MultiVectorMask at most.", file=MODULES)
     expansion = _stated_query_expansion(base)
-    if expansion is not None and not masks:
-        raise base.transformer.error("queries are filled up, but no MultiVectorMask keeps those tokens.", "query_expansion")
-    skip_ids, skip_in_queries = _mask(base, masks[0]) if masks else ((), False)
+    width = base.encoder.hidden_size
+    chain = read_token_chain(base.folder, base.modules, width, ids_of=base.ids_of, fills_up=expansion is not None)
     limit = modules.read_max_length(base.encoder, base.transformer, base.tokenizer)
     text_formats: dict[InputType, TextFormat] = {
         "query": base.text_format(_query_length(base.transformer, expansion, limit), None, expansion),
         "document": base.text_format(base.transformer.positive("document_length", limit)),
     }
     prompts, default = modules.read_prompts(file)
-    pooling = _token_pooling(base, normalizes=normalizes)
     return ParsedLayout(
-        text_formats, head, skip_ids, skip_in_queries, normalizes, prompts, default, _read_similarity(file), pooling
+        text_formats,
+        chain.head,
+        chain.skip_ids,
+        chain.query_skip_ids,
+        chain.keep_ids,
+        chain.activated,
+        prompts,
+        default,
+        _read_similarity(file),
+        chain.token_pooling,
     )
 
 
@@ -264,50 +262,3 @@ def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, defau
         raise transformer.error(f"is {length}, but queries are filled up to {expansion.length}.", "query_length")
     is_fixed = transformer.data["query_expansion"]["strategy"] == "fixed"
     return expansion.length if is_fixed else max(length, expansion.length)
-
-
-def _mask(base: Base, path: str) -> tuple[tuple[int, ...], bool]:
-    """Return (ids without a vector, whether also in queries) of a MultiVectorMask."""
-    file = JsonFile.read(base.folder, f"{path}/config.json")
-    file.reject_unknown_keys({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
-    file.require_values({"keep_only_token_ids": (None, [])})
-    value, tasks = _tasks(file, "skiplist_tasks")
-    if any(task not in ("query", "document") for task in tasks) or (tasks and "document" not in tasks):
-        raise file.error(f"{value!r:.80} is not supported; must be document, with or without query, or none.", "skiplist_tasks")
-    return base.ids_of(_read_words(file, default=[])) if tasks else (), "query" in tasks
-
-
-def _tasks(file: JsonFile, key: str) -> tuple[object, list[object]]:
-    """Return the value of `key`, which is an input type or a list of them, and the list."""
-    value: object = file.data.get(key)
-    return value, [value] if isinstance(value, str) else cast(list[object], file.get(key, list, ["document"]))
-
-
-def _token_pooling(base: Base, *, normalizes: bool) -> TokenPooling | None:
-    """Return the token pooling of the document vectors, if any. A module without effect may stand anywhere."""
-    poolings: dict[int, TokenPooling] = {}
-    for position, (kind, path) in enumerate(base.modules, start=1):
-        pooling = _read_token_pooling(base, path) if kind == "HierarchicalTokenPooling" else None
-        if pooling is not None and (pooling.pool_factor > 1 or not normalizes):
-            poolings[position] = pooling
-    if poolings and list(poolings) != [len(base.modules)]:
-        raise CheckpointError("must have one HierarchicalTokenPooling at most, as its last module.", file=MODULES)
-    return poolings.get(len(base.modules))
-
-
-def _read_token_pooling(base: Base, path: str) -> TokenPooling | None:
-    """Return a module's token pooling, if any. The first versions have no `normalize_embeddings`, and do not normalise."""
-    file = JsonFile.read(base.folder, f"{path}/config.json")
-    file.reject_unknown_keys({"pool_factor", "num_protected_tokens", "normalize_embeddings", "tasks"})
-    normalizes = file.get("normalize_embeddings", bool, False)
-    factor, num_protected = file.get("pool_factor", float, 1.0), file.get("num_protected_tokens", int, 1)
-    try:
-        pooling = TokenPooling(factor, num_protected, normalize_embeddings=normalizes)
-    except InvalidRequest as error:
-        raise file.error(error.message, error.param or "pool_factor") from None
-    value, tasks = _tasks(file, "tasks")
-    if not tasks or (pooling.pool_factor == 1 and not normalizes):
-        return None
-    if tasks != ["document"]:
-        raise file.error(f"{value!r:.80} is not supported; only documents are pooled.", "tasks")
-    return pooling

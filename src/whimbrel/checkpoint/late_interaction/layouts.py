@@ -31,9 +31,10 @@ Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 
 _KINDS: Final[Mapping[str, str]] = {
     "pylate.models.Dense.Dense": "Dense",
-    **kinds_of("models", "Transformer Dense Dropout"),
+    **kinds_of("models", "Transformer Dense Dropout Pooling LayerNorm"),
     **kinds_of("base.modules", "transformer.Transformer dense.Dense normalize.Normalize"),
     **kinds_of("multi_vector_encoder.modules", "multi_vector_mask.MultiVectorMask token_pooling.HierarchicalTokenPooling"),
+    **kinds_of("sentence_transformer.modules", "pooling.Pooling layer_norm.LayerNorm dropout.Dropout normalize.Normalize"),
 }
 _LENGTHS: Final = ("query_length", "document_length", "query_expansion")
 
@@ -73,7 +74,9 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
         activation="normalize",
         activated=parsed.activated,
         skip_ids=parsed.skip_ids,
-        skip_in_queries=parsed.skip_in_queries,
+        query_skip_ids=parsed.query_skip_ids,
+        keep_ids=parsed.keep_ids,
+        keep_in_queries=False,
         token_pooling=parsed.token_pooling,
     )
     return Card(
@@ -94,7 +97,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
 
 def _read_base(folder: Path, layout: Layout) -> Base:
     rows = [("Transformer", "")] if layout == "stanford" else read_modules(folder, _KINDS)
-    modules = [row for row in rows if row[0] != "Dropout"]
+    modules = rows if layout == "sentence_transformers" else [row for row in rows if row[0] != "Dropout"]
     kinds = [kind for kind, _ in modules]
     if kinds[:1] != ["Transformer"] or "Transformer" in kinds[1:]:
         raise CheckpointError(f"must begin with one Transformer, is {kinds}.", file=MODULES)

@@ -64,7 +64,7 @@ _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
     "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
     "modernbert": _Layers("classifier"),
-    **dict.fromkeys(_DECODERS, _SCORE),
+    **dict.fromkeys((*_DECODERS, "internlm2"), _SCORE),
 }
 """Family -> layers of a text classifier."""
 _PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
@@ -116,6 +116,13 @@ def note_keys(config: JsonFile) -> None:
     config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
 
 
+def ignore_activation(config: JsonFile) -> None:
+    """Ignore the activation of scores, which CrossEncoder writes, in a model that gives vectors. Raises CheckpointError."""
+    inner = JsonFile(f"{config.name}: sentence_transformers", config.get("sentence_transformers", dict, {}))
+    inner.reject_unknown_keys({"activation_fn", "version"})
+    config.ignore(_OLD_ACTIVATION)
+
+
 def read_classes(
     root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
@@ -127,7 +134,7 @@ def read_classes(
     labels = _labels(config, 1 if kind == "reward" or encoder.family.startswith("jina_bert") else 2)
     if kind == "text" and encoder.family not in _OF_TEXTS:
         raise config.error(f"classes of {encoder.family} models are not supported.", "architectures")
-    if encoder.family == "internlm2":  # its reward is that of a token that the caller puts last
+    if encoder.family == "internlm2" and kind == "reward":  # its reward is that of a token that the caller puts last
         rewards = _output(config, encoder, _Layers("v_head", bias=False), len(labels))
         return {"token_scores": replace(rewards, rows="token", activation="sigmoid", activated=False)}, labels
     if kind in ("text", "reward"):

@@ -35,7 +35,8 @@ FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
 class _LanguageHead:
     """Names of a masked-language-model head's tensors."""
 
-    dense: str
+    dense: str | None
+    """Layer before the decoder, which the norm follows; None: the decoder reads the hidden states."""
     norm: str
     decoder: str
     biases: tuple[str, ...]
@@ -66,6 +67,7 @@ _HEADS: Final[Mapping[str, _LanguageHead]] = {
     "modernbert": _LanguageHead(
         "head.dense", "head.norm", "decoder", ("decoder.bias",), table="embeddings.tok_embeddings.weight"
     ),
+    "lfm2": _LanguageHead(None, "", "lm_head", (), table="embed_tokens.weight"),
 }
 
 
@@ -75,7 +77,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
     pooling.reject_unknown_keys(sizes, {"pooling_strategy", "activation_function", "chunk_size"})
     for key in sizes:
         pooling.require_values({key: (encoder.vocab_size, None)})
-    if (names := _HEADS.get(encoder.family)) is None:
+    if (names := _HEADS.get(encoder.family)) is None or encoder.causal:
         raise config.error("the language-modelling head of this architecture is not supported.", "architectures")
     strategies: Mapping[str, Literal["max", "sum"]] = {"max": "max", "sum": "sum"}
     return Output(
@@ -95,7 +97,9 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
     )
 
 
-def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[Dense, LayerNorm]:
+def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[()] | tuple[Dense, LayerNorm]:
+    if names.dense is None:
+        return ()
     if encoder.family == "modernbert":
         config.require_values({"classifier_activation": ("gelu", None)})
     bias = _has_bias(config, "classifier_bias", default=encoder.family != "modernbert")
