@@ -136,7 +136,7 @@ class _Fanout:
     truncated: list[int] = field(default_factory=list[int])
     """Texts that the server cut, for each reply."""
     listwise: list[bool] = field(default_factory=list[bool])
-    """Whether scores depend on all documents of a list, for each reply."""
+    """True for each reply whose scores depend on all documents of the list."""
 
     async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. An error or a cancellation cancels the others."""

@@ -186,7 +186,7 @@ class _Fanout:
     truncated: list[int] = field(default_factory=list[int])
     """Texts that the server cut, for each reply."""
     listwise: list[bool] = field(default_factory=list[bool])
-    """Whether scores depend on all documents of a list, for each reply."""
+    """True for each reply whose scores depend on all documents of the list."""
 
     def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
         """Send several requests at a time and return the parts. After an error no more requests begin.
