@@ -1,8 +1,8 @@
 """Shared prefixes and long texts of causal models: a rerank, short queries beside long texts, and texts split and whole.
 
-    python benchmarks/prefixes.py [--full] [--device auto] [--dtype auto] [--rounds 9] [--long 8192] [--quick]
+    python benchmarks/prefixes.py [--full] [--device auto] [--dtype auto] [--rounds 5] [--long 8192] [--quick]
 
-The model is random, in the layout of Qwen/Qwen3-Reranker-0.6B: by default 8 layers of 512 columns; --full has its 28 of 1,024.
+The model is random, in the layout of Qwen/Qwen3-Reranker-0.6B: by default 4 layers of 512 columns; --full has its 28 of 1,024.
 Its tokenizer is the packaged model's with the template's control tokens, because lookups cost next to nothing. Speed does not
 depend on the weights. Contenders take turns, A B A B, after a round that is not counted. Ratios are those of the medians.
 
@@ -51,7 +51,7 @@ CHAT: Final = (
     "<|im_start|>user\n<Query>: {{ query }}\n<Document>: {{ document }}<|im_end|>\n<|im_start|>assistant\n"
 )
 Sizes = dict[str, int]
-SMALL: Final[Sizes] = {"num_hidden_layers": 8, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
+SMALL: Final[Sizes] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
                        "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
 FULL: Final[Sizes] = {"num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
                       "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
@@ -195,7 +195,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--long", type=int, default=8192)
     args = parser.parse_args()
     rounds, long_tokens = (1, 2048) if args.quick else (args.rounds, args.long)
