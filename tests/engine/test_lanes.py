@@ -886,6 +886,6 @@ def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Car
     with pytest.raises(MemoryError):
         loaded.launch(*arguments)
     assert emptied
-    monkeypatch.setattr(loaded, "_models", [says(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))])
+    monkeypatch.setattr(loaded._forward, "_models", [says(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))])
     with pytest.raises(RuntimeError, match="shapes"):
         loaded.launch(*arguments)
