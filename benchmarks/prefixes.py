@@ -11,7 +11,7 @@ depend on the weights. Contenders take turns, A B A B, after a round that is not
    cache); a query that is in the cache; and Sentence Transformers, which pads, with 32 pairs in a batch.
 2. Queries of 12 words, one after another, alone and while texts of `--long` tokens run one after another. The time of a
    piece is that of a batch of `--max-batch-tokens` tokens.
-3. The texts of vLLM #39533, 16 of 8 to 192 sentences, as documents: whole, and in pieces of 128 tokens.
+3. The texts of vLLM #39533, 16 of 8 to 192 sentences, as documents: whole, and in pieces of 512 and of 128 tokens.
 
 --quick is a small model and few rounds, to test that everything runs; its numbers mean nothing.
 """
@@ -164,16 +164,16 @@ def short_queries(folder: str, options: dict[str, Any], *, long_tokens: int, cou
     return rows
 
 
-def split_and_whole(folder: str, rounds: int, options: dict[str, Any]) -> list[list[str]]:
+def split_and_whole(folder: str, rounds: int, options: dict[str, Any], *, size: int) -> list[list[str]]:
     """Return the rows of the third table."""
     request = Request([("", SENTENCE * count) for count in SENTENCES], ("scores",))
-    small = options | {"max_batch_tokens": 128}
-    with Engine(folder, **small, chunked_prefill=False) as whole, Engine(folder, **small, chunked_prefill=True) as split:
+    limit = options | {"max_batch_tokens": size}
+    with Engine(folder, **limit, chunked_prefill=False) as whole, Engine(folder, **limit, chunked_prefill=True) as split:
         seconds = compare(partial(whole.run, request), partial(split.run, request), rounds=rounds)
         found, expected = (np.asarray(each.run(request).outputs.scores) for each in (split, whole))
         print_setting(split.plan, largest_difference=f"{np.abs(found - expected).max():.1e}")
     first = median(seconds[0])
-    names = ("whole", "in pieces of 128 tokens")
+    names = (f"batches of {size} tokens, texts whole", f"in pieces of {size} tokens")
     return [
         [name, f"{1e3 * median(each):,.0f}", f"{median(each) / first:.3f}"] for name, each in zip(names, seconds, strict=True)
     ]
@@ -211,7 +211,7 @@ def main() -> None:
         rows = short_queries(folder, options, long_tokens=long_tokens, count=5 if args.quick else 100)
         print_table(["short queries", "p50, ms", "p99, ms", "p99 / a piece"], rows)
         note("split and whole")
-        rows = split_and_whole(folder, rounds, options)
+        rows = [row for size in (512, 128) for row in split_and_whole(folder, rounds, options, size=size)]
         print_table(["texts of 8 to 192 sentences", "ms", "this / whole"], rows)
 
 
