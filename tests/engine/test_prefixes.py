@@ -24,6 +24,7 @@ from checkpoints import sentence_layout
 from parity import difference
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.console import print_card
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import DeadlineExceeded, SetupError, TooLong
 from whimbrel.telemetry.trace import CounterEvent, HistogramEvent, subscribe
@@ -327,3 +328,11 @@ def test_preprocessors_of_other_processes_find_the_same_prefixes(reranker: str) 
         request = Request([(QUERY, each) for each in DOCUMENTS])
         found, expected = (each.preprocess(request).seqs for each in (other, engine.preprocessor))
         assert [seq.prefix_tokens for seq in found] == [seq.prefix_tokens for seq in expected]
+
+
+def test_the_plan_is_shown(embedder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    plan, card = plan_of(embedder), read_card(Path(embedder), "m")
+    print_card(card, plan, Path(embedder), as_json=False)
+    shown = capsys.readouterr().out
+    assert "512 tokens; longer texts run in pieces" in shown
+    assert "268,435,456 bytes" in shown

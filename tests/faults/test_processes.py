@@ -68,6 +68,7 @@ def test_F1_engine_killed_while_idle(server: Server, expected: Float32Array) -> 
     golden(server, expected)
 
 
+@pytest.mark.extended
 def test_F2_engine_killed_half_way_through_a_split_text(tmp_path: Path) -> None:
     """The text runs again, from its beginning, and has the vector of an engine that lives."""
     write_model(tmp_path, "Qwen3", DECODER | {"head_dim": 16, "max_position_embeddings": 8192})

@@ -220,6 +220,10 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
     }
+    if plan.chunked_prefill:
+        summary["batch"] = f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces"
+    if plan.prefix_cache_bytes:
+        summary["prefix cache"] = f"{plan.prefix_cache_bytes:,} bytes"
     if plan.adapters:
         summary["adapters"] = ", ".join(f"{plan.served_name}:{name}" for name in plan.adapters)
     if plan.commit:
