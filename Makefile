@@ -3,7 +3,7 @@
 # make test-all   run all tests but the slow ones
 # make test-cpus  run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
 # make check      run all tests, also as on lesser processors, and check format, lint and types
-# make recipes    install the programs of docs/recipes.md into the environment and run each recipe with its program
+# make recipes    install the programs of docs/recipes.md and PEFT into the environment, and run each recipe with its program
 # make vllm-check run vLLM's released tests of pooling servers against whimbrel serve, and write docs/reference/vllm-tests.md
 # make format     format the code and repair what ruff can
 # make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
@@ -47,6 +47,7 @@ test-cpus: $(VENV)/.whimbrel-dev
 recipes: $(VENV)/.whimbrel-dev
 	@requirements/environment $(VENV) recipes
 	$(BIN)/pytest -n 0 tests/house/test_recipes.py tests/dialects/test_programs.py --recipes $(ARGS)
+	$(BIN)/pytest -n 0 tests/model/test_lora.py tests/model/test_jina_v5.py -k peft
 
 vllm-check: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/vllm_check --page $(ARGS)

@@ -140,9 +140,11 @@ def start(runner: StepRunner, card: Card) -> Iterator[Start]:
     """Start lanes on the runner; options are those of a plan, and of Lanes."""
     started: list[EngineThreads] = []
 
-    def start(num_lanes: int = 1, *, observer: Any = None, device: str = "cpu", **options: Any) -> EngineThreads:
+    def start(
+        num_lanes: int = 1, *, observer: Any = None, device: str = "cpu", chunked_prefill: bool = False, **options: Any
+    ) -> EngineThreads:
         plan = make_plan(Options(**options), card, Hardware(num_cores=num_lanes))
-        lanes = EngineThreads(runner, card, replace(plan, device=device), observer)
+        lanes = EngineThreads(runner, card, replace(plan, device=device, chunked_prefill=chunked_prefill), observer)
         started.append(lanes)
         return lanes
 
@@ -324,6 +326,61 @@ def test_a_device_that_is_not_the_thread_is_not_interrupted(runner: StepRunner, 
     assert launch.hook is None
     launch.finish()
     assert answer(large) == [1000]
+
+
+def test_a_text_in_pieces_gives_way_on_any_device(runner: StepRunner, start: Start) -> None:
+    lanes = start(device="cuda:0", chunked_prefill=True, max_batch_tokens=100)
+    long = job(1000, size=101)
+    lanes.submit(long)
+    running = runner.next()
+    assert running.hook is not None
+    running.do(running.hook)  # nothing waits
+    assert runner.is_quiet()
+    query = job(2000)
+    lanes.submit(query)
+    running.do(running.hook)
+    assert runner.next_finished().words == [2000]
+    assert answer(query) == [2000]
+    running.finish()
+    assert answer(long) == [1000]
+    short = job(1001, size=100)  # no text above the budget: a batch that the device runs at once
+    lanes.submit(short)
+    launch = runner.next_finished()
+    assert launch.hook is None
+    assert answer(short) == [1001]
+
+
+@pytest.mark.parametrize("end", ["cancel", "deadline"])
+def test_the_rest_of_a_text_in_pieces_does_not_run_for_nobody(end: str, runner: StepRunner, start: Start) -> None:
+    observer = Observer()
+    lanes = start(chunked_prefill=True, max_batch_tokens=100, observer=observer)
+    long = job(1000, size=101, deadline=0.2 if end == "deadline" else None)
+    lanes.submit(long)
+    running = runner.next()
+    assert running.hook is not None
+    if end == "cancel":
+        long.future.cancel()
+    else:
+        time.sleep(0.25)
+    running.do(running.hook)  # which ends the launch
+    other = job(2000, size=101)
+    lanes.submit(other)
+    assert runner.next_finished().words == [2000]
+    assert answer(other) == [2000]
+    if end == "deadline":
+        assert isinstance(error(long), DeadlineExceeded)
+    lanes.close()
+    assert not observer.on_device
+    assert not lanes.dispatcher._jobs  # pyright: ignore
+
+
+def test_a_text_that_fails_in_a_piece_runs_again_from_its_beginning(runner: StepRunner, start: Start) -> None:
+    lanes = start(chunked_prefill=True, max_batch_tokens=100)
+    long = job(1000, size=300)
+    lanes.submit(long)
+    runner.next().fail(MemoryError("scripted"))
+    assert runner.next_finished().words == [1000]  # alone on the device
+    assert answer(long) == [1000]
 
 
 def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner, start: Start) -> None:
@@ -821,7 +878,7 @@ def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Car
     arguments = batch, dense_wanted(batch)
     emptied: list[bool] = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
-    monkeypatch.setattr(loaded, "_models", [model])
+    monkeypatch.setattr(loaded._forward, "_models", [model])
     with pytest.raises(MemoryError):
         loaded.launch(*arguments)
     assert not emptied
@@ -829,6 +886,6 @@ def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Car
     with pytest.raises(MemoryError):
         loaded.launch(*arguments)
     assert emptied
-    monkeypatch.setattr(loaded, "_models", [says(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))])
+    monkeypatch.setattr(loaded._forward, "_models", [says(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))])
     with pytest.raises(RuntimeError, match="shapes"):
         loaded.launch(*arguments)

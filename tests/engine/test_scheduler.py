@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import inf
 from typing import Any
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
+from whimbrel.types.batch import RowCount
 from whimbrel.types.seq import Seq
 
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=30)
@@ -90,6 +91,30 @@ def test_every_seq_is_taken_once_and_batches_keep_the_budget(requests: list[Aske
     assert all(len(batch.items) == 1 or sum(seq.ids.size for _, seq in batch.items) <= budget for batch in batches)
     assert scheduler.queued_tokens == scheduler.small_tokens == scheduler.tokens_ahead(0) == 0
     assert scheduler.wake_at == inf
+
+
+def test_a_shared_prefix_is_counted_once_in_a_batch() -> None:
+    """Twelve pairs of 60 + 40 tokens fit into a budget of 540; other prefixes, and prefixes of other adapters, are their own."""
+    ids = np.arange(100, dtype=np.int32)
+    pairs = [Seq(ids, index, prefix_tokens=60) for index in range(14)]
+    scheduler = Scheduler[int](540)
+    scheduler.add(0, pairs)
+    sizes = []
+    while batch := scheduler.take(0.0):
+        sizes.append(len(batch.items))
+    assert sizes == [12, 2]
+    others = [replace(pairs[0], adapter=0), replace(pairs[0], tower=1), replace(pairs[0], ids=ids + 1)]
+    assert RowCount([*pairs, *others]).num_rows == 60 + 14 * 40 + 3 * 100
+    assert RowCount([replace(pairs[0], prefix_tokens=0)] * 2).num_rows == 200
+
+
+def test_a_batch_has_at_most_eight_tokens_for_each_that_it_may_compute() -> None:
+    ids = np.arange(200, dtype=np.int32)
+    scheduler = Scheduler[int](220)
+    scheduler.add(0, [Seq(ids, index, prefix_tokens=199) for index in range(20)])
+    batch = scheduler.take(0.0)
+    assert batch is not None
+    assert len(batch.items) == 8 * 220 // 200
 
 
 @given(st.lists(ANY, max_size=8), st.sets(st.integers(0, 8)), st.integers(0, 3))

@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
+from test_models import DECODER
+from test_models import write as write_model
 
 import fault_injection
 import whimbrel
@@ -64,6 +66,28 @@ def test_F1_engine_killed_while_idle(server: Server, expected: Float32Array) -> 
         assert client.get("/info").json()["models"][0]["plan"]["same_bits"] is True
     assert server.children("engine") != [old]
     golden(server, expected)
+
+
+@pytest.mark.extended
+def test_F2_engine_killed_half_way_through_a_split_text(tmp_path: Path) -> None:
+    """The text runs again, from its beginning, and has the vector of an engine that lives."""
+    write_model(tmp_path, "Qwen3", DECODER | {"head_dim": 16, "max_position_embeddings": 8192})
+    sentence_layout(tmp_path, modes=("mean",))
+    options = {"max_batch_tokens": 32, "max_length": 8192}
+    text = "far " * 7000
+    with Engine(str(tmp_path), dtype="float32", **options) as engine:  # pyright: ignore
+        assert engine.plan.chunked_prefill
+        expected = engine.embed([text])
+    flags = ("--max-batch-tokens", "32", "--max-length", "8192", "--dtype", "float32")
+    with Server(str(tmp_path), *flags, *PATIENT) as server, ThreadPoolExecutor(1) as threads:
+        (old,) = server.children("engine")
+        with httpx2.Client(base_url=server.url, timeout=120) as client:
+            answer = threads.submit(ask, client, [text])
+            time.sleep(0.4)  # it runs for seconds
+            assert not answer.done()
+            os.kill(old, signal.SIGKILL)
+            assert np.array_equal(vectors_of(answer.result(120)), expected)
+        assert server.children("engine") != [old]
 
 
 @pytest.mark.extended

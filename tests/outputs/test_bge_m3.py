@@ -142,7 +142,7 @@ def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             passes.append(ids.shape[0])
             return forward(ids, *rest)
 
-        monkeypatch.setattr(runner, "_models", [counted])
+        monkeypatch.setattr(runner._forward, "_models", [counted])
         text = "The whimbrel flies."
         together = engine.encode([text], ALL)
         assert len(passes) == 1

@@ -375,7 +375,7 @@ def through_the_codec(request: EngineRequest) -> EngineRequest:
 
 def test_seqs_arrive_as_they_were_sent() -> None:
     seqs = [
-        Seq(np.array([1, 2, 3], np.int32), 0, prompt_tokens=2, type_id=1, tower=1),
+        Seq(np.array([1, 2, 3], np.int32), 0, prompt_tokens=2, type_id=1, tower=1, prefix_tokens=2),
         Seq(np.array([4], np.int32), 1, num_attended=1, is_query=True, spans_S2=np.array([[0, 1]], np.int32)),
         Seq(np.array([5, 6, 7, 8], np.int32), 2, second_text_start=2, spans_S2=np.empty((0, 2), np.int32)),
         Seq(np.array([9, 9], np.int32), 3, spans_S2=np.array([[0, 1], [1, 2]], np.int32)),

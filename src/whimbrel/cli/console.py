@@ -115,7 +115,8 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
             "processor": str(plan.cpu),
             "dtype": plan.dtype,
             "max length": f"{plan.max_length:,} tokens",
-            "batch": f"{plan.max_batch_tokens:,} tokens",
+            "batch": f"{plan.max_batch_tokens:,} tokens{'; longer texts run in pieces' if plan.chunked_prefill else ''}",
+            **({"prefix cache": f"{plan.prefix_cache_bytes:,} bytes"} if plan.prefix_cache_bytes else {}),
             "same bits": same_bits[plan.same_bits],
             **({"accepted": f"{', '.join(plan.accept_config)} (unknown keys)"} if plan.accept_config else {}),
         }

@@ -213,6 +213,24 @@ def serve(
             panel=LIMITS_PANEL,
         ),
     ] = 0,
+    prefix_cache_bytes: Annotated[
+        int | None,
+        option(
+            "BYTES",
+            "Memory for a cache of prefixes that texts share, of causal models. 0 disables it. [default: 268435456]",
+            min=0,
+            panel=LIMITS_PANEL,
+        ),
+    ] = None,
+    chunked_prefill: Annotated[
+        bool | None,
+        typer.Option(
+            "--chunked-prefill/--no-chunked-prefill",
+            help="Run texts above --max-batch-tokens in pieces. [default: for causal models]",
+            rich_help_panel=LIMITS_PANEL,
+            show_default=False,
+        ),
+    ] = None,
     drain_timeout: Annotated[float, _seconds("Time to finish accepted requests after SIGINT or SIGTERM.", least=0)] = 30.0,
     step_timeout: Annotated[
         float, _seconds("Maximum time for one batch. After it, the engine process is replaced.", least=0.1)
@@ -305,6 +323,8 @@ def serve(
                         matryoshka=matryoshka,
                         split_long=split_long,
                         document_cache_bytes=document_cache_bytes,
+                        prefix_cache_bytes=prefix_cache_bytes,
+                        chunked_prefill=chunked_prefill,
                         accept_config=tuple(accept_config or ()),
                         adapters=own_adapters,
                     ),

@@ -246,6 +246,10 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
     }
     if plan.split_long:
         summary["long texts"] = "run in parts, unless a request asks to cut them (--split-long)"
+    if plan.chunked_prefill:
+        summary["batch"] = f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces"
+    if plan.prefix_cache_bytes:
+        summary["prefix cache"] = f"{plan.prefix_cache_bytes:,} bytes"
     if plan.adapters:
         summary["adapters"] = ", ".join(served_names(plan)[1 + len(plan.aliases) :])
     if others := [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]:

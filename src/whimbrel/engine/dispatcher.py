@@ -29,6 +29,7 @@ from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
 from whimbrel.errors import ComputeError, DeadlineExceeded, OutOfMemory, Unavailable, WhimbrelError
 from whimbrel.outputs.finishers import locate_error
 from whimbrel.telemetry.trace import count, observe
+from whimbrel.types.batch import RowCount
 from whimbrel.types.plan import Plan
 from whimbrel.types.result import Timings
 
@@ -207,7 +208,7 @@ class Dispatcher:
         middle = len(batch.items) // 2
         with self._lock:
             if lower_budget:
-                self._scheduler.out_of_memory(sum(seq.ids.size for _, seq in batch.items))
+                self._scheduler.out_of_memory(RowCount(seq for _, seq in batch.items).num_rows)
             if middle:
                 self._retries += [replace(batch, items=half) for half in (batch.items[:middle], batch.items[middle:])]
             else:

@@ -7,7 +7,8 @@ rows and delivers them to the finish pool (finish_pool.py). The pool fills the r
 has come. Each lane has at most two batches of its own in flight.
 
 Where the lane is the device (a CPU), the model calls back between the layers of a bulk batch. If small requests have come
-meanwhile, the lane runs a batch of them first, in addition to its two.
+meanwhile, the lane runs a batch of them first, in addition to its two. A text that runs in pieces gives way between them on any
+device. If its request is answered meanwhile, the rest of it does not run.
 
 The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
 only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
@@ -23,6 +24,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
+from sys import maxsize
 from time import perf_counter
 from typing import Any, Final
 
@@ -87,6 +89,7 @@ class Lanes:
         self._finishing = finishing
         self._observer = observer or _NoObserver()
         self._preempts = plan.device == "cpu"
+        self._piece_tokens = plan.max_batch_tokens if plan.chunked_prefill else maxsize
         self._launched: SimpleQueue[_InFlightBatch | None] = SimpleQueue()
         self._slots = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
         self._lanes = [self._thread(f"lane-{i}", partial(self._run_lane, slots)) for i, slots in enumerate(self._slots)]
@@ -116,11 +119,12 @@ class Lanes:
     def _launch(self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None) -> None:
         started = perf_counter()
         observer_slot = self._observer.started(batch.items)
-        between_layers = (
-            partial(self._preempt, batch.priority, observer_slot) if self._preempts and batch.kind == "bulk" else None
-        )
         try:
+            between_layers = self._between_layers(batch, observer_slot)
             towers = [self._launch_tower(items, between_layers) for items in self._by_tower(batch.items)]
+        except _Abandoned:
+            self._observer.ended(observer_slot)
+            self._release(slots, 0)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._batch_failed(batch, slots, observer_slot, error)
         else:
@@ -165,6 +169,22 @@ class Lanes:
                 self._finishing.deliver(job, output, of_batch, of_job)
 
     # Parts of these
+
+    def _between_layers(self, batch: ScheduledBatch[Job], observer_slot: int) -> Callable[[], None] | None:
+        """Return the function that the model calls between two layers, and between two pieces of a long text."""
+        job, seq = batch.items[0]
+        preempt = partial(self._preempt, batch.priority, observer_slot) if batch.kind == "bulk" else None
+        if len(batch.items) > 1 or seq.ids.size - seq.prefix_tokens <= self._piece_tokens:
+            return preempt if self._preempts else None
+
+        def between_pieces() -> None:
+            if self._dispatcher.expire(job) or not self._dispatcher.is_waiting(job):
+                raise _Abandoned
+            self._observer.resumed(observer_slot)
+            if preempt is not None:
+                preempt()
+
+        return between_pieces
 
     def _preempt(self, priority: int, observer_slot: int) -> None:
         """Run one batch of small jobs, if any wait. The model calls this between the layers of a bulk batch."""
@@ -242,6 +262,10 @@ class Lanes:
             self._dispatcher.fail_all()
             for slots in self._slots:
                 slots.release(_BATCHES_PER_LANE)
+
+
+class _Abandoned(Exception):
+    """Ends the launch of a text that nobody waits for any more."""
 
 
 class _NoObserver:

@@ -32,6 +32,7 @@ from math import inf
 from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from whimbrel.engine.fair_queue import FairQueue
+from whimbrel.types.batch import RowCount
 from whimbrel.types.seq import Seq
 
 K = TypeVar("K", bound=Hashable)
@@ -46,6 +47,8 @@ _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
 """Every 32 good batches give back an eighth of the full budget."""
+_MAX_SHARED: Final = 8
+"""Tokens of a batch per row that may be computed for it: keys are put together and rows pooled for all tokens."""
 _NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -206,20 +209,22 @@ class Scheduler(Generic[K]):
         return "small" if self.is_small(tokens) else "bulk"
 
     def _fill_batch(self, priority: int, kind: Kind, budget: int) -> list[tuple[K, Seq]]:
-        """Take seqs in turn until the next does not fit. The first always fits."""
+        """Take seqs in turn until the next does not fit. The first always fits. A prefix that several share is counted once."""
         waiting = self._levels[priority].queues[kind]
         items: list[tuple[K, Seq]] = []
         max_seqs: float = inf
+        rows = RowCount()
         while waiting.tokens:
             job, seq = waiting.head()
             size = seq.ids.size
             entry = self._entries[job]
             if kind == "suspect":
                 max_seqs = min(max_seqs, entry.suspects[seq.index])
-            if items and (size > budget or len(items) >= max_seqs):
+            is_full = rows.num_rows + rows.rows_of(seq) > budget or rows.num_tokens + size > _MAX_SHARED * budget
+            if items and (is_full or len(items) >= max_seqs):
                 break
             items.append((job, seq))
-            budget -= size
+            rows.add(seq)
             self._count(-size, entry.kind)
             if waiting.pop():
                 entry.num_queues -= 1

@@ -2,8 +2,8 @@
 
 A batch takes four steps:
 
-1. `launch` pads its rows for linear layers and copies them to the device.
-2. The model of its tower (`transformer.py`) computes a hidden state per token.
+1. `launch` chooses the rows to compute, pads them for linear layers and copies them to the device (`forward.py`).
+2. The model of its tower (`transformer.py`) computes their hidden states.
 3. `pooling.py` turns them into the rows of each selected output, which are copied back to the host.
 4. `collect` waits for the copies and returns numpy arrays. Token vectors that are only scored stay on a GPU.
 
@@ -31,8 +31,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.checkpoint.locate import Checkpoint
+from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
@@ -40,9 +40,10 @@ from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
+from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.batch import Batch, equal_length_groups
+from whimbrel.types.batch import Batch
 from whimbrel.types.card import Card
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Plan
@@ -81,7 +82,14 @@ class Runner:
             self._cards = card.towers or (card,)
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
             loaded = {path: load(tower) for path, tower in by_path.items()}
+            self.prefix_cache = PrefixCache(plan.prefix_cache_bytes, model=plan.served_name)
             self._models = [loaded[tower.path][0] for tower in self._cards]
+            self._forward = Forward(
+                self._models,
+                self._put,
+                self.prefix_cache,
+                piece_tokens=plan.max_batch_tokens if plan.chunked_prefill else None,
+            )
             self._poolings = [
                 {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}
                 for tower in self._cards
@@ -118,11 +126,7 @@ class Runner:
     def _launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
     ) -> Pending:
-        num_rows = round_up_rows(batch.num_tokens)
-        ids_R, positions_R, type_ids_R = (
-            self._put(_pad(x, num_rows)) for x in (batch.ids_T, batch.positions_T, batch.type_ids_T)
-        )
-        hidden_RD = self._models[batch.tower](ids_R, positions_R, type_ids_R, self._layout(batch), between_layers)
+        hidden_RD = self._forward(batch, between_layers)
         poolings = self._poolings[batch.tower]
         rows: dict[OutputName, Tensor] = {
             name: poolings[name](hidden_RD, self._rows(selection)) for name, selection in selections.items()
@@ -132,20 +136,6 @@ class Runner:
     def _put(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
         return tensor if self._copies is None else tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def _layout(self, batch: Batch) -> AttentionLayout:
-        lengths = np.diff(batch.cu_seqlens)
-        num_keys_B = None if np.array_equal(batch.num_attended_B, lengths) else self._put(batch.num_attended_B)
-        return AttentionLayout(
-            self._put(batch.cu_seqlens),
-            equal_length_groups(batch.cu_seqlens, batch.num_attended_B),
-            batch.num_tokens,
-            int(lengths.max()),
-            num_keys_B,
-            adapters_R=self._put(_pad(np.repeat(batch.adapters_B, lengths), round_up_rows(batch.num_tokens)))
-            if (batch.adapters_B >= 0).any()
-            else None,
-        )
 
     def _rows(self, selection: RowSelection) -> DeviceRowSelection:
         activated_P, tokens_X = selection.activated_P, selection.tokens_X
@@ -216,7 +206,17 @@ def probe() -> Hardware:
     processor = cpu()  # before the self-test, which makes oneDNN's first primitive
     version = str(torch.__version__)  # of a class of its own
     note = version_note(version, prepacked_problem())
-    return Hardware(_usable_cores(), processor, gpus, has_bfloat16, torch=version, torch_note=note)
+    gpu_memory = int(cast(Any, torch.cuda).get_device_properties(0).total_memory) if gpus else 0
+    return Hardware(
+        _usable_cores(),
+        processor,
+        gpus,
+        has_bfloat16,
+        torch=version,
+        torch_note=note,
+        memory=_usable_memory(),
+        gpu_memory=gpu_memory,
+    )
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -234,6 +234,18 @@ def _usable_cores() -> int:
     except (OSError, ValueError):
         share = physical
     return max(1, min(cores, physical, share))
+
+
+def _usable_memory() -> int:
+    """Return the bytes of memory of the machine or of the container; 0 if the system does not say."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return total
 
 
 def _lower_priority() -> None:

@@ -117,15 +117,35 @@ class Transformer:
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
         rows = _Rows(positions_R, layout, angles, lora_mask_RK)
+        pieces = [(part, _piece(rows, part, piece)) for part, piece in layout.pieces]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            attended = layer.attention_out(layer.mix(layer.attention_in(x_RD), rows))
-            if layer.attention_inner_sum is not None:
-                attended = layer.attention_inner_sum(x_RD + attended)
-            x_RD = layer.attention_sum(x_RD + attended)
-            x_RD = self._feed_forward(layer, x_RD, lora_mask_RK)
+            if pieces:
+                self._run_in_pieces(layer, x_RD, pieces, between_layers)
+            else:
+                x_RD = self._run_layer(layer, x_RD, rows)
         return self._final(x_RD)
+
+    def _run_in_pieces(
+        self,
+        layer: _Layer,
+        x_RD: Tensor,
+        pieces: Sequence[tuple[slice, _Rows]],
+        between_pieces: Callable[[], None] | None,
+    ) -> None:
+        """Run a layer piece by piece, in place and in order. A piece attends to the keys of those before it."""
+        for part, rows in pieces:
+            if between_pieces is not None and part.start > 0:
+                between_pieces()
+            x_RD[part] = self._run_layer(layer, x_RD[part], rows)
+
+    def _run_layer(self, layer: _Layer, x_RD: Tensor, rows: _Rows) -> Tensor:
+        attended = layer.attention_out(layer.mix(layer.attention_in(x_RD), rows))
+        if layer.attention_inner_sum is not None:
+            attended = layer.attention_inner_sum(x_RD + attended)
+        x_RD = layer.attention_sum(x_RD + attended)
+        return self._feed_forward(layer, x_RD, rows.lora_mask_RK)
 
     def _feed_forward(self, layer: _Layer, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
@@ -186,6 +206,7 @@ class Transformer:
             window=layer.window,
             softcap=spec.softcap,
             bias=bias,
+            layer=i,
         )
         if spec.latent is not None:
             at = f"layers.{i}.self_attn"
@@ -359,6 +380,12 @@ def _order_by_key(spec: Encoder) -> Tensor:
     shared = spec.num_heads // spec.num_kv_heads
     rows_KSH = torch.arange((shared + 2) * spec.num_kv_heads * spec.head_width).view(-1, shared + 2, spec.head_width)
     return torch.cat([rows_KSH[:, :shared].flatten(), rows_KSH[:, shared].flatten(), rows_KSH[:, shared + 1].flatten()])
+
+
+def _piece(rows: _Rows, part: slice, layout: AttentionLayout) -> _Rows:
+    angles = [each and (each[0][part], each[1][part], each[2]) for each in rows.angles]
+    mask = rows.lora_mask_RK
+    return _Rows(rows.positions_R[part], layout, angles, None if mask is None else mask[part])
 
 
 def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> Angles:

@@ -51,6 +51,8 @@ _COUNTS: Final[dict[trace.Count, tuple[str, str]]] = {
     "worker_restarts": ("worker_restarts", "HTTP workers restarted after they died."),
     "dropped": ("dropped_requests", "Requests dropped before they were computed: the client left or the deadline passed."),
     "document_cache_hits": ("document_cache_hits", "Documents whose token vectors were in the cache."),
+    "prefix_cache_hits": ("prefix_cache_hits", "Prefixes of batches that were in the cache."),
+    "prefix_cache_misses": ("prefix_cache_misses", "Prefixes of batches that had to be computed."),
     "connection_limit": ("connection_limit", "Times that all places for connections were taken, at most one a minute."),
     "idle_connections_closed": ("idle_connections_closed", "Idle connections closed to make room for new ones."),
     "document_cache_misses": ("document_cache_misses", "Documents whose token vectors had to be computed."),
@@ -62,6 +64,7 @@ _GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
     "queue_small_tokens": ("queue_small_tokens", "Tokens in the queue that belong to small requests."),
     "engines_up": ("engines_up", "Engines that are up."),
     "connections": ("connections", "Open connections."),
+    "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of the cache of prefixes."),
 }
 M = TypeVar("M", Counter, Gauge, Histogram)
 

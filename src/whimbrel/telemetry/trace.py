@@ -22,10 +22,11 @@ Stage: TypeAlias = Literal["receive", "read", "tokenize", "queue", "pack", "comp
 Size: TypeAlias = Literal["batch_tokens", "batch_seqs"]
 Count: TypeAlias = Literal[
     "retries", "halvings", "non_finite", "out_of_memory", "engine_restarts", "worker_restarts", "dropped",
-    "document_cache_hits", "document_cache_misses", "connection_limit", "idle_connections_closed",
+    "document_cache_hits", "document_cache_misses", "prefix_cache_hits", "prefix_cache_misses",
+    "connection_limit", "idle_connections_closed",
 ]  # fmt: skip
 """Counts, each explained in `telemetry/metrics.py`."""
-GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up", "connections"]
+GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up", "connections", "prefix_cache_bytes"]
 
 Outcome: TypeAlias = Literal[
     "ok", "invalid", "unauthorized", "forbidden", "not_found", "overloaded", "unavailable", "timeout", "client_gone", "error",

@@ -20,6 +20,7 @@ import tokenizers
 
 from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
+from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs, has_ids
 from whimbrel.types.arrays import Int32Array
@@ -86,6 +87,7 @@ class TemplateTokenizer:
         if plan.max_length < least:
             raise CheckpointError(f"max length {plan.max_length} leaves no room in the template.", file=_FILE)
         self._lengths = LengthBounds(least, plan.max_length, plan.max_length)
+        self._max_prefix_tokens = max_prefix_tokens(card, plan)
 
     def encode(self, request: Request) -> list[Seq]:
         """Tokenise all pairs of a request, or use its ids unchanged. Raises as Tokenizer.encode does."""
@@ -111,7 +113,20 @@ class TemplateTokenizer:
             self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
             for index, pieces in enumerate(rows[2:])
         ]
+        if self._max_prefix_tokens:
+            seqs = self._with_prefixes(seqs, pairs, form, instruction, limits)
         return seqs if adapter < 0 else [replace(seq, adapter=adapter) for seq in seqs]
+
+    def _with_prefixes(
+        self, seqs: Sequence[Seq], pairs: Sequence[Pair], form: _TokenizedTemplate, instruction: str, limits: _Limits
+    ) -> list[Seq]:
+        """Return the seqs with the lengths of their prefixes: the template and the query before the document."""
+        queries = list(dict.fromkeys(query for query, _ in pairs))
+        probes = [self._template.parts(query, probe) for query in queries for probe in PROBES]
+        cut = limits if limits.truncate == "left" else replace(limits, truncate="right")
+        ids = [self._seq(each, 0, form, cut, shortened=False).ids for each in self._rows(probes, form, instruction)]
+        prefixes = {query: probed_prefix(ids[2 * i : 2 * i + 2]) for i, query in enumerate(queries)}
+        return [with_prefix(seq, prefixes[query], self._max_prefix_tokens) for seq, (query, _) in zip(seqs, pairs, strict=True)]
 
     def _rows(self, parts: Sequence[Pair], form: _TokenizedTemplate, instruction: str) -> list[list[Int32Array]]:
         """Return the ids of each piece of each pair. Each distinct text is tokenised once."""

@@ -20,6 +20,7 @@ from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds, remaining_limit
 from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import find_template
+from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.static import find_static_rules
 from whimbrel.tokenizer.validation import (
     MAX_CHARACTERS_PER_TOKEN,
@@ -112,6 +113,8 @@ class Tokenizer:
         self._includes_prompt = self._template is not None or all(output.include_prompt for output in card.outputs.values())
         num_types = card.encoder.type_vocab_size if card.tokenizer.second_type else 0
         self._pairs = find_template(raw, num_types) if "scores" in card.outputs else None
+        self._max_prefix_tokens = max_prefix_tokens(card, plan)
+        self._prefix = lru_cache(maxsize=16)(self._find_prefix)
         self._check_text_formats()
 
     def encode(self, request: Request) -> list[Seq]:
@@ -130,7 +133,7 @@ class Tokenizer:
         rows, shortened = self.rows(request, terms)
         seqs = [self.seq(ids, index, terms, shortened=index in shortened) for index, ids in enumerate(rows)]
         if form is None:
-            return seqs
+            return self._with_prefixes(seqs, request, terms)
         is_query = request.input_type == "query"
         if has_ids(request):
             return [replace(seq, is_query=is_query) for seq in seqs]
@@ -191,6 +194,19 @@ class Tokenizer:
         return Seq(
             ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=terms.adapter, tower=self._tower
         )
+
+    def _with_prefixes(self, seqs: list[Seq], request: Request, terms: EncodeParams) -> list[Seq]:
+        """Return the seqs with the lengths of their prefixes: what stands before every text of the request."""
+        prompt = self._prompt(request)
+        if not self._max_prefix_tokens or has_ids(request) or not (prompt or terms.frame):
+            return seqs
+        prefix = self._prefix(prompt, request.add_special_tokens)
+        return [with_prefix(seq, prefix, self._max_prefix_tokens) for seq in seqs]
+
+    def _find_prefix(self, prompt: str, special: bool) -> Int32Array:
+        if self._template is not None:
+            return probed_prefix(self.backend.ids(self._framed(list(PROBES), self._frame(prompt)), special=False))
+        return probed_prefix(self.backend.ids(list(PROBES), prompt, special=special))
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
         unknown_id = None if self.static is None else self.static.unknown_id

@@ -5,7 +5,7 @@ Shapes: T tokens, B seqs, S spans.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,6 +46,8 @@ class Batch:
     spans_B: list[Int32Array | None] | None
     """Ranges of tokens of each seq, each pooled to its own row; None if no seq has any."""
     adapters_B: Int32Array
+    prefix_tokens_B: Int32Array
+    """Number of leading tokens of each seq that are computed apart (`Seq.prefix_tokens`)."""
     tower: int = 0
     """Index of the card's tower that runs all seqs of the batch."""
 
@@ -58,16 +60,43 @@ class Batch:
         return self.order_B.size
 
 
+class RowCount:
+    """Number of rows that a model computes for a batch as it grows: each distinct prefix once, and every seq's own tokens."""
+
+    def __init__(self, seqs: Iterable[Seq] = ()) -> None:
+        self.num_rows = 0
+        self.num_tokens = 0
+        self._prefixes: set[tuple[int, int, bytes]] = set()
+        for seq in seqs:
+            self.add(seq)
+
+    def rows_of(self, seq: Seq) -> int:
+        """Return the number of rows that a seq would add."""
+        return seq.ids.size - (seq.prefix_tokens if seq.prefix_tokens and _prefix(seq) in self._prefixes else 0)
+
+    def add(self, seq: Seq) -> None:
+        self.num_rows += self.rows_of(seq)
+        self.num_tokens += seq.ids.size
+        if seq.prefix_tokens:
+            self._prefixes.add(_prefix(seq))
+
+
+def _prefix(seq: Seq) -> tuple[int, int, bytes]:
+    return seq.tower, seq.adapter, seq.ids[: seq.prefix_tokens].tobytes()
+
+
 def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> Batch:
-    """Concatenate the seqs of one tower, the longest first. Seqs of equal length are sorted by attended tokens.
+    """Concatenate the seqs of one tower, the longest first. Equally long ones are sorted by attended tokens and by prefixes.
 
     `position_offset` is 0, or the RoBERTa family's pad_id + 1. There, as in transformers' `create_position_ids_from_
     input_ids`, a padding token inside a text has position pad_id and is not counted.
     """
     unsorted_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
-    order = np.lexsort((np.fromiter((seq.num_attended for seq in seqs), np.int32, len(seqs)), -unsorted_lengths)).astype(
-        np.int32
+    prefixes, attended = (
+        np.fromiter(sizes, np.int32, len(seqs))
+        for sizes in ((seq.prefix_tokens for seq in seqs), (seq.num_attended for seq in seqs))
     )
+    order = np.lexsort((prefixes, attended, -unsorted_lengths)).astype(np.int32)
     indices: list[int] = order.tolist()
     ordered = [seqs[i] for i in indices]
     lengths = unsorted_lengths[order]
@@ -92,6 +121,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
         adapters_B=adapters,
+        prefix_tokens_B=prefixes[order],
         tower=ordered[0].tower,
     )
 

@@ -183,6 +183,11 @@ class Encoder:
         fill(self, "head_width", self.head_width or self.hidden_size // self.num_heads)
         fill(self, "embedding_size", self.embedding_size or self.hidden_size)
 
+    @property
+    def keeps_keys(self) -> bool:
+        """True if a text can run in parts, of which each attends to the kept keys and values of those before it."""
+        return self.causal and bool(self.layers) and not any(layer.conv_width for layer in self.layers)
+
 
 @dataclass(frozen=True, slots=True)
 class Output:

@@ -53,3 +53,7 @@ class Hardware:
     """Version of PyTorch."""
     torch_note: str = ""
     """Warning about that version, or empty."""
+    memory: int = 0
+    """Bytes of memory that this process may use; 0: unknown."""
+    gpu_memory: int = 0
+    """Bytes of memory of the first GPU; 0: unknown."""

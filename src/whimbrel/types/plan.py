@@ -20,6 +20,9 @@ DTYPES: Final = ("float32", "bfloat16", "float16")
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
 MAX_BATCH_TOKENS: Final = 2**20
+PREFIX_CACHE_BYTES: Final = 2**28
+_LEAST_MEMORY_PER_CACHE: Final = 8
+"""The default cache of prefixes takes at most an eighth of the memory."""
 _MAX_REASONS: Final = 3
 
 
@@ -48,6 +51,10 @@ class Options(TypedDict, total=False):
     """Run texts above the limit in parts, where a request does not ask to cut them. For dense vectors. Default: False."""
     document_cache_bytes: int
     """Size in bytes of the cache of scored documents' token vectors. Default: 0, no cache."""
+    prefix_cache_bytes: int | None
+    """Size in bytes of the cache of texts' shared prefixes; 0: no cache. Default: 256 MiB for causal models."""
+    chunked_prefill: bool | None
+    """Run texts above `max_batch_tokens` in pieces. Default: for causal models."""
     served_name: str | None
     """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
@@ -82,6 +89,9 @@ class Plan:
     max_request_tokens: int
     matryoshka: bool
     document_cache_bytes: int
+    prefix_cache_bytes: int = 0
+    chunked_prefill: bool = False
+    """Run a text of more than `max_batch_tokens` tokens in pieces of that size, between which others run."""
     split_long: bool = False
     accept_config: tuple[str, ...] = ()
     """Unknown keys of the checkpoint's JSON files that the user has accepted."""
@@ -129,6 +139,10 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         max_request_tokens=_limit("max_request_tokens", options.get("max_request_tokens")),
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
+        prefix_cache_bytes=_prefix_cache_bytes(
+            options.get("prefix_cache_bytes"), card, hardware.memory if on_cpu else hardware.gpu_memory
+        ),
+        chunked_prefill=_chunked_prefill(options.get("chunked_prefill"), card),
         split_long=options.get("split_long", False),
         accept_config=options.get("accept_config", ()),
         adapters=options.get("adapters", {}),
@@ -177,6 +191,33 @@ def _max_batch_tokens(value: int | None, *, on_cpu: bool) -> int:
     if not 1 <= value <= MAX_BATCH_TOKENS:
         raise SetupError(f"max_batch_tokens is {value:,}.", hint=f"--max-batch-tokens takes 1 to {MAX_BATCH_TOKENS:,}")
     return value
+
+
+def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
+    size = PREFIX_CACHE_BYTES if value is None else _limit("prefix_cache_bytes", value, least=0)
+    if value is not None and memory and size > memory:
+        hint = "--prefix-cache-bytes takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
+        raise SetupError(f"prefix_cache_bytes is {size:,}; the device has {memory:,} bytes of memory.", hint=hint)
+    if not any(tower.encoder.keeps_keys for tower in card.towers or (card,)):
+        return 0
+    return min(size, memory // _LEAST_MEMORY_PER_CACHE) if value is None and memory else size
+
+
+def _chunked_prefill(value: bool | None, card: Card) -> bool:
+    reasons = [_why_whole(tower) for tower in card.towers or (card,) if not tower.encoder.keeps_keys]
+    if value and reasons:
+        hint = "leave out --chunked-prefill: a text above --max-batch-tokens is then a batch of its own"
+        raise SetupError(f"{card.name} cannot run a text in pieces: {reasons[0]}.", hint=hint)
+    return not reasons if value is None else value
+
+
+def _why_whole(card: Card) -> str:
+    encoder = card.encoder
+    if not encoder.layers:
+        return "its architecture has no layers of Whimbrel's own"
+    if encoder.causal:
+        return "its short convolutions look at the tokens before each piece"
+    return "its tokens attend to those after them"
 
 
 def _max_length(value: int | None, card: Card) -> int:

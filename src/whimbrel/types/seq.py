@@ -48,6 +48,8 @@ class Seq:
     """Index of the model's adapter for this seq; -1: none."""
     tower: int = 0
     """Index of the card's tower that runs it."""
+    prefix_tokens: int = 0
+    """Number of leading tokens that are computed apart, once for all seqs of a batch that begin with them; 0: none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,6 +4,7 @@
 - CPU in bfloat16, seqs of 97 to 511 tokens, no mask: two matrix products and a softmax, a sixth faster than SDPA.
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: torch's variable-length flash attention, which supports windows but neither biases nor caps.
+- Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
 
 `attend_reference` is the plain formula that all of them are tested against.
 
@@ -12,15 +13,16 @@ Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Final, TypeAlias
+from itertools import accumulate, pairwise
+from typing import Final, TypeAlias, cast
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from whimbrel.model.ops.kept_keys import KeySource
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,6 +41,12 @@ class AttentionLayout:
     """Index of each row's adapter, on the device, -1 for none; None: no row uses an adapter."""
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict[tuple[object, ...], Tensor])
     """Cache of `_cached_mask` for this batch: layers with equal masks share them."""
+    sources: Mapping[int, KeySource] = field(default_factory=dict[int, KeySource])
+    """Sources of keys of groups that attend to more than their own rows, or whose keys are kept, by the group's first token.
+
+    They run in order, so a group may attend to what one before it keeps."""
+    pieces: Sequence[tuple[slice, AttentionLayout]] = ()
+    """Rows and layout of each piece of a text that every layer runs piece by piece; empty: all rows at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,6 +60,8 @@ class ScoreOptions:
     """Cap of the scores: softcap * tanh(scores / softcap)."""
     bias: Callable[[int, int, int], Tensor] | None = None
     """(first, last, K) -> bias of the scores of these queries and the first K keys, (N, last - first, K), float32."""
+    layer: int = 0
+    """Number of the layer, by which keys are kept."""
 
     @property
     def plain(self) -> bool:
@@ -89,8 +99,12 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
                 out_LNH.copy_(_products(q_RNH[seq], k_RKH[seq], v_RKH[seq], scores.scale))
             continue
         floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all groups
-        q, k, v = (x[rows].view(count, length, *x.shape[1:]).transpose(1, 2) for x in floats)
-        k, v = k[:, :, :keys], v[:, :, :keys]
+        q, k, v = (x[rows].view(count, length, *x.shape[1:]) for x in floats)
+        if (source := layout.sources.get(start)) is not None:
+            k, v = source.join(scores.layer, k, v)
+        else:
+            k, v = k[:, :keys], v[:, :keys]
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         attended_BNLH = (
             _sdpa(q, k, v, scores, layout.masks) if scores.softcap is None else _capped(q, k, v, scores, layout.masks)
         )
@@ -105,6 +119,7 @@ def _in_float32(x_RNH: Tensor) -> Tensor:
 
 def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
     length, keys = q_BNLH.shape[2], k_BKLH.shape[2]
+    before = max(0, keys - length)
     causal = scores.causal and scores.window is None and scores.bias is None and keys == length
     if not causal and not scores.plain:  # with a mask, SDPA's bits would depend on the batch
         q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
@@ -112,7 +127,9 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, 
     parts = [
         F.scaled_dot_product_attention(
             q_BNLH[:, :, first : first + step], k_BKLH, v_BKLH,
-            attn_mask=None if causal else _cached_mask(masks, scores, (first, min(first + step, length), keys), q_BNLH.device),
+            attn_mask=None
+            if causal
+            else _cached_mask(masks, scores, (before + first, before + min(first + step, length), keys), q_BNLH.device),
             is_causal=causal and length > 1,
             scale=scores.scale,
             enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
@@ -156,6 +173,7 @@ def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions
     assert cap is not None
     num_heads, length = q_BNLH.shape[1:3]
     keys = k_BKLH.shape[2]
+    before = max(0, keys - length)
     shared = num_heads // k_BKLH.shape[1]
     k, v = (F.pad(x, (0, 0, 0, -keys % 16)).repeat_interleave(shared, dim=1) for x in (k_BKLH, v_BKLH))
     parts: list[Tensor] = []
@@ -163,7 +181,7 @@ def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions
         last = min(length, first + _QUERIES_AT_A_TIME)
         scores_BNQL = cap * torch.tanh(q_BNLH[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
         scores_BNQL[..., keys:] = -torch.inf
-        if (mask := _cached_mask(masks, scores, (first, last, keys), q_BNLH.device)) is not None:
+        if (mask := _cached_mask(masks, scores, (before + first, before + last, keys), q_BNLH.device)) is not None:
             scores_BNQL[..., :keys] += mask
         parts.append(scores_BNQL.softmax(-1) @ v)
     return torch.cat(parts, dim=2)
@@ -188,10 +206,13 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attentio
 
     num_rows, num_heads, width = q_RNH.shape
     q, k, v = (x[: layout.num_tokens].to(v_RKH.dtype) for x in (q_RNH, k_RKH, v_RKH))
-    longest = layout.max_seqlen
+    key_offsets, longest = layout.cu_seqlens, layout.max_seqlen
+    if layout.sources:
+        k, v, lengths = join_keys(k, v, layout, scores.layer)
+        key_offsets, longest = _offsets(lengths, q.device), max(lengths)
     before = -1 if scores.window is None else scores.window
     out_TNH = varlen_attn(
-        q, k, v, layout.cu_seqlens, layout.cu_seqlens, longest, longest,
+        q, k, v, layout.cu_seqlens, key_offsets, layout.max_seqlen, longest,
         scale=scores.scale,
         window_size=(before, 0 if scores.causal else before),
         enable_gqa=num_heads != k.shape[1],
@@ -203,24 +224,47 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attentio
     return out_RD
 
 
+def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int) -> tuple[Tensor, Tensor, list[int]]:
+    """Return the keys and values that each seq attends to, one seq after another, and their number in each seq."""
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
+    lengths: list[int] = []
+    for start, count, length, _ in layout.equal_length_groups:
+        k, v = (x[start : start + count * length].view(count, length, *x.shape[1:]) for x in (k_TKH, v_TKH))
+        if (source := layout.sources.get(start)) is not None:
+            k, v = source.join(layer, k, v)
+        keys.append(k.flatten(0, 1))
+        values.append(v.flatten(0, 1))
+        lengths += [k.shape[1]] * count
+    return torch.cat(keys), torch.cat(values), lengths
+
+
+def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
+    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
+
+
 def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Compute attention by the plain formula, seq by seq in float32."""
     num_rows, num_heads, width = q_RNH.shape
     out_RNH = torch.zeros(num_rows, num_heads, width)
     offsets = layout.cu_seqlens.numpy(force=True)
-    num_keys = np.diff(offsets) if layout.num_attended_B is None else layout.num_attended_B.numpy(force=True)
+    k_XKH, v_XKH, lengths = join_keys(k_RKH, v_RKH, layout, scores.layer)
+    num_keys = lengths if layout.num_attended_B is None else cast(list[int], layout.num_attended_B.tolist())  # pyright: ignore[reportUnknownMemberType]
+    starts = [0, *accumulate(lengths)]
     for seq, (start, end) in enumerate(pairwise(offsets)):
-        q, k, v = (x[start:end].float() for x in (q_RNH, k_RKH, v_RKH))
-        k, v = (x[: num_keys[seq]].repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+        q, before = q_RNH[start:end].float(), lengths[seq] - (end - start)
+        k, v = (x[starts[seq] :][: num_keys[seq]].float() for x in (k_XKH, v_XKH))
+        k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
         scores_NQK = torch.einsum("qnh,knh->nqk", q, k) * scores.scale
         if scores.softcap is not None:
             scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)
         if scores.bias is not None:
-            scores_NQK = scores_NQK + scores.bias(0, end - start, num_keys[seq])
+            scores_NQK = scores_NQK + scores.bias(before, lengths[seq], num_keys[seq])
         for query in range(end - start):
             for key in range(num_keys[seq]):
-                too_far = scores.window is not None and abs(key - query) > scores.window
-                if too_far or (scores.causal and key > query):
+                ahead = key - before - query
+                too_far = scores.window is not None and abs(ahead) > scores.window
+                if too_far or (scores.causal and ahead > 0):
                     scores_NQK[:, query, key] = -torch.inf
         out_RNH[start:end] = torch.einsum("nqk,knh->qnh", scores_NQK.softmax(-1), v)
     return out_RNH.view(num_rows, num_heads * width).to(v_RKH.dtype)

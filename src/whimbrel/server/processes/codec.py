@@ -26,9 +26,11 @@ from whimbrel.types.arrays import Int32Array
 from whimbrel.types.result import Sparse
 from whimbrel.types.seq import Seq
 
-_COLUMNS: Final = 9
+_COLUMNS: Final = 10
 """Numbers in the row of a seq: its tokens, its spans (-1 for None) and its scalars."""
-_scalars: Final = attrgetter("prompt_tokens", "type_id", "second_text_start", "num_attended", "is_query", "adapter", "tower")
+_scalars: Final = attrgetter(
+    "prompt_tokens", "type_id", "second_text_start", "num_attended", "is_query", "adapter", "tower", "prefix_tokens"
+)
 
 _Source: TypeAlias = memoryview | mmap
 
@@ -109,12 +111,11 @@ def unpack_seqs(flat: Int32Array, num_seqs: int) -> list[Seq]:
     spans = flat[start + sum(row[0] for row in rows) :].reshape(-1, 2)
     first_span = 0
     seqs: list[Seq] = []
-    for index, (length, num_spans, prompt, type_id, second_text, attended, is_query, adapter, tower) in enumerate(rows):
+    for index, (length, num_spans, prompt, type_id, second, attended, is_query, adapter, tower, prefix) in enumerate(rows):
         ids = flat[start : start + length]
         own = None if num_spans < 0 else spans[first_span : first_span + num_spans]
-        seqs.append(
-            Seq(ids, index, prompt, type_id, second_text, attended, bool(is_query), spans_S2=own, adapter=adapter, tower=tower)
-        )
+        scalars = (prompt, type_id, second, attended, bool(is_query))
+        seqs.append(Seq(ids, index, *scalars, spans_S2=own, adapter=adapter, tower=tower, prefix_tokens=prefix))
         start += length
         first_span += max(num_spans, 0)
     return seqs

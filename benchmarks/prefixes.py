@@ -1,0 +1,219 @@
+"""Shared prefixes and long texts of causal models: a rerank, short queries beside long texts, and texts split and whole.
+
+    python benchmarks/prefixes.py [--full] [--device auto] [--dtype auto] [--rounds 5] [--long 8192] [--quick]
+
+The model is random, in the layout of Qwen/Qwen3-Reranker-0.6B: by default 4 layers of 512 columns; --full has its 28 of 1,024.
+Its tokenizer is the packaged model's with the template's control tokens, because lookups cost next to nothing. Speed does not
+depend on the weights. Contenders take turns, A B A B, after a round that is not counted. Ratios are those of the medians.
+
+1. A rerank of 100 documents of about 100 tokens. Template, instruction and query come to about 150 tokens, with which all
+   pairs begin. Each round has a query of its own. Contenders: each pair whole; the prefix once per batch (no cache); once (the
+   cache); a query that is in the cache; and Sentence Transformers, which pads, with 32 pairs in a batch.
+2. Queries of 12 words, one after another, alone and while texts of `--long` tokens run one after another. The time of a
+   piece is that of a batch of `--max-batch-tokens` tokens.
+3. The texts of vLLM #39533, 16 of 8 to 192 sentences, as documents: whole, and in pieces of 512 and of 128 tokens.
+
+--quick is a small model and few rounds, to test that everything runs; its numbers mean nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+import torch
+import transformers
+from common import FOLDER, compare, make_texts, note, print_setting, print_table
+from sentence_transformers import CrossEncoder
+from sentence_transformers.base.modules import Transformer
+from sentence_transformers.cross_encoder.modules import LogitScore
+from tokenizers import AddedToken, Tokenizer
+
+from whimbrel import Engine
+from whimbrel.types.request import Request
+
+SENTENCES: Final = (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
+SENTENCE: Final = "retrieval benchmark sentence "
+CONTROLS: Final = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
+CHAT: Final = (
+    '{%- set query = messages | selectattr("role", "eq", "query") | map(attribute="content") | first -%}\n'
+    '{%- set document = messages | selectattr("role", "eq", "document") | map(attribute="content") | first -%}\n'
+    "<|im_start|>system\nAnswer yes or no: does the document meet what query and instruction ask for?<|im_end|>\n"
+    "<|im_start|>user\n<Query>: {{ query }}\n<Document>: {{ document }}<|im_end|>\n<|im_start|>assistant\n"
+)
+Sizes = dict[str, int]
+SMALL: Final[Sizes] = {"num_hidden_layers": 4, "hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8,
+                       "num_key_value_heads": 4, "head_dim": 64}  # fmt: skip
+FULL: Final[Sizes] = {"num_hidden_layers": 28, "hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16,
+                      "num_key_value_heads": 8, "head_dim": 128}  # fmt: skip
+QUICK: Final[Sizes] = SMALL | {"num_hidden_layers": 2, "hidden_size": 128, "intermediate_size": 256}
+
+
+def write_checkpoint(folder: Path, sizes: Sizes, *, positions: int) -> None:
+    """Write a random reranker as Sentence Transformers saves it."""
+    tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
+    tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in CONTROLS])
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    base = folder / "base"
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=positions)
+    fast.chat_template = CHAT
+    fast.save_pretrained(base)
+    config = transformers.Qwen3Config(
+        **sizes, vocab_size=len(fast), max_position_embeddings=positions, pad_token_id=0, tie_word_embeddings=True
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(base)
+    vocab = fast.get_vocab()
+    modules = [Transformer(str(base), transformer_task="text-generation"), LogitScore(vocab["yes"], vocab["no"])]
+    CrossEncoder(modules=modules, activation_fn=torch.nn.Identity()).save(str(folder / "saved"))
+
+
+class Rerank:
+    """The same rerank, in several ways. Each call has the next query."""
+
+    def __init__(self, engine: Engine, queries: Sequence[str], documents: Sequence[str], *, shared: bool = True) -> None:
+        self._engine = engine
+        self._queries = iter(queries)
+        self._documents = documents
+        self._shared = shared
+        self.prefixes: list[int] = []
+
+    def __call__(self) -> np.ndarray:
+        query = next(self._queries)
+        request = self._engine.preprocessor.preprocess(Request([(query, each) for each in self._documents], ("scores",)))
+        self.prefixes = [seq.prefix_tokens for seq in request.seqs]
+        if not self._shared:
+            request = replace(request, seqs=[replace(seq, prefix_tokens=0) for seq in request.seqs])
+        scores = self._engine.submit_tokenized(request).result().outputs.scores
+        assert scores is not None
+        return scores
+
+
+def rerank(folder: str, rounds: int, options: dict[str, Any], *, num_documents: int) -> list[list[str]]:
+    """Return the rows of the first table."""
+    queries = make_texts(rounds + 1, words=(88, 92), seed=1)
+    documents = make_texts(num_documents, words=(70, 78), seed=2)
+    with Engine(folder, **options) as cached, Engine(folder, **options, prefix_cache_bytes=0) as uncached:
+        whole = Rerank(uncached, queries, documents, shared=False)
+        once_per_batch = Rerank(uncached, queries, documents)
+        once = Rerank(cached, queries, documents)
+        known = Rerank(cached, [queries[0]] * (rounds + 1), documents)
+        theirs = CrossEncoder(folder, device=cached.plan.device, model_kwargs={"dtype": getattr(torch, cached.plan.dtype)})
+        their_queries = iter(queries)
+
+        def sentence_transformers() -> object:
+            query = next(their_queries)
+            return theirs.predict([(query, each) for each in documents], batch_size=32)
+
+        names = ("each pair whole", "prefix once per batch", "prefix once", "prefix from the cache", "Sentence Transformers")
+        seconds = compare(whole, once_per_batch, once, known, sentence_transformers, rounds=rounds)
+        sizes = cached.preprocessor.preprocess(Request([(queries[0], each) for each in documents], ("scores",))).seqs
+        own = [seq.ids.size - seq.prefix_tokens for seq in sizes]
+        note(f"prefix of {sizes[0].prefix_tokens} tokens, own tokens {min(own)} to {max(own)}")
+        print_setting(cached.plan, documents=num_documents, prefix=sizes[0].prefix_tokens, own_tokens=f"{np.mean(own):.0f}")
+    first = median(seconds[0])
+    return [
+        [name, f"{1e3 * median(each):,.0f}", f"{first / median(each):.2f}"] for name, each in zip(names, seconds, strict=True)
+    ]
+
+
+def short_queries(folder: str, options: dict[str, Any], *, long_tokens: int, count: int) -> list[list[str]]:
+    """Return the rows of the second table."""
+    query, stopped = ("how far do birds fly", "some fly ten thousand kilometres"), threading.Event()
+    rows: list[list[str]] = []
+    with Engine(folder, **options, chunked_prefill=True) as engine:
+        long = [np.full(long_tokens, 2000, np.int32)]
+        piece = [np.full(engine.plan.max_batch_tokens, 2000, np.int32)]
+        run_piece = _timed(lambda: engine.run(Request(piece, ("scores",))))
+        seconds_of_piece = median(run_piece() for _ in range(5))
+
+        def stream() -> None:
+            while not stopped.is_set():
+                future = engine.submit(Request(long, ("scores",)))
+                while not future.done() and not stopped.wait(0.05):
+                    pass
+                future.cancel()
+
+        ask = _timed(lambda: engine.run(Request([query], ("scores",))))
+        ask()
+        for name, num_streams in (("alone", 0), ("beside long texts", engine.plan.num_lanes)):
+            stopped.clear()
+            streams = [threading.Thread(target=stream) for _ in range(num_streams)]
+            for each in streams:
+                each.start()
+            stopped.wait(1.0)  # until every lane runs a long text
+            seconds = [ask() for _ in range(count)]
+            stopped.set()
+            for each in streams:
+                each.join()
+            p50, p99 = np.percentile(seconds, [50, 99])
+            rows.append([name, f"{1e3 * p50:,.1f}", f"{1e3 * p99:,.1f}", f"{p99 / seconds_of_piece:.2f}"])
+        print_setting(
+            engine.plan, long=long_tokens, piece=engine.plan.max_batch_tokens, piece_ms=f"{1e3 * seconds_of_piece:.1f}"
+        )
+    return rows
+
+
+def split_and_whole(folder: str, rounds: int, options: dict[str, Any], *, size: int) -> list[list[str]]:
+    """Return the rows of the third table."""
+    request = Request([("", SENTENCE * count) for count in SENTENCES], ("scores",))
+    limit = options | {"max_batch_tokens": size}
+    with Engine(folder, **limit, chunked_prefill=False) as whole, Engine(folder, **limit, chunked_prefill=True) as split:
+        seconds = compare(partial(whole.run, request), partial(split.run, request), rounds=rounds)
+        found, expected = (np.asarray(each.run(request).outputs.scores) for each in (split, whole))
+        print_setting(split.plan, largest_difference=f"{np.abs(found - expected).max():.1e}")
+    first = median(seconds[0])
+    names = (f"batches of {size} tokens, texts whole", f"in pieces of {size} tokens")
+    return [
+        [name, f"{1e3 * median(each):,.0f}", f"{median(each) / first:.3f}"] for name, each in zip(names, seconds, strict=True)
+    ]
+
+
+def _timed(action: Callable[[], object]) -> Callable[[], float]:
+    def run() -> float:
+        started = perf_counter()
+        action()
+        return perf_counter() - started
+
+    return run
+
+
+def main() -> None:
+    """Print all tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--full", action="store_true")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--long", type=int, default=8192)
+    args = parser.parse_args()
+    rounds, long_tokens = (1, 2048) if args.quick else (args.rounds, args.long)
+    options: dict[str, Any] = {"device": args.device, "dtype": args.dtype}
+    with TemporaryDirectory() as name:
+        note("writing the checkpoint")
+        write_checkpoint(Path(name), QUICK if args.quick else FULL if args.full else SMALL, positions=max(4096, long_tokens))
+        folder = str(Path(name) / "saved")
+        note("a rerank")
+        rows = rerank(folder, rounds, options, num_documents=8 if args.quick else 100)
+        print_table(["a rerank", "ms", "each pair whole / this"], rows)
+        note("short queries beside long texts")
+        rows = short_queries(folder, options, long_tokens=long_tokens, count=5 if args.quick else 100)
+        print_table(["short queries", "p50, ms", "p99, ms", "p99 / a piece"], rows)
+        note("split and whole")
+        rows = [row for size in (512, 128) for row in split_and_whole(folder, rounds, options, size=size)]
+        print_table(["texts of 8 to 192 sentences", "ms", "this / whole"], rows)
+
+
+if __name__ == "__main__":
+    main()

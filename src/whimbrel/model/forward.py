@@ -1,0 +1,253 @@
+"""Forward passes of batches: which rows a model computes, and the hidden states of all tokens from them.
+
+Three ways through the model, chosen for each batch by its seqs alone:
+
+- Most batches: a row per token.
+- Seqs with a prefix (`Seq.prefix_tokens`): rows of each distinct prefix that the cache does not hold, once, then those of each
+  seq's own tokens, which attend to their prefix and to themselves. The hidden states are put together afterwards, so pooling
+  sees whole seqs. A prefix is computed apart even where only one seq has it, so a vector has the same bits with and without
+  company, and with and without the cache.
+- A text of more than `piece_tokens` own tokens, which is always alone in its batch: every layer runs it piece by piece. Only
+  one layer's keys and values are kept at a time, and another batch may run between any two pieces.
+
+Shapes: R rows, T tokens, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from whimbrel.model.load import Model
+from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
+from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.batch import Batch, equal_length_groups, offsets_of, ranges
+
+Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
+"""Copies an array to the device."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Prefix:
+    """A distinct prefix of a batch."""
+
+    key: PrefixKey
+    first_token: int
+    """The first token of one of the seqs that begin with it."""
+    num_tokens: int
+    cached: CachedPrefix | None
+    kept: KeptKeys
+
+
+class Forward:
+    """Forward passes of one model, or of the towers that a checkpoint has."""
+
+    def __init__(self, models: Sequence[Model], put: Put, cache: PrefixCache, *, piece_tokens: int | None) -> None:
+        """`piece_tokens`: None: no text runs in pieces."""
+        self._models = models
+        self._put = put
+        self._cache = cache
+        self._piece_tokens = piece_tokens
+
+    def __call__(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
+        """Return the hidden states of the batch's tokens, (R, D), where R is T rounded up.
+
+        `between` is called between any two layers, and between any two pieces of a layer.
+        """
+        if batch.num_seqs == 1 and self._is_long(batch):
+            layout = self._layout_of_pieces(batch)
+            between = _in_step(between) if between is not None and layout.cu_seqlens.is_cuda else between
+            return self._run(batch, np.arange(batch.num_tokens), layout, between)
+        if batch.prefix_tokens_B.any():
+            return self._run_with_prefixes(batch, between)
+        return self._run(batch, np.arange(batch.num_tokens), self._layout(batch), between)
+
+    def _is_long(self, batch: Batch) -> bool:
+        return self._piece_tokens is not None and batch.num_tokens - int(batch.prefix_tokens_B[0]) > self._piece_tokens
+
+    def _run(
+        self, batch: Batch, tokens_R: NDArray[np.integer], layout: AttentionLayout, between: Callable[[], None] | None
+    ) -> Tensor:
+        num_rows = round_up_rows(tokens_R.size)
+        inputs = (batch.ids_T, batch.positions_T, batch.type_ids_T)
+        arrays = [self._put(_pad(each[tokens_R], num_rows)) for each in inputs]
+        return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
+
+    def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer]) -> Tensor | None:
+        if not (batch.adapters_B >= 0).any():
+            return None
+        adapters_T = np.repeat(batch.adapters_B, np.diff(batch.cu_seqlens))
+        return self._put(_pad(adapters_T[tokens_R], round_up_rows(tokens_R.size)))
+
+    def _layout(self, batch: Batch) -> AttentionLayout:
+        lengths = np.diff(batch.cu_seqlens)
+        num_keys_B = None if np.array_equal(batch.num_attended_B, lengths) else self._put(batch.num_attended_B)
+        return AttentionLayout(
+            self._put(batch.cu_seqlens),
+            equal_length_groups(batch.cu_seqlens, batch.num_attended_B),
+            batch.num_tokens,
+            int(lengths.max()),
+            num_keys_B,
+            adapters_R=self._adapters(batch, np.arange(batch.num_tokens)),
+        )
+
+    # Long texts
+
+    def _layout_of_pieces(self, batch: Batch) -> AttentionLayout:
+        """Return the layout of one long text. Its pieces end at its prefix, and at multiples of their size after it."""
+        assert self._piece_tokens is not None
+        prefix = int(batch.prefix_tokens_B[0])
+        starts = [*([0] if prefix else []), *range(prefix, batch.num_tokens, self._piece_tokens)]
+        bounds = list(pairwise([*starts, batch.num_tokens]))
+        masks: dict[tuple[object, ...], Tensor] = {}
+        parts = [
+            (
+                slice(first, last if last < batch.num_tokens else round_up_rows(last)),
+                AttentionLayout(
+                    self._put(np.array([0, last - first], np.int32)),
+                    [(0, 1, last - first, last - first)],
+                    last - first,
+                    last - first,
+                    masks=masks,
+                    sources={0: source},
+                ),
+            )
+            for (first, last), source in zip(bounds, pieces(bounds), strict=True)
+        ]
+        adapters_R = self._adapters(batch, np.arange(batch.num_tokens))
+        return AttentionLayout(
+            self._put(batch.cu_seqlens),
+            [(0, 1, batch.num_tokens, batch.num_tokens)],
+            batch.num_tokens,
+            batch.num_tokens,
+            adapters_R=adapters_R,
+            pieces=parts,
+        )
+
+    # Shared prefixes
+
+    def _run_with_prefixes(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
+        prefixes, prefix_B = self._find_prefixes(batch)
+        missing = sorted((each for each in prefixes if each.cached is None), key=lambda each: -each.num_tokens)
+        starts_S = np.array([each.first_token for each in missing] + (batch.cu_seqlens[:-1] + batch.prefix_tokens_B).tolist())
+        ends_S = np.array([each.first_token + each.num_tokens for each in missing] + batch.cu_seqlens[1:].tolist())
+        tokens_R = ranges(starts_S, ends_S)
+        layout = self._layout_with_prefixes(batch, tokens_R, ends_S - starts_S, missing, prefix_B)
+        hidden_RD = self._run(batch, tokens_R, layout, between)
+        starts = dict(zip(missing, offsets_of(ends_S - starts_S).tolist(), strict=False))
+        if self._cache.is_on:
+            for prefix, start in starts.items():
+                rows_LD = hidden_RD[start : start + prefix.num_tokens].clone()
+                self._cache.put(prefix.key, CachedPrefix(prefix.kept, rows_LD))
+        return self._put_together(batch, hidden_RD, tokens_R, starts, prefix_B)
+
+    def _find_prefixes(self, batch: Batch) -> tuple[list[_Prefix], list[_Prefix | None]]:
+        """Return the distinct prefixes, and that of each seq."""
+        found: dict[PrefixKey, _Prefix] = {}
+        prefix_B: list[_Prefix | None] = []
+        firsts: list[int] = batch.cu_seqlens[:-1].tolist()
+        for first, size, adapter in zip(firsts, batch.prefix_tokens_B.tolist(), batch.adapters_B.tolist(), strict=True):
+            if not size:
+                prefix_B.append(None)
+                continue
+            ids = batch.ids_T[first : first + size].tobytes()
+            key = PrefixKey(batch.tower, adapter, int(batch.type_ids_T[first]), ids)
+            if key not in found:
+                cached = self._cache.get(key)
+                found[key] = _Prefix(key, first, size, cached, cached.kept if cached else KeptKeys())
+            prefix_B.append(found[key])
+        return list(found.values()), prefix_B
+
+    def _layout_with_prefixes(
+        self,
+        batch: Batch,
+        tokens_R: NDArray[np.integer],
+        lengths_S: NDArray[np.integer],
+        missing: Sequence[_Prefix],
+        prefix_B: Sequence[_Prefix | None],
+    ) -> AttentionLayout:
+        """Return the layout of the rows: the missing prefixes, then each seq's own tokens."""
+        prefix_of_S = [*missing, *prefix_B]
+        own_S = lengths_S.tolist()
+        attended = [size if prefix else attended for size, prefix, attended in zip(
+            own_S[len(missing) :], prefix_B, batch.num_attended_B.tolist(), strict=True)]  # fmt: skip
+        attended_S = np.array([*own_S[: len(missing)], *attended], np.int32)
+        groups: list[tuple[int, int, int, int]] = []
+        sources: dict[int, KeySource] = {}
+        cu_seqlens = offsets_of(lengths_S).astype(np.int32)
+        kinds = [(i < len(missing), *sizes, prefix.num_tokens if prefix else 0) for i, (*sizes, prefix) in enumerate(
+            zip(own_S, attended_S.tolist(), prefix_of_S, strict=True))]  # fmt: skip
+        for first, last in _runs(kinds):
+            is_prefix, length, keys, num_before = kinds[first]
+            start = int(cu_seqlens[first])
+            groups.append((start, last - first, length, keys))
+            kept = [prefix.kept for prefix in prefix_of_S[first:last] if prefix]
+            if kept:
+                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept, num_before)
+        return AttentionLayout(
+            self._put(cu_seqlens),
+            groups,
+            tokens_R.size,
+            max(own_S),
+            None if np.array_equal(attended_S, lengths_S) else self._put(attended_S),
+            adapters_R=self._adapters(batch, tokens_R),
+            sources=sources,
+        )
+
+    def _put_together(
+        self,
+        batch: Batch,
+        hidden_RD: Tensor,
+        tokens_R: NDArray[np.integer],
+        starts: dict[_Prefix, int],
+        prefix_B: Sequence[_Prefix | None],
+    ) -> Tensor:
+        """Return the hidden states of all tokens: computed rows, and those of cached prefixes."""
+        cached = list({prefix: None for prefix in prefix_B if prefix is not None and prefix.cached is not None})
+        begins = accumulate((each.num_tokens for each in cached), initial=hidden_RD.shape[0])
+        starts = starts | dict(zip(cached, begins, strict=False))
+        row_T = np.zeros(round_up_rows(batch.num_tokens), np.int32)
+        row_T[tokens_R] = np.arange(tokens_R.size)
+        for token, prefix in zip(batch.cu_seqlens[:-1].tolist(), prefix_B, strict=True):
+            if prefix is not None:
+                row_T[token : token + prefix.num_tokens] = starts[prefix] + np.arange(prefix.num_tokens)
+        parts = [hidden_RD, *(each.cached.hidden_LD for each in cached if each.cached)]
+        return torch.cat(parts).index_select(0, self._put(row_T))
+
+
+def _in_step(between: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that first waits until a GPU has at most one piece to do, so that others can run soon."""
+    launched: deque[torch.cuda.Event] = deque()
+
+    def wait() -> None:
+        event = torch.cuda.Event()
+        event.record()
+        launched.append(event)
+        if len(launched) > 1:
+            launched.popleft().synchronize()
+        between()
+
+    return wait
+
+
+def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
+    """Return the bounds of each run of equal items."""
+    starts = [i for i, item in enumerate(items) if i == 0 or item != items[i - 1]]
+    return list(pairwise([*starts, len(items)]))
+
+
+def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
+    padded_R = np.zeros(num_rows, np.int32)
+    padded_R[: array_T.size] = array_T
+    return padded_R

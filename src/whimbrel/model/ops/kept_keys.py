@@ -1,0 +1,102 @@
+"""Keys and values that outlive the rows which they belong to: those of shared prefixes, and of a long text's earlier pieces.
+
+A `KeySource` gives the queries of a group of equally long seqs all keys and values that they attend to: those of earlier tokens
+and their own. Earlier tokens were computed before, in the same layer of this batch or in another batch.
+
+Shapes: B seqs of a group, L tokens, K key heads, H head width, R rows of a text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeAlias
+
+from torch import Tensor
+
+Join: TypeAlias = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, keys, values), of the group's own tokens, (B, L, K, H) -> all keys and values that they attend to, in order."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class KeySource:
+    """Source of the keys and values of a group of seqs."""
+
+    num_before: int
+    """Number of tokens before each seq's own ones."""
+    join: Join
+
+
+@dataclass(slots=True, eq=False)
+class KeptKeys:
+    """Keys and values of a prefix in all layers, (L, K, H) each, in the form in which attention takes them."""
+
+    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.nbytes for pair in self.layers.values() for part in pair)
+
+
+def keeping(kept: Sequence[KeptKeys]) -> KeySource:
+    """Return the source of prefixes themselves. It fills `kept` layer by layer."""
+    return KeySource(0, partial(_keep, kept))
+
+
+def after_prefixes(prefixes: Sequence[KeptKeys], num_before: int) -> KeySource:
+    """Return the source of seqs of which each follows its prefix. All prefixes have `num_before` tokens."""
+    return KeySource(num_before, partial(_follow, prefixes, num_before))
+
+
+def pieces(bounds: Sequence[tuple[int, int]]) -> list[KeySource]:
+    """Return the sources of the pieces of one text, for the bounds (first, last) of each. They share the memory of a layer."""
+    buffer = _LayerBuffer(bounds[-1][1])
+    return [KeySource(first, partial(buffer.append, first)) for first, _ in bounds]
+
+
+def _keep(kept: Sequence[KeptKeys], layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
+    for each, k_LKH, v_LKH in zip(kept, k_BLKH, v_BLKH, strict=True):
+        each.layers[layer] = k_LKH.clone(), v_LKH.clone()  # a view would keep all rows of the batch
+    return k_BLKH, v_BLKH
+
+
+def _follow(prefixes: Sequence[KeptKeys], num_before: int, layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
+    before = [each.layers[layer] for each in prefixes]
+    return (
+        _concatenate([k_LKH for k_LKH, _ in before], num_before, k_BLKH),
+        _concatenate([v_LKH for _, v_LKH in before], num_before, v_BLKH),
+    )
+
+
+def _concatenate(before: Sequence[Tensor], num_before: int, own_BLKH: Tensor) -> Tensor:
+    """Return the prefix and the own rows of each seq, (B, L, K, H). Each head's rows are contiguous, as attention wants."""
+    seqs, length, heads, width = own_BLKH.shape
+    out_BKLH = own_BLKH.new_empty(seqs, heads, num_before + length, width)
+    out_BLKH = out_BKLH.transpose(1, 2)
+    for number, before_LKH in enumerate(before):
+        out_BLKH[number, :num_before] = before_LKH
+    out_BLKH[:, num_before:] = own_BLKH
+    return out_BLKH
+
+
+class _LayerBuffer:
+    """Memory for the keys and values of one layer of one text. The next layer writes over it."""
+
+    def __init__(self, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._pair: tuple[Tensor, Tensor] | None = None
+
+    def append(self, first: int, layer: int, k_1LKH: Tensor, v_1LKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Write rows from `first` on, and return all rows until their end. Layers run one after another, so none is named."""
+        del layer
+        if self._pair is None:
+            self._pair = self._allocate(k_1LKH), self._allocate(v_1LKH)
+        last = first + k_1LKH.shape[1]
+        for buffer_1RKH, rows in zip(self._pair, (k_1LKH, v_1LKH), strict=True):
+            buffer_1RKH[:, first:last] = rows
+        return self._pair[0][:, :last], self._pair[1][:, :last]
+
+    def _allocate(self, rows_1LKH: Tensor) -> Tensor:
+        _, _, heads, width = rows_1LKH.shape
+        return rows_1LKH.new_empty(1, heads, self._num_rows, width).transpose(1, 2)
