@@ -237,34 +237,25 @@ def _example(card: Card) -> tuple[str, Mapping[str, object]]:
 def _summary(card: Card, plan: Plan) -> dict[str, str]:
     limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
     longest = f"{plan.max_length:,} tokens"
+    others = [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]
     summary = {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
+        "long texts": plan.split_long and "run in parts, unless a request asks to cut them (--split-long)",
+        "batch": plan.chunked_prefill and f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces",
+        "prefix cache": plan.prefix_cache_bytes and f"{plan.prefix_cache_bytes:,} bytes",
+        "adapters": ", ".join(served_names(plan)[1 + len(plan.aliases) :] if plan.adapters else ()),
+        "warning": others and f"made for a model of another name: {', '.join(others)}",
+        "commit": plan.commit,
+        "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)",
+        "CPU": plan.device == "cpu" and str(plan.cpu),
+        "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
+        "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
     }
-    if plan.split_long:
-        summary["long texts"] = "run in parts, unless a request asks to cut them (--split-long)"
-    if plan.chunked_prefill:
-        summary["batch"] = f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces"
-    if plan.prefix_cache_bytes:
-        summary["prefix cache"] = f"{plan.prefix_cache_bytes:,} bytes"
-    if plan.adapters:
-        summary["adapters"] = ", ".join(served_names(plan)[1 + len(plan.aliases) :])
-    if others := [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]:
-        summary["warning"] = f"made for a model of another name: {', '.join(others)}"
-    if plan.commit:
-        summary["commit"] = plan.commit
-    if plan.accept_config:
-        summary["accepted"] = f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)"
-    if plan.device == "cpu":
-        summary["CPU"] = str(plan.cpu)
-    if plan.torch_note:
-        summary["PyTorch"] = f"{plan.torch}: {plan.torch_note}"
-    if plan.same_bits is False:
-        summary["same bits"] = f"no: {plan.same_bits_reason}"
-    return summary
+    return {name: text for name, text in summary.items() if isinstance(text, str) and text}
 
 
 def _shape(output: Output, plan: Plan) -> str:
