@@ -355,7 +355,7 @@ def test_two_models_and_two_replicas(minilm: Path, tmp_path: Path, engine: Engin
         with Engine(str(other)) as reference:
             assert np.array_equal(vectors_of(ask(client, SOME[:20], model="other")), reference.embed(SOME[:20]))
         assert ask(client, ["a"]).status_code == 400
-        assert "minilm, other" in ask(client, ["a"]).text
+        assert "minilm, text-embedding-3-small, other" in ask(client, ["a"]).text
         assert ask(client, ["a"], model="nope").status_code == 404
         assert client.get("/v1/models/text-embedding-3-small").json()["id"] == "text-embedding-3-small"
         os.kill(server.children("engine")[0], signal.SIGKILL)

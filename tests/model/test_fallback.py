@@ -169,7 +169,6 @@ def test_other_models_promise_the_same_bits(case: str, tmp_path: Path) -> None:
 # What is refused
 
 SMALL_MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
-LFM2_MOE = {"num_experts": 2, "num_experts_per_tok": 1, "layer_types": ["conv", "full_attention", "conv"]}
 REFUSED: list[tuple[str, Config, str]] = [
     ("BigBird", SIZES, "big_bird cannot be run"),
     ("ConvBert", SIZES, "ConvBertModel: its attention does not pass"),
@@ -177,7 +176,6 @@ REFUSED: list[tuple[str, Config, str]] = [
     ("Esm", SIZES | {"mask_token_id": 4}, "esm cannot be run"),
     ("Funnel", {"vocab_size": VOCABULARY, "d_model": 48, "n_head": 4, "d_head": 12, "d_inner": 96}, "funnel cannot be run"),
     ("GptOss", DECODER | SMALL_MOE | {"head_dim": 12, "rope_parameters": YARN | {"rope_theta": 1e4}}, "of its own: s_aux"),
-    ("Lfm2Moe", DECODER | LFM2_MOE, "of its 3 layers 1 attend"),
     ("Longformer", SIZES | {"attention_window": 8}, "longformer cannot be run"),
     ("MobileBert", MOBILE | {"trigram_input": True}, "trigram_input"),
     ("Granite", DECODER | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic is not"),

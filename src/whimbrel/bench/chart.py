@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from math import ceil, floor, isfinite, log10
 from typing import Final
-from xml.sax.saxutils import escape
 
 from whimbrel.bench.sweep import Point
 

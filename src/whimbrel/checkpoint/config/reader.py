@@ -130,7 +130,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "JinaBert": ("bert", _USUAL, read_jina_bert),
     "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, bert.read_jina_v3),
     "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), read_jina_v5),
-    "EuroBert": ("eurobert", ("Model", "ForMaskedLM", "ForTokenClassification"), read_eurobert),
+    "EuroBert": ("eurobert", _USUAL, read_eurobert),
     "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
     "Llama": ("llama", _CAUSAL, decoders.read_llama),
     "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), decoders.read_llama_bidirec),

@@ -64,6 +64,7 @@ _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
     "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
     "modernbert": _Layers("classifier"),
+    "eurobert": _Layers("classifier", (("dense", "gelu"),)),
     **dict.fromkeys((*_DECODERS, "internlm2"), _SCORE),
 }
 """Family -> layers of a text classifier."""
@@ -139,9 +140,7 @@ def read_classes(
         return {"token_scores": replace(rewards, rows="token", activation="sigmoid", activated=False)}, labels
     if kind in ("text", "reward"):
         layers = _SCORE_OF_TWO if kind == "reward" else own or _OF_TEXTS[encoder.family]
-        modes: Mapping[str, PoolingMode] = {"cls": "cls", "mean": "mean"}
-        mode = config.choice("classifier_pooling", modes, "cls") if encoder.family == "modernbert" else layers.mode
-        output = replace(_output(config, encoder, layers, len(labels)), modes=(mode,))
+        output = _pooled(config, encoder, layers, _output(config, encoder, layers, len(labels)))
         if layers.mode == "lasttoken":
             padding = config.data.get("pad_token_id", _PADDING.get(encoder.family))
             output = replace(output, padding_id=None if padding is None else encoder.pad_id)
@@ -199,6 +198,24 @@ def _labels(config: JsonFile, default: int) -> tuple[str, ...]:
     if config.get("num_labels", int, len(labels)) != len(labels):
         raise config.error(f"is not the number of names in id2label, {len(labels)}.", "num_labels")
     return tuple(labels[i] for i in range(len(labels)))
+
+
+_POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {
+    "modernbert": ({"cls": "cls", "mean": "mean"}, "cls"),
+    "eurobert": ({"bos": "cls", "mean": "mean", "late": "mean"}, "late"),
+}
+"""Family -> values of `classifier_pooling` with their modes, and the default. "late": the classes of all tokens are averaged."""
+
+
+def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output) -> Output:
+    """Return the output of a text classifier with its pooling mode."""
+    if encoder.family not in _POOLINGS:
+        return replace(output, modes=(layers.mode,))
+    modes, default = _POOLINGS[encoder.family]
+    mode = config.choice("classifier_pooling", modes, default)
+    if config.data.get("classifier_pooling", default) == "late":  # the last layer is linear: the mean may be taken before it
+        return replace(output, modes=(mode,), token_head=output.head[:-1], head=output.head[-1:])
+    return replace(output, modes=(mode,))
 
 
 def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:

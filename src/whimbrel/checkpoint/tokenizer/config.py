@@ -57,7 +57,7 @@ _TYPES: Final[Mapping[TokenizerClass, str]] = {
     "Qwen2Tokenizer": "qwen2_moe qwen3 qwen3_moe",
     "RobertaTokenizer": "data2vec-text roberta roberta-prelayernorm",
     "XLMRobertaTokenizer": "gte jina_embeddings_v3 xlm-roberta xmod",
-    "tokenizer.json": "deepseek_v3 eurobert lfm2 llama",
+    "tokenizer.json": "deepseek_v3 eurobert lfm2 lfm2_moe llama",
 }
 _IMPLIED: Final[Mapping[str, TokenizerClass]] = {
     model_type: kind for kind, model_types in _TYPES.items() for model_type in model_types.split()
