@@ -108,8 +108,10 @@ def test_published_figures_are_marked_as_not_from_this_run() -> None:
     assert set(SEEDS) == set(presets.PRESETS)
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("name", presets.PRESETS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.extended if name == "gritlm" else pytest.mark.slow) for name in presets.PRESETS],
+)
 def test_a_preset_runs_with_a_model_and_a_server_of_its_own(name: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "whimbrel", "bench", "serve", "--preset", name, "--scale", "small"]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280, cwd=tmp_path)

@@ -329,7 +329,7 @@ def test_a_reader_ends_with_its_parent(source: Path, tmp_path: Path) -> None:
     pickled(source)
     with reading(source, tmp_path / "out") as (process, reader):
         process.kill()
-        assert wait_for(lambda: has_ended(reader), seconds=10)
+        assert wait_for(lambda: has_ended(reader), seconds=60)
 
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: you tried to allocate 1 byte")], ids=repr)

@@ -139,7 +139,6 @@ def test_vectors_may_stand_for_texts(setup: Setup) -> None:
         ("ranker", lambda it: it.score(["a", "b"], ["c"]), "documents"),
         ("m3", lambda it: it.score(QUERY, np.full((5, 48), np.nan, np.float32)), "documents[0]"),
         ("m3", lambda it: it.score(QUERY, [*TEXTS[:6], np.ones(3, np.float32)]), "documents[6]"),
-        ("m3", lambda it: it.classify(TEXTS), "outputs"),
         ("late", lambda it: it.multi_vector(TEXTS), "input_type"),
         ("late", lambda it: it.explain(QUERY, TEXTS, token_pooling=2), "explain"),
         ("tagger", lambda it: it.token_classify(TEXTS, "words"), "aggregation"),
@@ -156,3 +155,10 @@ def test_errors_are_those_of_the_engine(model: str, ask: Callable[[Any], Any], p
         ask(setup.engines[model])
     assert (type(found.value), found.value.param) == (type(expected.value), param)
     assert expected.value.param == param
+
+
+def test_a_model_of_another_kind(setup: Setup) -> None:
+    """The route of classes has no outputs to choose, so what is wrong is the model."""
+    with Client(setup.url, model="m3") as client, pytest.raises(errors.InvalidRequest, match="no 'scores'") as found:
+        client.classify(TEXTS)
+    assert found.value.param == "model"

@@ -23,6 +23,7 @@ from test_models import write as write_model
 from checkpoints import sentence_layout
 from parity import difference
 from whimbrel import Engine
+from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import print_card
 from whimbrel.engine.prepare import Preprocessor
@@ -332,7 +333,7 @@ def test_preprocessors_of_other_processes_find_the_same_prefixes(reranker: str) 
 
 def test_the_plan_is_shown(embedder: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan, card = plan_of(embedder), read_card(Path(embedder), "m")
-    print_card(card, plan, Path(embedder), as_json=False)
+    print_card(card, plan, Checkpoint(Path(embedder), "m"), as_json=False)
     shown = capsys.readouterr().out
     assert "512 tokens; longer texts run in pieces" in shown
     assert "268,435,456 bytes" in shown

@@ -20,6 +20,7 @@ from fake import call
 from jina_v5 import LENGTH, MODULES, PROMPTS, SIZES, TASKS, WIDTH, Size, base, encode, merged, tokenize, write
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
+from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import describe
 from whimbrel.errors import CheckpointError, InvalidRequest
@@ -139,7 +140,7 @@ def test_the_files_state_the_default_task_and_the_limit(nano: Path) -> None:
     write_json(nano / "sentence_bert_config.json", {"max_seq_length": 50, "model_args": {"default_task": "clustering"}})
     card = read_card(nano, "m")
     assert (card.default_adapter, card.max_length, card.matryoshka) == ("clustering", 50, True)
-    assert describe(card, nano)["tasks"] == f"{', '.join(TASKS)} (adapters); by default: clustering"
+    assert describe(card, Checkpoint(nano, "m"))["tasks"] == f"{', '.join(TASKS)} (adapters); by default: clustering"
     with Engine(str(nano), dtype="float32") as engine:
         found = engine.embed(TEXTS[:2], truncate=True)
     np.testing.assert_allclose(found, encode(nano, "nano", "clustering", PROMPTS["document"], TEXTS[:2]), atol=1e-5)

@@ -349,7 +349,10 @@ def test_routes_choose_an_adapter_by_the_name_of_the_model(dense: tuple[Path, di
         assert (status, "no adapter 'x'" in found["error"]["message"]) == (400, True)
         for name in ("base:x", "law", ":law", "base:", "x:law"):
             status, found = post("/v1/embeddings", input="a", model=name)
-            assert (status, "serves base, base:law, base:bio." in found["error"]["message"]) == (404, True)
+            assert (status, "serves base, other, base:law, base:bio, other:law, other:bio." in found["error"]["message"]) == (
+                404,
+                True,
+            )
         found = orjson.loads(asyncio.run(call(app, "GET", "/v1/models")).body)
         assert [each["id"] for each in found["data"]] == ["base", "other", "base:law", "base:bio", "other:law", "other:bio"]
         status, found = post("/v1/rerank", query=TEXTS[0], documents=TEXTS, model="base:law")

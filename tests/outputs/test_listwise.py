@@ -26,6 +26,7 @@ from serving import Server
 from whimbrel import AsyncClient, AsyncEngine, Client, Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.verify import choose_output
+from whimbrel.client import task
 from whimbrel.errors import CheckpointError, InvalidRequest, NonFinite, SetupError, TooLong
 from whimbrel.outputs.listwise import ListScoring
 from whimbrel.server.app.app import create_app
@@ -179,7 +180,7 @@ def test_a_list_has_the_scores_of_the_models_own_code(
 ) -> None:
     expected = checkpoint[1].scores(QUERY, DOCUMENTS, instruction=instruction)
     got = engine.score(QUERY, DOCUMENTS, prompt=instruction or None)
-    parity(got, expected, "jinaai/jina-reranker-v3", family="Qwen3", tasks=("scores",))
+    parity(got, expected, "jinaai/jina-reranker-v3", family="qwen3", tasks=("scores",))
     ranked = engine.rerank(QUERY, DOCUMENTS, top_n=3, prompt=instruction or None)
     assert [each.index for each in ranked] == np.argsort(-expected)[:3].tolist()
 
@@ -341,10 +342,13 @@ def test_a_vector_without_length_has_no_score(empty: int, place: tuple[int, int]
     assert (raised.value.location.item, raised.value.location.part) == place
 
 
-def test_an_instruction_has_room_in_every_prompt(engine: Engine, checkpoint: tuple[Path, Reference]) -> None:
+def test_an_instruction_has_room_in_every_prompt(checkpoint: tuple[Path, Reference]) -> None:
     """An instruction counts once for each prompt, before any text is tokenized."""
-    with pytest.raises(TooLong, match="instruction: 90 prompts have") as raised:
-        engine.score([QUERY] * 90, ["a"] * 90, prompt="judge well " * 9000)
+    with (
+        Engine(checkpoint[0], max_request_tokens=1_000_000) as limited,
+        pytest.raises(TooLong, match="instruction: 90 prompts have") as raised,
+    ):
+        limited.score([QUERY] * 90, ["a"] * 90, prompt="judge well " * 9000)
     assert raised.value.location.field == "instruction"
     with Engine(checkpoint[0], max_length=1100) as small, pytest.raises(TooLong, match="instruction: the prompt has"):
         small.score(QUERY, ["a"], prompt="judge well " * 900)
@@ -429,9 +433,12 @@ def server(checkpoint: tuple[Path, Reference]) -> Iterator[Server]:
 
 
 @pytest.mark.parametrize("dialect", ["whimbrel", "cohere", "tei"])
-def test_clients_put_no_parts_of_a_list_together(dialect: str, server: Server, engine: Engine) -> None:
-    """A list that a client would split goes as one: more than 512 documents, or than 200,000 characters."""
-    many, long = [f"{DOCUMENTS[0]} {i}" for i in range(600)], ["Asia and Europe. " * 160] * 80
+def test_clients_put_no_parts_of_a_list_together(
+    dialect: str, server: Server, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list that a client would split goes as one: more than 512 documents, or too many characters."""
+    monkeypatch.setattr(task, "_MAX_CHARACTERS", 20_000)
+    many, long = [f"{DOCUMENTS[0]} {i}" for i in range(600)], ["Asia and Europe. " * 16] * 80
     with Client(server.url, dialect=dialect) as client:
         for documents in (DOCUMENTS, many, long):
             expected = [each.score for each in engine.rerank(QUERY, documents)]

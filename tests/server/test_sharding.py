@@ -141,7 +141,9 @@ def test_two_engines(options: list[str], tmp_path: Path) -> None:
         assert all(after > start for start, after in zip(before, map(_seconds, server.children("engine")), strict=True))
         if options:
             page = client.get("/metrics").text
-            hits, misses = (float(re.search(rf"_cache_{what}_total{{.*}} (.+)", page)[1]) for what in ("hits", "misses"))  # pyright: ignore[reportOptionalSubscript]
+            hits, misses = (
+                float(re.search(rf"document_cache_{what}_total{{.*}} (.+)", page)[1]) for what in ("hits", "misses")
+            )  # pyright: ignore[reportOptionalSubscript]
             assert (hits, misses) == (2 * len(TEXTS), len(TEXTS))
 
 

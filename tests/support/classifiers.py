@@ -47,7 +47,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     ),
     "eurobert": ("EuroBert", DECODER | {"mask_token_id": 4}, bert_tokenizer, "PreTrainedTokenizerFast"),
     "eurobert of means": (
-        "EuroBert", DECODER | {"mask_token_id": 4, "classifier_pooling": "mean"}, bert_tokenizer, "PreTrainedTokenizerFast"
+        "EuroBert",
+        DECODER | {"mask_token_id": 4, "classifier_pooling": "mean"},
+        bert_tokenizer,
+        "PreTrainedTokenizerFast",
     ),
     "qwen2": ("Qwen2", DECODER, qwen_tokenizer, "Qwen2Tokenizer"),
     "qwen3": ("Qwen3", DECODER | {"head_dim": 16}, bert_tokenizer, "PreTrainedTokenizerFast"),

@@ -592,4 +592,4 @@ def test_a_real_server(tmp_path: Path, engine: Callable[[str], Engine]) -> None:
             answer = client.post("/v1/embed", json=body | change)
             assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
         info = client.get("/info").raise_for_status().json()["models"][0]
-        assert info["card"]["outputs"]["multi_vector"]["token_pooling"]["pool_factor"] == 2
+        assert info["card"]["outputs"]["multi_vector"]["token_pooling"]["document"]["steps"][0]["pool_factor"] == 2

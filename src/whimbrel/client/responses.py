@@ -6,6 +6,7 @@ Nothing a server sends is trusted: types, shapes, offsets and finite values are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -188,7 +189,7 @@ def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
     entities = msgspec.json.decode(reply.content, type=_TokenClassifyResponse).entities
     if len(entities) != count:
         raise ValueError(f"{len(entities)} rows for {count} inputs")
-    return entities
+    return [[replace(each, score=float(np.float32(each.score))) for each in row] for row in entities]
 
 
 def flatten(parts: list[list[Any]]) -> list[Any]:

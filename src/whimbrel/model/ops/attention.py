@@ -124,12 +124,20 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, 
     if not causal and not scores.plain:  # with a mask, SDPA's bits would depend on the batch
         q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
     step = _QUERIES_AT_A_TIME if scores.bias is not None and length > 2 * _QUERIES_AT_A_TIME else length
+
+    def mask(first: int) -> Tensor | None:
+        bounds = (before + first, before + min(first + step, length), keys)
+        mask_NQK = None if causal else _cached_mask(masks, scores, bounds, q_BNLH.device)
+        if (
+            mask_NQK is None or scores.bias is not None
+        ):  # with three dimensions SDPA computes plain products, whose bits a bias needs
+            return mask_NQK
+        return mask_NQK[None]
+
     parts = [
         F.scaled_dot_product_attention(
             q_BNLH[:, :, first : first + step], k_BKLH, v_BKLH,
-            attn_mask=None
-            if causal
-            else _cached_mask(masks, scores, (before + first, before + min(first + step, length), keys), q_BNLH.device),
+            attn_mask=mask(first),
             is_causal=causal and length > 1,
             scale=scores.scale,
             enable_gqa=q_BNLH.shape[1] != k_BKLH.shape[1],
@@ -159,12 +167,14 @@ def _mask(scores: ScoreOptions, first: int, last: int, num_keys: int, device: to
     bias = None if scores.bias is None else scores.bias(first, last, num_keys)
     if not scores.causal and scores.window is None:
         return bias
-    ahead_QK = torch.arange(num_keys, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
+    mask_NQK = torch.zeros(1, last - first, num_keys, device=device) if bias is None else bias.clone()
+    seen = first if scores.window is None else 0  # all queries see the keys before
+    ahead_QK = torch.arange(seen, num_keys, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
     hidden_QK = ahead_QK > 0 if scores.causal else torch.zeros_like(ahead_QK, dtype=torch.bool)
     if scores.window is not None:
         hidden_QK |= ahead_QK.abs() > scores.window
-    base = torch.zeros(1, *hidden_QK.shape, device=device) if bias is None else bias
-    return base.masked_fill(hidden_QK, -torch.inf)
+    mask_NQK[..., seen:].masked_fill_(hidden_QK, -torch.inf)
+    return mask_NQK
 
 
 def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
