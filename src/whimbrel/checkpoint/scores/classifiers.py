@@ -204,7 +204,7 @@ _POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {
     "modernbert": ({"cls": "cls", "mean": "mean"}, "cls"),
     "eurobert": ({"bos": "cls", "mean": "mean", "late": "mean"}, "late"),
 }
-"""Family -> values of `classifier_pooling` with their modes, and the default. "late": the classes of all tokens are averaged."""
+"""Family -> values of `classifier_pooling` with their modes, and the default. "late": the mean of the classes of all tokens."""
 
 
 def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output) -> Output:
