@@ -20,7 +20,8 @@ from test_llm_rerankers import write as write_reranker
 from test_models import DECODER
 from test_models import write as write_model
 
-from checkpoints import sentence_layout
+from checkpoints import edit_json, sentence_layout
+from classifiers import two_layers, write_classifier
 from parity import difference
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import Checkpoint
@@ -300,8 +301,10 @@ def test_the_plan_of_causal_models(embedder: str) -> None:
 def test_models_that_look_both_ways_are_not_split(minilm: Path) -> None:
     plan = plan_of(minilm)
     assert (plan.chunked_prefill, plan.prefix_cache_bytes) == (False, 0)
-    with pytest.raises(SetupError, match="attend to those after them"):
-        plan_of(minilm, chunked_prefill=True)
+    assert plan_of(minilm, prefix_cache_bytes=0).prefix_cache_bytes == 0
+    for option in ({"chunked_prefill": True}, {"prefix_cache_bytes": 2**20}):
+        with pytest.raises(SetupError, match="attend to those after them"):
+            plan_of(minilm, **option)
 
 
 def test_convolutions_are_not_split(tmp_path: Path) -> None:
@@ -337,3 +340,33 @@ def test_the_plan_is_shown(embedder: str, capsys: pytest.CaptureFixture[str]) ->
     shown = capsys.readouterr().out
     assert "512 tokens; longer texts run in pieces" in shown
     assert "268,435,456 bytes" in shown
+
+
+HEADS: dict[str, tuple[Callable[[Path], Any], OutputName]] = {
+    "classes of texts": (lambda folder: write_classifier(folder, "qwen3", num_labels=3, pad_token_id=7), "scores"),
+    "classes of tokens": (lambda folder: write_classifier(folder, "qwen2", "ForTokenClassification"), "token_scores"),
+    "rewards of tokens": (lambda folder: write_reward(folder, "Qwen2ForRewardModel", 1), "token_scores"),
+}
+
+
+def write_reward(folder: Path, architecture: str, num_labels: int) -> None:
+    write_classifier(folder, "qwen2", num_labels=num_labels, pad_token_id=None)
+    two_layers(folder, num_labels)
+    edit_json(folder / "config.json", architectures=[architecture], id2label=None, label2id=None, pad_token_id=None)
+
+
+@pytest.mark.parametrize("case", HEADS)
+def test_heads_over_pieces(case: str, tmp_path: Path) -> None:
+    """Scores and scores of tokens of a text in pieces are those of one pass, to 1e-6 in float32."""
+    write, name = HEADS[case]
+    write(tmp_path)
+    request = Request(["The whimbrel is a wader that flies far, far away to the south.", "a"], (name,), activate=False)
+    found: list[Any] = []
+    for chunked in (True, False):
+        with Engine(str(tmp_path), dtype="float32", max_batch_tokens=5, chunked_prefill=chunked) as engine:
+            assert engine.plan.chunked_prefill == chunked
+            seqs = engine.preprocessor.preprocess(request).seqs
+            assert seqs[0].ids.size > 15
+            found.append(getattr(engine.run(request).outputs, name))
+    for one, other in zip(*found, strict=True):
+        assert relative_error(one, other) <= 1e-6

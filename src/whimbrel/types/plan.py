@@ -198,7 +198,11 @@ def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
     if value is not None and memory and size > memory:
         hint = "--prefix-cache-bytes takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
         raise SetupError(f"prefix_cache_bytes is {size:,}; the device has {memory:,} bytes of memory.", hint=hint)
-    if not any(tower.encoder.keeps_keys for tower in card.towers or (card,)):
+    towers = card.towers or (card,)
+    if not any(tower.encoder.keeps_keys for tower in towers):
+        if value:
+            hint = "leave out --prefix-cache-bytes: every text is computed whole"
+            raise SetupError(f"{card.name} shares no prefixes: {_why_whole(towers[0])}.", hint=hint)
         return 0
     return min(size, memory // _LEAST_MEMORY_PER_CACHE) if value is None and memory else size
 
