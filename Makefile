@@ -36,10 +36,10 @@ serve: $(VENV)/.whimbrel-serve
 	@exec $(BIN)/whimbrel serve $(ARGS)
 
 test: $(VENV)/.whimbrel-dev
-	$(BIN)/pytest -n 3 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/.whimbrel-dev
-	$(BIN)/pytest -n 3 --dist loadfile -m "not slow" $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
 
 test-cpus: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/cpus.py $(ARGS)

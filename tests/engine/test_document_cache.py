@@ -89,7 +89,7 @@ def test_keys() -> None:
     """Each field that goes into vectors changes the key; where a document stands in its request does not."""
     seq, ask = Seq(np.array([1, 2, 3], np.int32), 0), OutputSpec("multi_vector", 16, True)
     others = {
-        "ids": np.array([1, 2, 4], np.int32), "prompt_tokens": 1, "type_id": 1, "second_text_start": 2, "num_attended": 2, "is_query": True,
+        "ids": np.array([1, 2, 4], np.int32), "prompt_tokens": 1, "prefix_tokens": 1, "type_id": 1, "second_text_start": 2, "num_attended": 2, "is_query": True,
         "adapter": 0, "tower": 1,
     }  # fmt: skip
     keys = {cache_key(replace(seq, **{name: value}), ask) for name, value in others.items()}  # pyright: ignore[reportArgumentType]

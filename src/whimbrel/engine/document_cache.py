@@ -70,6 +70,7 @@ def cache_key(seq: Seq, spec: OutputSpec, poolings: Sequence[TokenPooling] = ())
     """Return the hash of everything that a document's vectors depend on, besides model and device."""
     kind = (
         seq.prompt_tokens,
+        seq.prefix_tokens,
         seq.type_id,
         seq.second_text_start,
         seq.num_attended,

@@ -30,10 +30,9 @@ from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavaila
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_html, openapi_json
-from whimbrel.server.app.paths import DEPLOYMENT, canonical
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
-from whimbrel.server.app.routing import ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes
+from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge

@@ -1,12 +1,17 @@
-"""Routing: requests to routes of the dialects, by path and body, and to served models, by name."""
+"""Routing: requests to routes of the dialects, by path and body, and to served models, by name.
+
+Paths are taken as clients build them: with doubled or trailing slashes, below Azure's prefixes, and with a model in them.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias
 
 import msgspec
+from starlette.types import Scope
 
 from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama, openai
 from whimbrel.dialects.common.bodies import is_packed
@@ -63,6 +68,32 @@ ROUTES_BY_PATH: Final = {
 _OLLAMA: Final = "/api/"
 """The prefix of the paths whose errors are Ollama's, also where there is no route."""
 _GET_ROUTES: Final = {page.path: page for page in GET_ROUTES}
+DEPLOYMENT: Final = "whimbrel.deployment"
+_NAMING: Final = {
+    re.compile(r"/openai/deployments/(.+)/embeddings"): "/v1/embeddings",
+    re.compile(r"/v1/retrieval/(.+)/reranking"): "/v1/ranking",
+}
+"""Azure's path of embeddings and NVIDIA's of rankings, which name the model -> the route."""
+_AZURE: Final = "/openai/v1/"
+_SLASHES: Final = re.compile(r"/{2,}")
+
+
+def canonical(scope: Scope) -> Scope:
+    """Return the scope of a request with the path that its route has here.
+
+    Slashes are merged, and the last one is dropped. `/openai/v1/...` is `/v1/...`. `/openai/deployments/NAME/embeddings` is
+    `/v1/embeddings` of the model NAME, which the scope then names under DEPLOYMENT; so is NVIDIA's path of rankings.
+    """
+    path: str = scope["path"]
+    if path in ROUTES_BY_PATH:
+        return scope
+    plain = _SLASHES.sub("/", path).rstrip("/") or "/"
+    for pattern, route in _NAMING.items():
+        if found := pattern.fullmatch(plain):
+            return {**scope, "path": route, DEPLOYMENT: found[1]}
+    if plain.startswith(_AZURE):
+        plain = plain.removeprefix("/openai")
+    return scope if plain == path else {**scope, "path": plain}
 
 
 def render_error(error: WhimbrelError, path: str = "", body: bytes = b"") -> tuple[int, bytes]:
