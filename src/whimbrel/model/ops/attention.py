@@ -128,11 +128,8 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, 
     def mask(first: int) -> Tensor | None:
         bounds = (before + first, before + min(first + step, length), keys)
         mask_NQK = None if causal else _cached_mask(masks, scores, bounds, q_BNLH.device)
-        if (
-            mask_NQK is None or scores.bias is not None
-        ):  # with three dimensions SDPA computes plain products, whose bits a bias needs
-            return mask_NQK
-        return mask_NQK[None]
+        # Four dimensions choose SDPA's fast kernel; with a bias its bits depend on the batch, those of plain products do not.
+        return mask_NQK if mask_NQK is None or scores.bias is not None else mask_NQK[None]
 
     parts = [
         F.scaled_dot_product_attention(
