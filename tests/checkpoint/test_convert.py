@@ -296,6 +296,8 @@ def reading(source: Path, out: Path) -> Generator[tuple[subprocess.Popen[bytes],
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         assert wait_for(children.read_text)
         reader = int(children.read_text())
+        # A child has its parent's memory, and with it PyTorch, until it runs its own program.
+        assert wait_for(lambda: b"unpickle" in Path(f"/proc/{reader}/cmdline").read_bytes())
         assert wait_for(lambda: "libtorch" in Path(f"/proc/{reader}/maps").read_text())
         os.kill(reader, signal.SIGSTOP)
         try:
@@ -349,9 +351,9 @@ def test_a_machine_without_memory(
 
     monkeypatch.setattr(torch, "load", refuse)
     monkeypatch.setattr(unpickle, "leave_network", lambda: True)
-    monkeypatch.setattr(unpickle, "end_with_parent", lambda: None)
+    monkeypatch.setattr(unpickle, "end_with_parent", lambda _: None)
     monkeypatch.setattr(unpickle.resource, "setrlimit", lambda *_: None)
-    assert unpickle.main("folder", "out", "pytorch_model.bin", "model.safetensors") == 1
+    assert unpickle.main("1", "folder", "out", "pytorch_model.bin", "model.safetensors") == 1
     told = json.loads(capsys.readouterr().out)
     assert (told["file"], told["kind"]) == ("pytorch_model.bin", "memory")
 

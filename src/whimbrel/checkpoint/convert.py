@@ -166,7 +166,8 @@ def _unpickle(source: Path, path: str, staging: Path, files: Sequence[str]) -> d
         if is_lfs_pointer(find_file(source, Path(path, file).as_posix())):  # and no link out of the checkpoint
             raise lfs_error(Path(path, file).as_posix())
     environment = {name: os.environ[name] for name in _PASSED_ON if name in os.environ}
-    command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(source.absolute() / path), str(staging / path)]
+    command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(os.getpid())]
+    command += [str(source.absolute() / path), str(staging / path)]
     command += [name for file in files for name in (file, _new_name(file))]
     with subprocess.Popen(  # noqa: S603 - our own module, with names of files
         command,

@@ -1,8 +1,8 @@
 """Pickled weights as safetensors: the process that reads them. `checkpoint/convert.py` starts it.
 
-    python -m whimbrel.model.unpickle FOLDER OUT FILE NEW [FILE NEW]...
+    python -m whimbrel.model.unpickle PARENT FOLDER OUT FILE NEW [FILE NEW]...
 
-It has no network where the system lets it give that up, and ends with the process that started it. It loads pickles with
+It has no network where the system lets it give that up, and ends with the process PARENT that started it. It loads pickles with
 `weights_only=True`, which makes tensors and runs nothing. Each FILE of FOLDER is written to OUT as NEW, a file of safetensors
 with the same tensors and bits. It prints one line of JSON: the names of the tensors of each file, or what is wrong.
 """
@@ -40,10 +40,12 @@ def leave_network() -> bool:
     return unshare(_CLONE_NEWNET) == 0 or unshare(_CLONE_NEWUSER | _CLONE_NEWNET) == 0
 
 
-def end_with_parent() -> None:
+def end_with_parent(parent: int) -> None:
     """Let the system kill this process when its parent ends, where it can. To be called after the last change of rights."""
     with suppress(AttributeError, OSError):  # no Linux
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it has ended meanwhile
+        sys.exit(1)
 
 
 def read_tensors(path: Path) -> dict[str, Any]:
@@ -82,9 +84,9 @@ def _reason(error: Exception) -> str:
     )
 
 
-def main(folder: str, out: str, *files: str) -> int:
+def main(parent: str, folder: str, out: str, *files: str) -> int:
     leave_network()  # before any library starts a thread, with which it could not
-    end_with_parent()
+    end_with_parent(int(parent))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     file = ""
     try:
