@@ -359,6 +359,7 @@ def write_reward(folder: Path, architecture: str, num_labels: int) -> None:
 def test_heads_over_pieces(case: str, tmp_path: Path) -> None:
     """Scores and scores of tokens of a text in pieces are those of one pass, to 1e-6 in float32."""
     write, name = HEADS[case]
+    torch.manual_seed(0)  # scores near zero, as other weights may give, have no relative error that means anything
     write(tmp_path)
     request = Request(["The whimbrel is a wader that flies far, far away to the south.", "a"], (name,), activate=False)
     found: list[Any] = []

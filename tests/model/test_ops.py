@@ -215,7 +215,7 @@ def test_cut_and_normalize_mix_widths() -> None:
     assert not normalize(torch.zeros(2, 4)).any()
 
 
-@pytest.mark.parametrize("what", ["window", "biased", "capped causal window"])
+@pytest.mark.parametrize("what", ["window", "biased", "causal window"])
 def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A mask is built once per batch. Large masks are not cached, with the same result."""
     made: list[int] = []
@@ -229,7 +229,7 @@ def test_layers_that_mask_alike_share_masks(what: str, monkeypatch: pytest.Monke
     assert num_masks == len(layout.masks) < 3 * num_masks
     attend(*qkv, layout, replace(scores[0], window=3))
     assert len(made) == 2 * num_masks
-    monkeypatch.setattr(attention, "_MAX_MASK_ELEMENTS", 4 * 40 * 40)
+    monkeypatch.setattr(attention, "MAX_MASK_ELEMENTS", 4 * 40 * 40)
     layout = make_layout(lengths)
     assert all(torch.equal(attend(*qkv, layout, each), found[0]) for each in (*scores, scores[0]))
     assert sum(mask.numel() for mask in layout.masks.values()) <= 4 * 40 * 40

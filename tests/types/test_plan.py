@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.console import memory_of_batches
 from whimbrel.errors import SetupError
 from whimbrel.types.card import Card
 from whimbrel.types.hardware import Cpu, Hardware
@@ -85,3 +86,15 @@ def test_no_same_bits_are_promised_on_a_gpu(card: Card) -> None:
     assert plan.same_bits is False
     assert "GPU" in plan.same_bits_reason
     assert plan.with_same_bits([]) == plan
+
+
+def test_memory_of_batches_is_said_and_warned_of(card: Card) -> None:
+    """The plan knows what a batch may take, and its text warns if all lanes may take more than the device has."""
+    plan = make_plan(Options(), card, replace(CPU, memory=2**40))
+    assert 2**25 < plan.batch_bytes < 2**28
+    assert memory_of_batches(plan) == f"up to {plan.batch_bytes / 1e6:,.0f} MB in each of 3 lanes"
+    assert memory_of_batches(replace(plan, memory=3 * plan.batch_bytes)) == memory_of_batches(plan)
+    assert "more than the" in memory_of_batches(replace(plan, memory=3 * plan.batch_bytes - 1))
+    assert memory_of_batches(replace(plan, num_lanes=1, memory=0)) == f"up to {plan.batch_bytes / 1e6:,.0f} MB"
+    longer = make_plan(Options(max_length=512, max_batch_tokens=4096), card, CPU)
+    assert longer.batch_bytes > plan.batch_bytes

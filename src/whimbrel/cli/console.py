@@ -116,11 +116,22 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
             "dtype": plan.dtype,
             "max length": f"{plan.max_length:,} tokens",
             "batch": f"{plan.max_batch_tokens:,} tokens{'; longer texts run in pieces' if plan.chunked_prefill else ''}",
+            **({"batch memory": memory_of_batches(plan)} if plan.batch_bytes else {}),
             **({"prefix cache": f"{plan.prefix_cache_bytes:,} bytes"} if plan.prefix_cache_bytes else {}),
             "same bits": same_bits[plan.same_bits],
             **({"accepted": f"{', '.join(plan.accept_config)} (unknown keys)"} if plan.accept_config else {}),
         }
     )
+
+
+def memory_of_batches(plan: Plan) -> str:
+    """Return what batches may take beside the weights, with a warning if the device has less."""
+    size = f"up to {plan.batch_bytes / 1e6:,.0f} MB"
+    taken = plan.num_lanes * plan.batch_bytes
+    text = size if plan.num_lanes == 1 else f"{size} in each of {plan.num_lanes} lanes"
+    if not 0 < plan.memory < taken:
+        return text
+    return f"{text}, more than the {plan.memory / 1e6:,.0f} MB of the device; --max-length and --max-batch-tokens lower it"
 
 
 _TASKS: Final[dict[str, str]] = {

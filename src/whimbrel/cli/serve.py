@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.console import LoadProgress
+from whimbrel.cli.console import LoadProgress, memory_of_batches
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import BACKLOG, limit_silence
@@ -246,6 +246,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "dtype": plan.dtype,
         "long texts": plan.split_long and "run in parts, unless a request asks to cut them (--split-long)",
         "batch": plan.chunked_prefill and f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces",
+        "batch memory": plan.batch_bytes and memory_of_batches(plan),
         "prefix cache": plan.prefix_cache_bytes and f"{plan.prefix_cache_bytes:,} bytes",
         "adapters": ", ".join(served_names(plan)[1 + len(plan.aliases) :] if plan.adapters else ()),
         "warning": others and f"made for a model of another name: {', '.join(others)}",

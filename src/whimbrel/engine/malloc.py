@@ -19,12 +19,15 @@ _M_MMAP_THRESHOLD: Final = -3
 
 _MIB: Final = 2**20
 _TRIM_THRESHOLD: Final = 128 * _MIB
+_MMAP_THRESHOLD: Final = 8 * _MIB
+"""Larger blocks are mapped each time. Only long texts have them, and kept, they take up to seven times the memory: a lane's
+arena is made of heaps of 64 MiB."""
 
 
 def tune_glibc_malloc() -> None:
     """Tune the allocator of this process if it is glibc's; else do nothing."""
     with suppress(OSError, AttributeError):
         mallopt = ctypes.CDLL(None).mallopt
-        mallopt(_M_MMAP_THRESHOLD, 32 * _MIB)  # the largest value that glibc takes; larger blocks are mapped each time
+        mallopt(_M_MMAP_THRESHOLD, _MMAP_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, _TRIM_THRESHOLD)
         mallopt(_M_TOP_PAD, 16 * _MIB)

@@ -33,6 +33,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 
 from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.types.batch import RowCount
+from whimbrel.types.batch_memory import MAX_SHARED
 from whimbrel.types.seq import Seq
 
 K = TypeVar("K", bound=Hashable)
@@ -47,8 +48,6 @@ _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
 """Every 32 good batches give back an eighth of the full budget."""
-_MAX_SHARED: Final = 8
-"""Tokens of a batch per row that may be computed for it: keys are put together and rows pooled for all tokens."""
 _NOTHING: Final[Mapping[int, int]] = {}
 
 
@@ -220,7 +219,7 @@ class Scheduler(Generic[K]):
             entry = self._entries[job]
             if kind == "suspect":
                 max_seqs = min(max_seqs, entry.suspects[seq.index])
-            is_full = rows.num_rows + rows.rows_of(seq) > budget or rows.num_tokens + size > _MAX_SHARED * budget
+            is_full = rows.num_rows + rows.rows_of(seq) > budget or rows.num_tokens + size > MAX_SHARED * budget
             if items and (is_full or len(items) >= max_seqs):
                 break
             items.append((job, seq))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.errors import SetupError
+from whimbrel.types.batch_memory import batch_bytes
 from whimbrel.types.card import Card
 from whimbrel.types.hardware import Cpu, Hardware
 
@@ -90,6 +91,10 @@ class Plan:
     matryoshka: bool
     document_cache_bytes: int
     prefix_cache_bytes: int = 0
+    batch_bytes: int = 0
+    """Upper bound of the memory that a batch takes in each lane beside weights and caches; 0: unknown."""
+    memory: int = 0
+    """Memory of the device in bytes; 0: unknown."""
     chunked_prefill: bool = False
     """Run a text of more than `max_batch_tokens` tokens in pieces of that size, between which others run."""
     split_long: bool = False
@@ -125,24 +130,36 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         raise TypeError(f"unexpected option: {', '.join(sorted(unknown))}")
     device = _device(options.get("device", "auto"), hardware, options.get("replica", 0))
     on_cpu = device == "cpu"
+    memory = hardware.memory if on_cpu else hardware.gpu_memory
+    dtype = _dtype(options.get("dtype", "auto"), on_cpu=on_cpu, hardware=hardware)
+    max_batch_tokens = _max_batch_tokens(options.get("max_batch_tokens"), on_cpu=on_cpu)
+    max_length = _max_length(options.get("max_length"), card)
+    chunked_prefill = _chunked_prefill(options.get("chunked_prefill"), card)
     return Plan(
         served_name=options.get("served_name") or card.name,
         aliases=options.get("aliases", ()),
         device=device,
-        dtype=_dtype(options.get("dtype", "auto"), on_cpu=on_cpu, hardware=hardware),
+        dtype=dtype,
         num_lanes=max(1, hardware.num_cores // options.get("num_replicas", 1)) if on_cpu else 1,
-        max_batch_tokens=_max_batch_tokens(options.get("max_batch_tokens"), on_cpu=on_cpu),
-        max_length=_max_length(options.get("max_length"), card),
+        max_batch_tokens=max_batch_tokens,
+        max_length=max_length,
         max_queue_tokens=_limit("max_queue_tokens", options.get("max_queue_tokens")),
         max_queue_seconds=_seconds("max_queue_seconds", options.get("max_queue_seconds")),
         max_queue_bytes=_limit("max_queue_bytes", options.get("max_queue_bytes")),
         max_request_tokens=_limit("max_request_tokens", options.get("max_request_tokens")),
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
         document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
-        prefix_cache_bytes=_prefix_cache_bytes(
-            options.get("prefix_cache_bytes"), card, hardware.memory if on_cpu else hardware.gpu_memory
+        prefix_cache_bytes=_prefix_cache_bytes(options.get("prefix_cache_bytes"), card, memory),
+        batch_bytes=batch_bytes(
+            card,
+            max_batch_tokens=max_batch_tokens,
+            max_length=max_length,
+            in_pieces=chunked_prefill,
+            dtype_bytes=4 if dtype == "float32" else 2,
+            on_cpu=on_cpu,
         ),
-        chunked_prefill=_chunked_prefill(options.get("chunked_prefill"), card),
+        memory=memory,
+        chunked_prefill=chunked_prefill,
         split_long=options.get("split_long", False),
         accept_config=options.get("accept_config", ()),
         adapters=options.get("adapters", {}),

@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.ops.kept_keys import KeySource
+from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, QUERIES_AT_A_TIME
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -71,9 +72,6 @@ class ScoreOptions:
 _Masks: TypeAlias = dict[tuple[object, ...], Tensor]
 
 _PRODUCT_LENGTHS: Final = range(97, 512)
-_QUERIES_AT_A_TIME: Final = 256
-_MAX_MASK_ELEMENTS: Final = 2**26
-"""Elements of masks that are cached for later layers, 256 MB. Each layer rebuilds larger ones."""
 
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
@@ -105,9 +103,7 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
         else:
             k, v = k[:, :keys], v[:, :keys]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        attended_BNLH = (
-            _sdpa(q, k, v, scores, layout.masks) if scores.softcap is None else _capped(q, k, v, scores, layout.masks)
-        )
+        attended_BNLH = _sdpa(q, k, v, scores, layout.masks) if scores.softcap is None else _capped(q, k, v, scores)
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
     return out_RNH.view(num_rows, num_heads * width)
 
@@ -123,7 +119,7 @@ def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, 
     causal = scores.causal and scores.window is None and scores.bias is None and keys == length
     if not causal and not scores.plain:  # with a mask, SDPA's bits would depend on the batch
         q_BNLH, k_BKLH, v_BKLH = q_BNLH.contiguous(), k_BKLH.contiguous(), v_BKLH.contiguous()
-    step = _QUERIES_AT_A_TIME if scores.bias is not None and length > 2 * _QUERIES_AT_A_TIME else length
+    step = QUERIES_AT_A_TIME if scores.bias is not None and length > 2 * QUERIES_AT_A_TIME else length
 
     def mask(first: int) -> Tensor | None:
         bounds = (before + first, before + min(first + step, length), keys)
@@ -152,7 +148,7 @@ def _cached_mask(masks: _Masks, scores: ScoreOptions, bounds: tuple[int, int, in
     mask = _mask(scores, *bounds, device)
     if mask is not None:
         whole, num_cached = mask.shape[0] * mask.shape[2] ** 2, sum(each.numel() for each in masks.values())
-        if max(whole, num_cached + mask.numel()) <= _MAX_MASK_ELEMENTS:
+        if max(whole, num_cached + mask.numel()) <= MAX_MASK_ELEMENTS:
             masks[key] = mask
     return mask
 
@@ -165,16 +161,25 @@ def _mask(scores: ScoreOptions, first: int, last: int, num_keys: int, device: to
     if not scores.causal and scores.window is None:
         return bias
     mask_NQK = torch.zeros(1, last - first, num_keys, device=device) if bias is None else bias.clone()
-    seen = first if scores.window is None else 0  # all queries see the keys before
-    ahead_QK = torch.arange(seen, num_keys, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
-    hidden_QK = ahead_QK > 0 if scores.causal else torch.zeros_like(ahead_QK, dtype=torch.bool)
-    if scores.window is not None:
-        hidden_QK |= ahead_QK.abs() > scores.window
-    mask_NQK[..., seen:].masked_fill_(hidden_QK, -torch.inf)
+    _hide(mask_NQK, scores, first, last)
     return mask_NQK
 
 
-def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
+def _hide(scores_NQK: Tensor, scores: ScoreOptions, first: int, last: int) -> None:
+    """Set the scores of the keys that queries `first` to `last` do not attend to. Further dimensions may come before."""
+    if not scores.causal and scores.window is None:
+        return
+    num_keys, device = scores_NQK.shape[-1], scores_NQK.device
+    seen = first if scores.window is None else 0  # all queries see the keys before
+    keys_K, queries_Q = (torch.arange(*each, dtype=torch.int32, device=device) for each in ((seen, num_keys), (first, last)))
+    ahead_QK = keys_K[None, :] - queries_Q[:, None]
+    hidden_QK = ahead_QK > 0 if scores.causal else torch.zeros_like(ahead_QK, dtype=torch.bool)
+    if scores.window is not None:
+        hidden_QK |= ahead_QK.abs() > scores.window
+    scores_NQK[..., seen:].masked_fill_(hidden_QK, -torch.inf)
+
+
+def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions) -> Tensor:
     """Attend with capped scores. Keys are padded to 16: torch's vectorised tanh gives a remainder other bits."""
     cap = scores.softcap
     assert cap is not None
@@ -184,12 +189,13 @@ def _capped(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions
     shared = num_heads // k_BKLH.shape[1]
     k, v = (F.pad(x, (0, 0, 0, -keys % 16)).repeat_interleave(shared, dim=1) for x in (k_BKLH, v_BKLH))
     parts: list[Tensor] = []
-    for first in range(0, length, _QUERIES_AT_A_TIME):
-        last = min(length, first + _QUERIES_AT_A_TIME)
-        scores_BNQL = cap * torch.tanh(q_BNLH[:, :, first:last] @ k.transpose(-1, -2) * (scores.scale / cap))
+    for first in range(0, length, QUERIES_AT_A_TIME):
+        last = min(length, first + QUERIES_AT_A_TIME)
+        scores_BNQL = (q_BNLH[:, :, first:last] @ k.transpose(-1, -2)).mul_(scores.scale / cap).tanh_().mul_(cap)
         scores_BNQL[..., keys:] = -torch.inf
-        if (mask := _cached_mask(masks, scores, (before + first, before + last, keys), q_BNLH.device)) is not None:
-            scores_BNQL[..., :keys] += mask
+        if scores.bias is not None:
+            scores_BNQL[..., :keys] += scores.bias(before + first, before + last, keys)
+        _hide(scores_BNQL[..., :keys], scores, before + first, before + last)
         parts.append(scores_BNQL.softmax(-1) @ v)
     return torch.cat(parts, dim=2)
 

@@ -16,14 +16,13 @@ from functools import lru_cache
 from itertools import accumulate
 from typing import Final, TypeAlias
 
+from whimbrel.types.batch_memory import MAX_BLOCK
+
 Trial: TypeAlias = Callable[[int], Hashable | None]
 """Product of N equal rows: returns a value that is equal for equal bits, or None if the rows of the result differ."""
 
 ShapeTrial: TypeAlias = Callable[[tuple[int, int]], Hashable | None]
 """Trial for a number of rows and of columns."""
-
-MAX_BLOCK: Final = 512
-"""Rows of the largest block. Larger ones would not be faster."""
 
 FINE_SIZES: Final = (*range(16, 256, 16), *range(256, MAX_BLOCK + 1, 32))
 """Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels."""

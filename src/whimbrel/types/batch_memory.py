@@ -1,0 +1,123 @@
+"""Memory that the largest batch takes while it runs, from the shapes of a model. Pure.
+
+An upper bound, which tests hold against the measured peak: what the layers, attention and the outputs have at the same time, a
+quarter more for the allocator, and a constant for buffers of libraries. Weights, caches, requests and results are not in it.
+
+Shapes: R rows of a batch, P rows that run at once (a piece, or all), D model width.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from whimbrel.types.card import Card, Encoder, Output
+from whimbrel.types.heads import Dense, SparseAutoencoder
+
+MAX_BLOCK: Final = 512
+"""Rows of the largest block of a product, and those of which the second half of a layer runs at once on a CPU."""
+QUERIES_AT_A_TIME: Final = 256
+"""Queries of a seq whose scores are computed at once by the plain formula."""
+MAX_MASK_ELEMENTS: Final = 2**26
+"""Elements of masks that are kept for later layers, 256 MB. Each layer rebuilds larger ones."""
+
+MAX_SHARED: Final = 8
+"""Tokens of a batch per row that may be computed for it: keys are put together and rows pooled for all tokens."""
+
+_FLOAT: Final = 4
+_INT64: Final = 8
+_LEAST_TEXT: Final = 3
+"""Tokens of the shortest usual text, of which a batch may be full."""
+_MARGIN: Final = 1.25
+_CONSTANT: Final = 48 * 2**20
+
+
+def batch_bytes(card: Card, *, max_batch_tokens: int, max_length: int, in_pieces: bool, dtype_bytes: int, on_cpu: bool) -> int:
+    """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
+
+    0: unknown, as transformers' code runs the model.
+    """
+    towers = card.towers or (card,)
+    if any(tower.encoder.family == "hf" for tower in towers):
+        return 0
+    rows = max(max_batch_tokens, max_length)
+    piece = max_batch_tokens if in_pieces else rows
+    largest = max(
+        max(
+            _encoder(tower.encoder, rows, piece, dtype_bytes, on_cpu=on_cpu),
+            _encoder(tower.encoder, max_batch_tokens, max_batch_tokens, dtype_bytes, on_cpu=on_cpu)
+            + _shared(tower.encoder, max_batch_tokens),
+        )
+        + max((_output(output, tower.encoder, rows, max_batch_tokens) for output in tower.all_outputs.values()), default=0)
+        for tower in towers
+    )
+    return int(_MARGIN * largest) + _CONSTANT
+
+
+def _encoder(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
+    width = encoder.hidden_size
+    stream = 3 * _FLOAT * rows * width  # the hidden states, those of the next layer, and a norm
+    inputs = 4 * _INT64 * rows
+    if not encoder.layers:
+        return stream + inputs
+    angles = sum(3 * _FLOAT * rows * rotary.width // 2 for rotary in {layer.rotary for layer in encoder.layers} if rotary)
+    normed = (_FLOAT + dtype_bytes) * piece * width
+    halves = _attention(encoder, rows, piece, dtype_bytes), _mlp(encoder, piece, dtype_bytes, on_cpu=on_cpu)
+    return stream + inputs + angles + normed + max(halves)
+
+
+def _shared(encoder: Encoder, max_batch_tokens: int) -> int:
+    """Return the bytes of whole seqs where a batch computes shared prefixes once: a layer's keys, and the hidden states."""
+    if not encoder.keeps_keys:
+        return 0
+    keys = 2 * _FLOAT * encoder.num_kv_heads * _head_width(encoder)
+    return MAX_SHARED * max_batch_tokens * max(keys, 2 * _FLOAT * encoder.hidden_size)
+
+
+def _attention(encoder: Encoder, rows: int, piece: int, dtype_bytes: int) -> int:
+    queries, keys = (heads * _head_width(encoder) for heads in (encoder.num_heads, encoder.num_kv_heads))
+    projected = dtype_bytes * piece * (queries + 2 * keys) + _FLOAT * piece * (queries + keys)
+    rotated = 3 * _FLOAT * piece * (queries + keys)
+    ordered = _FLOAT * piece * (queries + 3 * keys)  # with heads before tokens
+    attended = (2 * _FLOAT + dtype_bytes) * piece * queries
+    kept = 2 * _FLOAT * rows * keys if piece < rows else 0
+    return projected + kept + max(rotated, ordered + attended + _scores(encoder, rows, piece))
+
+
+def _scores(encoder: Encoder, rows: int, piece: int) -> int:
+    """Return the bytes of masks, and of scores where the plain formula runs."""
+    heads, windows = encoder.num_heads, {layer.window for layer in encoder.layers}
+    biased = encoder.positions in ("alibi", "relative")
+    queries = min(piece, QUERIES_AT_A_TIME) if biased or encoder.softcap is not None else piece
+    formula = 3 * _FLOAT * heads * queries * rows + 4 * _FLOAT * rows * heads * _head_width(encoder)
+    if encoder.softcap is not None:
+        return formula
+    if not biased and windows == {None} and piece == rows:
+        return 0
+    one = (heads if biased else 1) * queries * rows
+    seen = one // queries * (5 * (rows + piece) // 8 if piece < rows else rows)  # of pieces half, and gaps between them
+    masks = _FLOAT * min(MAX_MASK_ELEMENTS, len(windows) * seen) + (2 * _FLOAT + 1) * one
+    return masks + formula if biased else masks
+
+
+def _mlp(encoder: Encoder, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
+    block = min(piece, MAX_BLOCK) if on_cpu else piece
+    chosen = max(1, encoder.experts_per_token)
+    inner = chosen * encoder.intermediate_size * (3 if encoder.gated else 2)
+    return block * ((2 * _FLOAT + dtype_bytes) * encoder.hidden_size + (dtype_bytes + _FLOAT) * inner) + (
+        _FLOAT * piece * encoder.hidden_size
+    )
+
+
+def _head_width(encoder: Encoder) -> int:
+    return encoder.head_width if encoder.latent is None else encoder.latent.width
+
+
+def _output(output: Output, encoder: Encoder, rows: int, max_batch_tokens: int) -> int:
+    texts = max(1, max_batch_tokens // _LEAST_TEXT)
+    widths = [encoder.hidden_size, *(head.out_features for head in output.heads if isinstance(head, Dense | SparseAutoencoder))]
+    through = 3 * _FLOAT * rows * max(widths) if output.token_head else 0
+    if output.vocabulary is not None:
+        decoded = (min(rows, MAX_BLOCK) + 2 * texts) * output.vocabulary.out_features
+        return through + _FLOAT * (decoded + 2 * rows * max(widths))
+    num_rows = texts if output.rows in ("text", "none") else rows
+    return through + 3 * _FLOAT * num_rows * max(output.width, *widths)
