@@ -73,10 +73,10 @@ def default_plan(dtype: str) -> Plan:
     return make_plan(Options(dtype=dtype), read_card(FOLDER, FOLDER.name), probe())
 
 
-def count_tokens(texts: Sequence[str]) -> int:
-    """Return the number of tokens that the packaged model computes for `texts`."""
+def count_tokens(texts: Sequence[str], max_length: int | None = None) -> int:
+    """Return the number of tokens that the packaged model computes for `texts`, cut to its limit or to `max_length`."""
     card = read_card(FOLDER, FOLDER.name)
-    tokenizer = Tokenizer(FOLDER, card, make_plan(Options(), card, probe()))
+    tokenizer = Tokenizer(FOLDER, card, make_plan(Options(max_length=max_length), card, probe()))
     return sum(seq.ids.size for seq in tokenizer.encode(Request(texts)))
 
 

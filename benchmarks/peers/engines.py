@@ -17,6 +17,7 @@ from typing import Final
 import numpy as np
 from common import NUM_CORES, count_tokens, cpu_seconds, note
 from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_in
+from models import MAX_TOKENS
 from numpy.typing import NDArray
 from workloads import MODELS, Workload
 
@@ -168,7 +169,7 @@ def _compare(
     note(f"{workload.model}, {workload.name}: comparing")
     saved: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
     rows: list[Measured] = []
-    tokens = count_tokens(workload.texts)
+    tokens = count_tokens(workload.texts, MAX_TOKENS)
     for engine in list(engines.values()):
         file, row = folder / f"rows-{os.getpid()}.npz", Measured(engine.peer, workload, tokens, None)
         try:

@@ -1,6 +1,7 @@
 """Pictures of README: the terminal while `whimbrel serve` starts and answers, and a chart of measured speed.
 
-`make pictures` writes terminal.svg from a real run, and speed.svg from the tables of BENCHMARKS.md.
+`make pictures` writes terminal.svg from a real run, and speed.svg from the tables of BENCHMARKS.md. sweep.svg is drawn by
+`whimbrel bench serve`, with the command in BENCHMARKS.md.
 """
 
 from __future__ import annotations

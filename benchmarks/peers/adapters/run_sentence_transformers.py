@@ -31,4 +31,5 @@ def _rerank(folder: str, **options: Any) -> Callable[[Any], Any]:
 def _tokens(folder: str, **options: Any) -> Callable[[Any], Any]:
     from sentence_transformers import MultiVectorEncoder
 
-    return MultiVectorEncoder(folder, **options).encode_document
+    encode = MultiVectorEncoder(folder, **options).encode_document
+    return lambda texts: [rows.float() for rows in encode(texts)]  # numpy has no bfloat16

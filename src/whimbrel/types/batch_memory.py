@@ -15,6 +15,8 @@ from whimbrel.types.heads import Dense, SparseAutoencoder
 
 MAX_BLOCK: Final = 512
 """Rows of the largest block of a product, and those of which the second half of a layer runs at once on a CPU."""
+MAX_PRODUCT_LENGTH: Final = 896
+"""Tokens of the longest text whose scores are computed all at once, by a product, on a CPU in bfloat16."""
 QUERIES_AT_A_TIME: Final = 256
 """Queries of a seq whose scores are computed at once by the plain formula."""
 MAX_MASK_ELEMENTS: Final = 2**26
@@ -92,7 +94,7 @@ def _scores(encoder: Encoder, rows: int, piece: int) -> int:
     if encoder.softcap is not None:
         return formula
     if not biased and windows == {None} and piece == rows:
-        return 0
+        return 3 * _FLOAT * heads * min(rows, MAX_PRODUCT_LENGTH) ** 2
     one = (heads if biased else 1) * queries * rows
     seen = one // queries * (5 * (rows + piece) // 8 if piece < rows else rows)  # of pieces half, and gaps between them
     masks = _FLOAT * min(MAX_MASK_ELEMENTS, len(windows) * seen) + (2 * _FLOAT + 1) * one
