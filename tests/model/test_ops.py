@@ -54,7 +54,9 @@ SCORES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-6), (torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
-@pytest.mark.parametrize("lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40, [129, 129, 97, 96], [900, 896, 600, 511]])
+@pytest.mark.parametrize(
+    "lengths", [[1], [7, 7, 7], [300, 64, 64, 33, 5, 1, 1], [17] * 40, [129, 129, 97, 96], [900, 896, 600, 511]]
+)
 @pytest.mark.parametrize("width", [8, 32, 64])
 def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance: float, device: str) -> None:
     check_attention(lengths, 4, ScoreOptions(width**-0.5), width, dtype, tolerance, device)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.types.card import Card, Encoder, Output
+from whimbrel.types.card import Card, Encoder, Output, Rotary
 from whimbrel.types.heads import Dense, SparseAutoencoder
 
 MAX_BLOCK: Final = 512
@@ -61,7 +61,11 @@ def _encoder(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cp
     inputs = 4 * _INT64 * rows
     if not encoder.layers:
         return stream + inputs
-    angles = sum(3 * _FLOAT * rows * rotary.width // 2 for rotary in {layer.rotary for layer in encoder.layers} if rotary)
+    rotaries: list[Rotary] = []  # their scalings cannot be hashed
+    for layer in encoder.layers:
+        if layer.rotary and layer.rotary not in rotaries:
+            rotaries.append(layer.rotary)
+    angles = sum(3 * _FLOAT * rows * rotary.width // 2 for rotary in rotaries)
     normed = (_FLOAT + dtype_bytes) * piece * width
     halves = _attention(encoder, rows, piece, dtype_bytes), _mlp(encoder, piece, dtype_bytes, on_cpu=on_cpu)
     return stream + inputs + angles + normed + max(halves)
