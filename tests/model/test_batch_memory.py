@@ -50,14 +50,14 @@ with Engine(folder, dtype=dtype, pooling="mean", **options) as engine:
     before = kib("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
     run(tokens)
-    print(engine.plan.batch_bytes, (kib("VmHWM") - before) * 1024, engine.plan.num_lanes)
+    print(engine.plan.batch_bytes, (kib("VmHWM") - before) * 1024)
 """
 
 
 def measure(folder: Path, dtype: str, tokens: int, options: dict[str, Any]) -> tuple[int, int]:
     """Run one text of so many tokens in a new process -> (bytes by the plan, bytes taken)."""
     command = [sys.executable, "-c", MEASURE, str(folder), dtype, str(tokens), repr(options)]
-    predicted, taken, _ = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+    predicted, taken = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return int(predicted), int(taken)
 
 

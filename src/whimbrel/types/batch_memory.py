@@ -98,7 +98,7 @@ def _scores(encoder: Encoder, rows: int, piece: int) -> int:
     if encoder.softcap is not None:
         return formula
     if not biased and windows == {None} and piece == rows:
-        return 3 * _FLOAT * heads * min(rows, MAX_PRODUCT_LENGTH) ** 2
+        return 0 if encoder.causal else 3 * _FLOAT * heads * min(rows, MAX_PRODUCT_LENGTH) ** 2
     one = (heads if biased else 1) * queries * rows
     seen = one // queries * (5 * (rows + piece) // 8 if piece < rows else rows)  # of pieces half, and gaps between them
     masks = _FLOAT * min(MAX_MASK_ELEMENTS, len(windows) * seen) + (2 * _FLOAT + 1) * one
