@@ -46,8 +46,6 @@ def check_path(path: Path) -> None:
         raise SetupError(
             f"cannot draw {path.suffix or path.name}.", hint=f"--picture takes paths that end in {', '.join(SUFFIXES)}"
         )
-    if not path.parent.is_dir():
-        raise SetupError(f"cannot write {path}: no folder {path.parent}.")
     if path.suffix.lower() == ".png":
         try:
             import_module("matplotlib.pyplot")
