@@ -79,6 +79,16 @@ def test_the_peak_is_a_rate_of_arithmetic() -> None:
     assert torch.isfinite(x @ x).all()
 
 
+def test_ctrl_c_leaves_the_rounds_before() -> None:
+    def stop(number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    result = run_offline(options(rounds=10_000), "float32", on_round=stop)
+    assert result is not None
+    assert (result.interrupted, len(result.rounds), result.num_requests) == (True, 2, 4)
+
+
 def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
     with pytest.raises(SetupError):
         run_offline(options(str(tmp_path)), "float32")

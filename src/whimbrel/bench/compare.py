@@ -62,7 +62,7 @@ class ServerContender:
         if result.failed:
             reason = next(filter(None, result.errors))
             raise WhimbrelError(
-                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason}"
+                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason.rstrip('.')}."
             )
         return result.duration
 

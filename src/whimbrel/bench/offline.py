@@ -8,13 +8,13 @@ from __future__ import annotations
 import resource
 import signal
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -91,7 +91,7 @@ class OfflineResult:
         return self.tokens_per_second * self.flops_per_token / self.peak_flops
 
 
-def run_offline(options: OfflineOptions, dtype: str) -> OfflineResult | None:
+def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int], None] | None = None) -> OfflineResult | None:
     """Run one dtype in a process of its own. Ctrl-C ends it at once.
 
     Return the result, after Ctrl-C that of the rounds so far, or None if there are none. Raises WhimbrelError.
@@ -107,7 +107,9 @@ def run_offline(options: OfflineOptions, dtype: str) -> OfflineResult | None:
             answer = answers.recv()
             if isinstance(answer, BaseException):
                 raise answer
-            last = answer
+            last = cast(OfflineResult, answer)
+            if on_round is not None:
+                on_round(len(last.rounds))
     except EOFError:
         process.join()
         raise WhimbrelError(

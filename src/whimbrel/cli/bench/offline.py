@@ -62,8 +62,9 @@ def offline(
     interrupted = False
     with console.signals_exit():
         for each in dtype or ["auto"]:
-            with screen.status(f"running {each}"):
-                found = run_offline(options, each)
+            with screen.status(f"running {each}") as status:
+                words = f"running {each}: {{}} of {rounds} rounds"
+                found = run_offline(options, each, on_round=lambda number, words=words: status.update(words.format(number)))
             results += [found] if found is not None else []
             if found is None or found.interrupted:
                 interrupted = True
