@@ -1,7 +1,7 @@
-"""Check of answers: the first in full, all others by what a load generator can look at without slowing itself down.
+"""Check of answers: the first is read in full, the others as far as a load generator has the time.
 
-The first answer says how those of this server look. A later one must have the same media type, be JSON at both ends if it is
-JSON (throughout, if it is short), and have as many rows as the request has texts, where rows can be counted.
+A later answer must have the media type of the first. JSON must be JSON at both ends, or throughout if it is short. Where rows
+can be counted, there must be one for each text of the request.
 """
 
 from __future__ import annotations

@@ -110,7 +110,7 @@ class Comparison:
     num_compared: int
     interrupted: bool = False
     failure: str = ""
-    """Why the rounds ended early, or ""."""
+    """The error that ended the rounds early, or ""."""
 
     @property
     def ratio(self) -> Ratio:
