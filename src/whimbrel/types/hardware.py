@@ -31,7 +31,7 @@ class Cpu:
     bfloat16: Literal["native", "slow", "none"] = "none"
     """Support for bfloat16 in linear layers: "slow" is exact but slower than float32."""
     vnni: bool = False
-    """Whether the processor multiplies int8 fast (VNNI)."""
+    """True if the processor multiplies int8 fast (VNNI)."""
     vectors: str = "DEFAULT"
     """Instruction set of PyTorch's element-wise kernels, as PyTorch names it."""
     switches: tuple[str, ...] = ()
