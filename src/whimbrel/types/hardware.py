@@ -49,6 +49,8 @@ class Hardware:
     num_cores: int
     """Number of cores that this process may use (affinity and container quota)."""
     cpu: Cpu = field(default_factory=Cpu)
+    kernels: str = ""
+    """Instruction set of Whimbrel's own kernels, or empty where PyTorch's operators are used."""
     gpus: tuple[str, ...] = ()
     gpu_bfloat16: bool = False
     torch: str = "unknown"
