@@ -71,6 +71,20 @@ def test_bfloat16_is_refused_where_no_library_multiplies_it(card: Card, switches
     assert "float32" in (caught.value.hint or "")
 
 
+def test_int8_needs_a_cpu_with_vnni_and_linear_layers(card: Card) -> None:
+    vnni = replace(LAPTOP, cpu=replace(LAPTOP.cpu, vnni=True))
+    assert make_plan(Options(dtype="int8"), card, vnni).dtype == "int8"
+    with pytest.raises(SetupError, match="has no VNNI") as caught:
+        make_plan(Options(dtype="int8"), card, LAPTOP)
+    assert "float32" in (caught.value.hint or "")
+    with pytest.raises(SetupError, match="not supported on a GPU"):
+        make_plan(Options(dtype="int8"), card, replace(GPU, cpu=vnni.cpu))
+    for family in ("hf", "static"):
+        other = replace(card, encoder=replace(card.encoder, family=family))
+        with pytest.raises(SetupError, match="not supported for a model"):
+            make_plan(Options(dtype="int8"), other, vnni)
+
+
 def test_same_bits_are_known_once_the_weights_are_loaded(card: Card) -> None:
     plan = make_plan(Options(), card, CPU)
     assert plan.same_bits is None

@@ -232,7 +232,7 @@ def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
     if not hardware.cpu.vnni:
         raise SetupError(
             f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.",
-            hint=f"--dtype {fast} is the fastest here",
+            hint=f"--dtype takes auto, which is {fast} here",
         )
     if card.encoder.family in (FALLBACK, "static"):
         what = "that transformers runs" if card.encoder.family == FALLBACK else "without linear layers"
