@@ -11,7 +11,8 @@ namespace whimbrel {
 enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
 enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4 };
 
-constexpr i64 BLOCK_ROWS = 240;  // rows whose units and sums stay in the L2 cache
+constexpr i64 BLOCK_ROWS = 240;  // the most rows that run at once
+constexpr i64 BLOCK_BYTES = 3 << 18;  // their units stay in the L2 cache
 constexpr i64 BLOCK_UNITS = 128;  // units of a panel that stay in the L1 cache
 
 inline i64 units_of(i64 inner, int kind) { const i64 n = kind == INT8 ? 4 : kind == BFLOAT16 ? 2 : 1; return (inner + n - 1) / n; }
@@ -133,7 +134,7 @@ template <class D, class In, class Out>
 void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
     const i64 units = (weight.inner + D::per_unit - 1) / D::per_unit;
     const i64 stride = up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
-    const i64 block = std::min(rows, BLOCK_ROWS);
+    const i64 block = std::min(rows, std::clamp(BLOCK_BYTES / 4 / stride / MAX_ROWS, i64{4}, BLOCK_ROWS / MAX_ROWS) * MAX_ROWS);
     auto* a = static_cast<std::uint32_t*>(scratch<0>(sizeof(std::uint32_t) * static_cast<std::size_t>(stride * block)));
     auto* sums = static_cast<typename D::Sum*>(scratch<1>(sizeof(typename D::Sum) * PANEL * BLOCK_ROWS));
     float row_scales[BLOCK_ROWS];

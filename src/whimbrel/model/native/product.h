@@ -9,6 +9,7 @@
 
 namespace whimbrel {
 
+constexpr int PREFETCH = 32;  // units ahead, which the processor does not foresee across pages
 constexpr int NV = 2;
 constexpr int PANEL = NV * W;
 #ifdef __AVX512F__
@@ -86,6 +87,7 @@ inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* pane
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) sums[i][j] = D::none();
     for (i64 k = 0; k < units; k++) {
+        for (int j = 0; j < VECTORS; j++) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + j * W), _MM_HINT_T0);
         typename D::Vector columns[VECTORS];
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) columns[j] = D::load_columns(panel + k * PANEL + j * W);
