@@ -21,6 +21,8 @@ QUERIES_AT_A_TIME: Final = 256
 """Queries of a seq whose scores are computed at once by the plain formula."""
 MAX_MASK_ELEMENTS: Final = 2**26
 """Elements of masks that are kept for later layers, 256 MB. Each layer rebuilds larger ones."""
+MAX_MASKED_KEYS: Final = 1024
+"""Kept keys up to which causal queries after them attend with a mask on a CPU. After more, nothing is masked."""
 
 MAX_SHARED: Final = 8
 """Tokens of a batch per row that may be computed for it: keys are put together and rows pooled for all tokens."""
@@ -47,7 +49,7 @@ def batch_bytes(card: Card, *, max_batch_tokens: int, max_length: int, in_pieces
         max(
             _encoder(tower.encoder, rows, piece, dtype_bytes, on_cpu=on_cpu),
             _encoder(tower.encoder, max_batch_tokens, max_batch_tokens, dtype_bytes, on_cpu=on_cpu)
-            + _shared(tower.encoder, max_batch_tokens),
+            + _shared(tower.encoder, max_batch_tokens, dtype_bytes, on_cpu=on_cpu),
         )
         + max((_output(output, tower.encoder, rows, max_batch_tokens) for output in tower.all_outputs.values()), default=0)
         for tower in towers
@@ -67,42 +69,56 @@ def _encoder(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cp
             rotaries.append(layer.rotary)
     angles = sum(3 * _FLOAT * rows * rotary.width // 2 for rotary in rotaries)
     normed = (_FLOAT + dtype_bytes) * piece * width
-    halves = _attention(encoder, rows, piece, dtype_bytes), _mlp(encoder, piece, dtype_bytes, on_cpu=on_cpu)
+    halves = _attention(encoder, rows, piece, dtype_bytes, on_cpu=on_cpu), _mlp(encoder, piece, dtype_bytes, on_cpu=on_cpu)
     return stream + inputs + angles + normed + max(halves)
 
 
-def _shared(encoder: Encoder, max_batch_tokens: int) -> int:
-    """Return the bytes of whole seqs where a batch computes shared prefixes once: a layer's keys, and the hidden states."""
+def _shared(encoder: Encoder, max_batch_tokens: int, dtype_bytes: int, *, on_cpu: bool) -> int:
+    """Return the bytes of shared prefixes: masks behind them, and whole seqs, of which a layer's keys or the hidden states."""
     if not encoder.keeps_keys:
         return 0
     keys = 2 * _FLOAT * encoder.num_kv_heads * _head_width(encoder)
-    return MAX_SHARED * max_batch_tokens * max(keys, 2 * _FLOAT * encoder.hidden_size)
+    masks = _masks(encoder, 2 * max_batch_tokens, max_batch_tokens, max_batch_tokens, dtype_bytes, on_cpu=on_cpu)
+    return MAX_SHARED * max_batch_tokens * max(keys, 2 * _FLOAT * encoder.hidden_size) + masks
 
 
-def _attention(encoder: Encoder, rows: int, piece: int, dtype_bytes: int) -> int:
+def _attention(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
     queries, keys = (heads * _head_width(encoder) for heads in (encoder.num_heads, encoder.num_kv_heads))
     projected = dtype_bytes * piece * (queries + 2 * keys) + _FLOAT * piece * (queries + keys)
     rotated = 3 * _FLOAT * piece * (queries + keys)
     ordered = _FLOAT * piece * (queries + 3 * keys)  # with heads before tokens
     attended = (2 * _FLOAT + dtype_bytes) * piece * queries
     kept = 2 * _FLOAT * rows * keys if piece < rows else 0
-    return projected + kept + max(rotated, ordered + attended + _scores(encoder, rows, piece))
+    return projected + kept + max(rotated, ordered + attended + _scores(encoder, rows, piece, dtype_bytes, on_cpu=on_cpu))
 
 
-def _scores(encoder: Encoder, rows: int, piece: int) -> int:
+def _scores(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
     """Return the bytes of masks, and of scores where the plain formula runs."""
-    heads, windows = encoder.num_heads, {layer.window for layer in encoder.layers}
+    heads = encoder.num_heads
     biased = encoder.positions in ("alibi", "relative")
     queries = min(piece, QUERIES_AT_A_TIME) if biased or encoder.softcap is not None else piece
     formula = 3 * _FLOAT * heads * queries * rows + 4 * _FLOAT * rows * heads * _head_width(encoder)
     if encoder.softcap is not None:
         return formula
-    if not biased and windows == {None} and piece == rows:
+    if not biased and not any(layer.window for layer in encoder.layers) and piece == rows:
         return 0 if encoder.causal else 3 * _FLOAT * heads * min(rows, MAX_PRODUCT_LENGTH) ** 2
-    one = (heads if biased else 1) * queries * rows
-    seen = one // queries * (5 * (rows + piece) // 8 if piece < rows else rows)  # of pieces half, and gaps between them
-    masks = _FLOAT * min(MAX_MASK_ELEMENTS, len(windows) * seen) + (2 * _FLOAT + 1) * one
+    masks = _masks(encoder, rows, piece, queries, dtype_bytes, on_cpu=on_cpu)
     return masks + formula if biased else masks
+
+
+def _masks(encoder: Encoder, rows: int, piece: int, queries: int, dtype_bytes: int, *, on_cpu: bool) -> int:
+    """Return the bytes of the masks of pieces: of those that are kept for later layers, and of the largest while it is made."""
+    biased = encoder.positions in ("alibi", "relative")
+    has_masks = biased or (encoder.softcap is None and (on_cpu or dtype_bytes == _FLOAT))
+    if not has_masks:
+        return 0
+    limits = {rows if biased or (window is None and not on_cpu) else window or MAX_MASKED_KEYS for window in (
+        layer.window for layer in encoder.layers)}  # fmt: skip
+    kept = [min(rows - piece, limit) for limit in limits]
+    heads = encoder.num_heads if biased else 1
+    cached = sum(heads * min(rows, each + 3 * piece) * (piece + 5 * each // 8) for each in kept)
+    largest = heads * queries * (piece + max(kept))
+    return _FLOAT * min(MAX_MASK_ELEMENTS, cached) + (2 * _FLOAT + 1) * largest
 
 
 def _mlp(encoder: Encoder, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
