@@ -19,7 +19,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 import pybase64
-from common import make_texts, min_cosine, note
+from common import cpu_seconds, make_texts, min_cosine, note
 
 sys.path.insert(0, str(Path(__file__).parent / "peers"))
 
@@ -61,6 +61,8 @@ class Contender:
     values: Callable[[bytes], np.ndarray]
     """Body of an answer -> rows to compare."""
     seconds: list[float] = field(default_factory=list[float])
+    cpu: list[float] = field(default_factory=list[float])
+    """Processor seconds of the server and its processes in each round."""
     agreement: float = 1.0
 
 
@@ -95,9 +97,11 @@ def measure(builds: Builds, contenders: Sequence[Contender], *, dtype: str, roun
             at = turn % len(pairs)
             for each, server in [*pairs[at:], *pairs[:at]]:
                 body = orjson.dumps({"model": "model"} | each.body(turn))
+                before = cpu_seconds(server.pid)
                 done = load(server.port, each.path, [[body]] * connections)
                 if turn:
                     each.seconds.append(done.seconds)
+                    each.cpu.append(cpu_seconds(server.pid) - before)
                     continue
                 first.append(each.values(done.bodies[0]))
                 each.agreement = _agreement(first[-1], first[0])
@@ -111,13 +115,14 @@ def _agreement(found: np.ndarray, expected: np.ndarray) -> float:
 
 
 def rows_of(contenders: Sequence[Contender]) -> list[list[str]]:
-    """Return the rows of a table: the time, over the first, rounds over the first's, and the agreement."""
+    """Return the rows of a table: the time, over the first, rounds over the first's, processor seconds, and the agreement."""
     first, rows = contenders[0], list[list[str]]()
     for each in contenders:
         ratios = [own / theirs for own, theirs in zip(each.seconds, first.seconds, strict=True)]
-        time = median(each.seconds)
-        rows.append([each.name, f"{1e3 * time:,.0f}", f"{time / median(first.seconds):.3f}",
-                     f"{min(ratios):.2f} to {max(ratios):.2f}", f"{each.agreement:.6f}"])  # fmt: skip
+        time, processor = median(each.seconds), median(each.cpu)
+        spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+        ratio = f"{time / median(first.seconds):.3f}"
+        rows.append([each.name, f"{1e3 * time:,.0f}", ratio, spread, f"{processor:.2f}", f"{each.agreement:.6f}"])
     return rows
 
 

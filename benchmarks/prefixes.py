@@ -232,7 +232,7 @@ def over_http(folder: Path, sizes: Sizes, args: argparse.Namespace, rounds: int)
     """Print the tables of servers."""
     builds, model = Builds(folder / "build" if args.quick else args.build), folder / "token-vectors"
     model.mkdir()
-    columns = ["ms", "this / first", "rounds", "agreement"]
+    columns = ["ms", "this / first", "rounds", "processor, s", "agreement"]
     rows = split_texts(model, sizes, builds, dtype=args.dtype, rounds=rounds, vllm=args.vllm)
     print_table(["token vectors of #39533, four clients", *columns], rows)
     if args.vllm:
