@@ -121,6 +121,19 @@ def test_datasets_from_files(server: Server, tmp_path: Path) -> None:
         (("--sweep", "a"), "sends nothing"),
         (("--url", "a=http://h", "--url", "a=http://i"), "named twice"),
         (("--picture", "x.pdf"), "cannot draw .pdf"),
+        (("--picture", "no/x.html"), "cannot write no/x.html"),
+        (("--markdown", "/"), "cannot write /"),
+        (("--save-result", "--result-filename", "no/x.json"), "cannot write no/x.json"),
+        (("--save-result", "--result-dir", "/proc"), "cannot write /proc/"),
+        (("--request-rate", "nan"), "sends nothing"),
+        (("--request-rate", "-1"), "sends nothing"),
+        (("--sweep", "5", "--request-rate", "5"), "has no effect with --sweep"),
+        (("--sweep-seconds", "5"), "is of sweeps"),
+        (("--scale", "small"), "is of presets"),
+        (("--preset", "gritlm"), "--num-prompts has no effect: --preset gritlm settles it"),
+        (("--dataset-path", "x.jsonl"), "is not read by --dataset-name random"),
+        (("--dataset-name", "texts", "--dataset-path", "missing"), "cannot read missing"),
+        (("--backend", "ollama", "--endpoint", "/v1/embeddings"), "has no vectors or scores"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -131,6 +144,33 @@ def test_bad_input_is_one_line_and_a_hint(args: tuple[str, ...], words: str, ser
     assert words in err
     assert out == ""
     assert [line.split(":")[0] for line in err.splitlines() if line.startswith(("error:", "hint:"))] == ["error", "hint"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("serve", "--max-concurrency", "0"),
+        ("serve", "--timeout", "inf"),
+        ("serve", "--sweep", "5", "--sweep-seconds", "inf"),
+        ("serve", "--random-range-ratio", "nan"),
+        ("serve", "--client-processes", "0"),
+        ("compare", "--rounds", "0"),
+        ("offline", "--num-prompts", "0"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.sample(2)
+def test_numbers_out_of_range_are_wrong_usage(args: tuple[str, ...]) -> None:
+    out, err = bench(*args, code=2)
+    assert "Invalid value for" in err
+    assert out == ""
+
+
+@pytest.mark.parametrize("command", ["compare", "offline"])
+def test_a_file_that_cannot_be_written_is_refused_before_the_run(command: str, tmp_path: Path) -> None:
+    out, err = bench(command, "--json", str(tmp_path / "no" / "x.json"), code=1)
+    assert "cannot write" in err
+    assert out == ""
 
 
 def fails_after_the_first(response: bytes | None, seconds: float = 0.0) -> Callable[[int, socket.socket], bytes | None]:
@@ -262,13 +302,58 @@ def test_client_processes_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> No
     assert choose_processes(1e9, None, 10_000) == 1
 
 
+@pytest.mark.parametrize("whole_group", [False, True], ids=["the process", "the terminal"])
+@pytest.mark.sample(1)
+def test_ctrl_c_in_a_sweep_prints_and_draws_the_results_so_far(whole_group: bool, tmp_path: Path) -> None:
+    page = tmp_path / "sweep.html"
+    with fake_server(always(answer())) as fake:
+        command = [*BENCH, "serve", "--url", fake.url, "--random-input-len", "4", "--num-prompts", "9000"]
+        command += ["--sweep", "40,41", "--sweep-seconds", "1", "--picture", str(page)]
+        with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+            while len(fake.bodies) < 50:  # the first, 40 at the first rate, some at the second
+                time.sleep(0.01)
+            (os.killpg if whole_group else os.kill)(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert out.count("Serving Benchmark Result") == 2
+    assert "| 41 |" in re.sub(" +", " ", out)
+    assert "Stopped early" in err
+    assert "Traceback" not in err
+    assert page.read_text().count("<tr>") == 3
+
+
+def test_ctrl_c_in_a_comparison_prints_the_rounds_so_far() -> None:
+    with fake_server(always(answer(), 0.002)) as fake:
+        command = [*BENCH, "compare", fake.url, fake.url, "--rounds", "10000", "--num-prompts", "4", "--random-input-len", "4"]
+        with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
+            while len(fake.bodies) < 8 + 8 + 3 * 8:
+                time.sleep(0.01)
+            os.killpg(process.pid, signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert "Stopped early: these are the rounds so far." in out
+    assert re.search(r"ratio of medians over \d+ rounds: ", out)
+    assert "Traceback" not in err
+
+
+def test_a_server_that_fails_in_a_comparison_leaves_the_rounds_before() -> None:
+    def respond(number: int, connection: socket.socket) -> bytes:
+        return answer(500, b"broken") if number >= 40 else answer()
+
+    with fake_server(respond) as fake:
+        args = ("--rounds", "50", "--num-prompts", "4", "--random-input-len", "4")
+        out, err = bench("compare", fake.url, fake.url, *args, code=1)
+    assert "ratio of medians over 3 rounds" in out
+    assert re.search(r"error: \w+: \d of \d requests failed: HTTP 500: broken. The rounds before are above.", err)
+
+
 def test_ctrl_c_ends_an_offline_run_at_once() -> None:
-    with subprocess.Popen(
-        [*BENCH, "offline", "--num-prompts", "20000"], stdout=-1, stderr=-1, text=True, start_new_session=True
-    ) as process:
+    command = [*BENCH, "offline", "--dtype", "float32", "--num-prompts", "20000"]
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
         time.sleep(4)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert out == ""
+    assert out == "", "no round has ended"
+    assert "stopped while float32 ran" in err
     assert "Traceback" not in err

@@ -96,6 +96,7 @@ def test_files(tmp_path: Path) -> None:
         ('{"prompt": ["only a query"]}', "line 1: no `prompt`"),
         ('{"prompt": 3}', "line 1: no `prompt`"),
         ("[1]", "line 1: no `prompt`"),
+        ('1\n{"prompt": "a"}\n\n2\n{', "line 1: no `prompt`.* 3 of 5 lines cannot be read"),
         (b'{"prompt": "a"}\n\xff', "line 2: no valid UTF-8"),
         ("\n\n", "has no prompts"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -10,7 +11,9 @@ import numpy as np
 import pytest
 
 from bench_servers import OK, always, answer, fake_server
+from whimbrel.bench.answers import ROW_MARK
 from whimbrel.bench.backends import Sample
+from whimbrel.bench.connection import Connection
 from whimbrel.bench.results import Result
 from whimbrel.bench.target import Load, Target, TargetOptions
 from whimbrel.errors import SetupError, WhimbrelError
@@ -114,9 +117,78 @@ def test_a_connection_that_is_cut_in_the_middle_of_an_answer() -> None:
     assert set(result.errors) == {"the server closed the connection in the middle of the answer"}
 
 
+@pytest.mark.parametrize(
+    ("response", "reason"),
+    [
+        (
+            html := b"HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 4\r\n\r\n<p/>",
+            "HTTP 200 with text/html, where",
+        ),
+        (answer(200, b'{"data": [garbage}'), "HTTP 200 with a body that is no JSON"),
+        (answer(200, b"<" + b"x" * 3000 + b"}"), "HTTP 200 with a body that is no JSON"),
+        (answer(200, b'{"error": "no"}'), "HTTP 200 with 0 rows for 1 text"),
+        (answer(200, json.dumps(OK | {"data": OK["data"] * 3}).encode()), "HTTP 200 with 3 rows for 1 text"),
+        (answer(500, b"\x1b[2J\x00\xff"), "HTTP 500: \ufffd[2J\ufffd\ufffd"),
+    ],
+    ids=["HTML", "garbage", "long garbage", "an error", "other number", "signs for terminals"],
+)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_answers_unlike_the_first_have_failed(response: bytes, reason: str, processes: int) -> None:
+    def respond(number: int, connection: socket.socket) -> bytes:
+        return response if number % 2 else answer()
+
+    with fake_server(respond) as fake:
+        target = Target(fake.url, TargetOptions())
+        samples = [Sample((f"text {i}",)) for i in range(8)]
+        target.warm_up(samples, Load())
+        result = target.run(samples, Load(concurrency=2, processes=processes))
+    assert (result.completed, result.failed) == (4, 4)
+    assert {each.startswith(reason) for each in result.errors if each} == {True}
+
+
+@pytest.mark.parametrize(
+    ("response", "words"),
+    [
+        (html, "the first answer is text/html: <p/>"),
+        (answer(200, b""), "the first answer is no JSON .*: an empty body"),
+        (answer(200, b'{"data": [garbage}'), "the first answer is no JSON"),
+        (answer(200, b'{"embeddings": [[1.0]]}'), "has no vectors or scores: "),
+        (answer(200, b"[[1.0]]"), "has no vectors or scores: "),
+        (answer(200, b'{"data": []}'), "has 0 rows for 2 texts"),
+    ],
+    ids=["HTML", "empty", "garbage", "Ollama", "TEI", "other number"],
+)
+def test_a_first_answer_that_is_none_ends_the_run(response: bytes, words: str) -> None:
+    with fake_server(always(response)) as fake, pytest.raises(SetupError, match=words) as error:
+        Target(fake.url, TargetOptions()).warm_up([Sample(("a", "b"))], Load())
+    assert "--backend" in (error.value.hint or "")
+
+
+def test_a_reranker_may_cut_its_answer() -> None:
+    body = b'{"results": [{"index": 1, "relevance_score": 0.5}]}'
+    with fake_server(always(answer(200, body))) as fake:
+        sample = Sample(("a", "b"), "q")
+        with pytest.raises(SetupError, match="has 1 row for 2 texts"):
+            Target(fake.url, TargetOptions(backend="rerank")).warm_up([sample], Load())
+        target = Target(fake.url, TargetOptions(backend="rerank", extra_body={"top_n": 1}))
+        target.warm_up([sample], Load())
+        assert target.run([sample] * 3, Load(concurrency=1)).completed == 3
+
+
+def test_rows_are_counted_across_pieces_of_a_body() -> None:
+    """A mark that is cut in two counts once, and so does one within a text."""
+    rows = b'{"index": 0, "text": "\\"index\\": 7"}, {"index": 1}, {"index": 2}'
+    body = b'{"data": [' + rows + b"]}"
+    for size in (1, 2, 3, 7, 8, 50, 1000):
+        connection = Connection(lambda *_: None, row_mark=ROW_MARK)
+        for start in range(0, len(body), size):
+            connection.on_body(body[start : start + size])
+        assert connection._answer.num_rows == 3  # pyright: ignore[reportPrivateUsage]
+
+
 def test_a_server_that_never_answers_is_given_up() -> None:
     with fake_server(always(answer(), 5.0)) as fake:
-        result = run(fake.url, 4, Load(concurrency=4, timeout=0.5))
+        result = run(fake.url, 4, Load(concurrency=4), timeout=0.5)
     assert result.failed == 4
     assert set(result.errors) == {"no answer within 0.5 s"}
     assert result.duration < 4.9  # the server's answer would come then
@@ -209,6 +281,28 @@ def test_warm_ups_are_not_counted_and_must_succeed() -> None:
 
     with fake_server(respond) as fake, pytest.raises(WhimbrelError, match="4 of 4 warm-up requests failed: HTTP 500"):
         Target(fake.url, TargetOptions()).warm_up([Sample(("a",))], Load(num_warmups=4))
+
+
+def test_a_server_that_accepts_and_says_nothing_is_given_up_after_the_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(SetupError, match="cannot reach"):
+        Target(f"http://127.0.0.1:{silent.getsockname()[1]}", TargetOptions(timeout=0.3)).connect()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"endpoint": "/a b"}, "is no path"),
+        ({"headers": {"a b": "c"}}, "no name of a header"),
+        ({"headers": {"a": "b\r\nc: d"}}, "characters that HTTP does not take"),
+        ({"api_key": "schl\xfcssel"}, "characters that HTTP does not take"),
+    ],
+    ids=str,
+)
+def test_what_no_request_can_carry_is_refused(options: dict[str, object], words: str) -> None:
+    with pytest.raises(SetupError, match=words) as error:
+        Target("http://127.0.0.1:9", TargetOptions(**options))  # pyright: ignore[reportArgumentType]
+    assert "schl" not in error.value.message
+    assert Target("http://127.0.0.1:9", TargetOptions(endpoint="v2/embed")).path == "/v2/embed"
 
 
 def test_extra_body_and_headers() -> None:

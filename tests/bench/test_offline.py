@@ -17,8 +17,9 @@ from whimbrel.bench.offline import OfflineOptions, compared, measure, run_offlin
 from whimbrel.bench.words import local_words
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.bench.offline import report
-from whimbrel.errors import SetupError
+from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.model.ops.peak import measure_peak
+from whimbrel.types.arrays import Float32Array
 
 
 def options(model: str | None = None, **changes: int) -> OfflineOptions:
@@ -30,7 +31,7 @@ def options(model: str | None = None, **changes: int) -> OfflineOptions:
 
 @pytest.mark.bfloat16
 def test_dtypes_side_by_side() -> None:
-    results = run_offline(options(), ["float32", "bfloat16"])
+    results = [result for dtype in ("float32", "bfloat16") if (result := run_offline(options(), dtype))]
     assert [each.dtype for each in results] == ["float32", "bfloat16"]
     for each in results:
         assert each.num_tokens == 8 * 16
@@ -78,9 +79,19 @@ def test_the_peak_is_a_rate_of_arithmetic() -> None:
     assert torch.isfinite(x @ x).all()
 
 
+def test_ctrl_c_leaves_the_rounds_before() -> None:
+    def stop(number: int) -> None:
+        if number == 2:
+            raise KeyboardInterrupt
+
+    result = run_offline(options(rounds=10_000), "float32", on_round=stop)
+    assert result is not None
+    assert (result.interrupted, len(result.rounds), result.num_requests) == (True, 2, 4)
+
+
 def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
     with pytest.raises(SetupError):
-        run_offline(options(str(tmp_path)), ["float32"])
+        run_offline(options(str(tmp_path)), "float32")
 
 
 def test_engines_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +108,40 @@ def test_engines_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_engine_measures_in_this_process_too() -> None:
-    result = measure(options(rounds=1), "float32")
+    *each, result = measure(options(rounds=2), "float32")
     assert result.output == "dense"
     assert len(result.vectors) == 8
+    assert not result.interrupted
+    assert [(one.interrupted, one.num_requests, one.peak_flops) for one in each] == [(True, 2, None), (True, 4, None)]
+    assert "2 rounds (2 of float32: stopped early)" in report([each[-1]])
+    assert "not measured" in report([each[-1]])
+    assert to_json([each[-1]])["runs"][0]["share_of_peak"] is None
+
+
+class Side:
+    """A contender whose third round fails."""
+
+    def __init__(self, name: str, failure: BaseException | None = None) -> None:
+        self.name = name
+        self._failure = failure
+        self._left = 3
+
+    def vectors(self) -> list[Float32Array]:
+        return [np.ones(2, np.float32)]
+
+    def round(self) -> float:
+        self._left -= 1
+        if self._failure is not None and not self._left:
+            raise self._failure
+        return 1.0
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), WhimbrelError("it broke.")], ids=["Ctrl-C", "failure"])
+def test_a_comparison_that_ends_early_keeps_its_rounds(failure: BaseException) -> None:
+    found = compare(Side("a"), Side("b", failure), rounds=9, threshold=0.9)
+    assert found.rounds == ([1.0], [1.0])
+    assert (found.interrupted, found.failure) == (isinstance(failure, KeyboardInterrupt), getattr(failure, "message", ""))
+    side = Side("b", failure)
+    side.round()
+    with pytest.raises(type(failure)):
+        compare(Side("a"), side, rounds=9, threshold=0.9)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +16,7 @@ from whimbrel import Engine
 from whimbrel.bench import presets, random_models
 from whimbrel.bench.cosines import cosines
 from whimbrel.bench.random_models import Size
+from whimbrel.bench.results import Result, Setting, make_result
 from whimbrel.bench.seeds import SEEDS
 from whimbrel.bench.words import CANDIDATES
 from whimbrel.checkpoint.reader import read_card
@@ -96,6 +98,22 @@ def test_workloads_have_the_sizes_of_their_sources() -> None:
         f"{count} texts, {mode}" for count in (32, 256) for mode in ("json", "orjson", "raw")
     ]
     assert all(len(run.samples) == 100 for _, run in runs)
+
+
+def test_figures_of_the_article_stand_beside_ours() -> None:
+    """Runs that were stopped or failed in part give no figure."""
+    runs = [title for title, _ in presets.article_runs(presets.PRESETS["article"](small=True))]
+
+    def result(duration: float, *, interrupted: bool = False) -> Result:
+        setting = Setting("openai-embeddings", "m", "m", 1, float("inf"), None)
+        return replace(make_result(setting, [], []), duration=duration, interrupted=interrupted)
+
+    found = {title: result(2.0**number) for number, title in enumerate(runs)}
+    ours = presets.article_figures(found)
+    assert set(SEEDS["article"].rows) <= set(ours)
+    assert (ours["32 texts, json / orjson"], ours["256 texts, orjson / raw"]) == ("0.50", "0.50")
+    found["256 texts, raw"] = result(1.0, interrupted=True)
+    assert {"256 texts, raw, s", "256 texts, orjson / raw"}.isdisjoint(presets.article_figures(found))
 
 
 def test_published_figures_are_marked_as_not_from_this_run() -> None:

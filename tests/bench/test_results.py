@@ -133,7 +133,12 @@ def test_remarks_say_what_the_block_does_not() -> None:
     assert "server and client" in remarks(counted)[0]
     stopped = make_result(setting(), SAMPLES, [report([0.1], interrupted=True, unfinished=4)])
     assert "4 requests" in remarks(stopped)[0]
-    assert "Failed, 1 of 1: HTTP 500: no" in remarks(make_result(setting(), SAMPLES, [three()]))[-1]
+    assert remarks(make_result(setting(), SAMPLES, [three()]))[-2:] == [
+        "Failed, 1 of 1: HTTP 500: no",
+        "To do: see the server's log.",
+    ]
+    many = report([0.1] * 30, errors={place: f"reason {place % 15}" for place in range(30)})
+    assert "Failed, 10 of 30: 5 other reasons" in remarks(make_result(setting(), SAMPLES * 30, [many]))[-1]
 
 
 def test_a_client_is_judged_by_its_own_clock_and_processor() -> None:
@@ -282,7 +287,7 @@ def test_png(tmp_path: Path) -> None:
 
 
 def test_pictures_that_cannot_be_drawn_are_refused_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, words in (("a.gif", r"cannot draw \.gif"), ("no/a.svg", "no folder")):
+    for name, words in (("a.gif", r"cannot draw \.gif"), ("a", "cannot draw a")):
         with pytest.raises(SetupError, match=words):
             picture.check_path(tmp_path / name)
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)

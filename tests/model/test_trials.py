@@ -16,7 +16,7 @@ from torch import Tensor
 
 import invented
 from whimbrel import Engine
-from whimbrel.model.ops import linear, tile_products, trials
+from whimbrel.model.ops import kernels, linear, tile_products, trials
 from whimbrel.model.ops.linear import Linear
 from whimbrel.model.ops.maxsim import maxsim, maxsim_reference
 from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
@@ -32,6 +32,7 @@ DTYPES = [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.bfloat16
 @pytest.fixture(autouse=True)
 def _nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trials, "_found", {})
+    monkeypatch.setattr(kernels, "kernels", lambda: None)  # whose products need no trials
 
 
 def make_linear(inner: int, width: int, dtype: torch.dtype, activation: Activation = "identity") -> Linear:

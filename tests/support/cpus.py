@@ -1,7 +1,8 @@
 """Runs the tests that depend on the processor as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
 
 Each level below this machine's own, which the other tests run at, is a child process with the switches that hold oneDNN, ATen,
-MKL and OpenBLAS back; "invented" is this machine with products whose bits depend on the number of rows (invented.py).
+MKL and OpenBLAS back; "torch" is this machine without Whimbrel's kernels; "invented" also has products whose bits depend on the
+number of rows (invented.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LEVELS: Final = {
     "amx": _switches("AVX512_CORE_AMX", "avx512", "AVX512", "SkylakeX"),
 }
 """The environment that makes a greater processor one of this level."""
+
+WITHOUT_KERNELS: Final = {"WHIMBREL_KERNELS": "off"}
 
 WHOLE: Final = """
     test_cpu.py test_row_blocks.py test_trials.py test_maxsim.py
@@ -84,7 +87,7 @@ def run(level: str) -> bool:
     if level == "invented":
         pytest.append("--invented-products")
     started = perf_counter()
-    code = subprocess.call([*pytest, *tests()], env=os.environ | LEVELS.get(level, {}))
+    code = subprocess.call([*pytest, *tests()], env=os.environ | LEVELS.get(level, WITHOUT_KERNELS))
     print(f"{level}: {'passed' if code == 0 else 'failed'} in {perf_counter() - started:.0f} s", flush=True)
     return code == 0
 
@@ -92,7 +95,7 @@ def run(level: str) -> bool:
 def main() -> None:
     """All levels below this machine's own and the invented one, or those that are named."""
     print(f"this machine: {cpu()}", flush=True)
-    levels = sys.argv[1:] or [*(level for level in reachable() if level != cpu().level), "invented"]
+    levels = sys.argv[1:] or [*(level for level in reachable() if level != cpu().level), "torch", "invented"]
     for level in LEVELS:
         if level not in reachable():
             print(f"{level}: skipped, this machine cannot imitate it", flush=True)

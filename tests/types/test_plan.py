@@ -13,7 +13,7 @@ from whimbrel.types.hardware import Cpu, Hardware
 from whimbrel.types.plan import Options, make_plan
 
 CPU = Hardware(num_cores=3, cpu=Cpu("EPYC", "avx512_bf16", "native"))
-OLD_CPU = replace(CPU, cpu=Cpu("Xeon", "avx512", "emulated"))
+OLD_CPU = replace(CPU, cpu=Cpu("Xeon", "avx512", "slow"))
 LAPTOP = replace(CPU, cpu=Cpu("Core", "avx2", "none"))
 GPU = replace(CPU, gpus=("cuda:0", "cuda:1"), gpu_bfloat16=True)
 

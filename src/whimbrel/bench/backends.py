@@ -5,6 +5,7 @@ A backend turns a sample of a dataset into the body of a request. It knows nothi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -40,6 +41,8 @@ class Backend:
     usage: str = "openai"
     read: Callable[[Any], Any] | None = None
     """Vectors or scores of a decoded answer, in the order of the texts."""
+    count: Callable[[Any], int] = len
+    """Number of rows of a decoded answer."""
 
 
 def _inputs(sample: Sample) -> list[str] | str:
@@ -55,6 +58,7 @@ BACKENDS: Final[Mapping[str, Backend]] = {
         "/v1/embeddings",
         lambda model, sample: {"model": model, "input": _inputs(sample), "truncate_prompt_tokens": -1},
         read=lambda answer: _by_index(answer["data"], "embedding"),
+        count=lambda answer: len(answer["data"]),
     ),
     "rerank": Backend(
         "/v1/rerank",
@@ -66,28 +70,33 @@ BACKENDS: Final[Mapping[str, Backend]] = {
         },
         ranks=True,
         read=lambda answer: _by_index(answer["results"], "relevance_score"),
+        count=lambda answer: len(answer["results"]),
     ),
     "pooling": Backend(
         "/pooling",
         lambda model, sample: {"model": model, "input": _inputs(sample), "truncate_prompt_tokens": -1},
         read=lambda answer: _by_index(answer["data"], "data"),
+        count=lambda answer: len(answer["data"]),
     ),
     "tei": Backend(
         "/embed",
         lambda _, sample: {"inputs": _inputs(sample), "truncate": True},
         usage="header",
         read=lambda answer: answer,
+        count=lambda answer: len(answer[:]),
     ),
     "ollama": Backend(
         "/api/embed",
         lambda model, sample: {"model": model, "input": _inputs(sample)},
         usage="ollama",
         read=lambda answer: answer["embeddings"],
+        count=lambda answer: len(answer["embeddings"]),
     ),
     "native": Backend(
         "/v1/embed",
         lambda model, sample: {"model": model, "input": list(sample.texts), "truncate": True},
         read=lambda answer: answer["outputs"]["dense"],
+        count=lambda answer: len(next(rows for rows in answer["outputs"].values() if rows is not None)),
     ),
 }
 """Kinds of servers by name. vLLM's own names are accepted too: see ALIASES."""
@@ -96,6 +105,9 @@ ALIASES: Final[Mapping[str, str]] = {
     "vllm-pooling": "pooling",
     "infinity-embeddings": "openai-embeddings",
 }
+
+
+_HEADER_NAME: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 
 
 class Endpoint(NamedTuple):
@@ -120,11 +132,30 @@ def read_url(url: str) -> Endpoint:
         port = parts.port
     except ValueError as error:
         raise SetupError(f"{url} is no URL: {error}.", hint="for example http://127.0.0.1:8000") from None
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if parts.scheme not in ("http", "https") or not parts.hostname or not url.isascii() or " " in url:
         raise SetupError(f"{url} is no URL of an HTTP server.", hint="for example http://127.0.0.1:8000")
     is_tls = parts.scheme == "https"
     netloc = parts.netloc.rpartition("@")[2]
     return Endpoint(parts.hostname, port or (443 if is_tls else 80), is_tls, netloc, parts.path.rstrip("/"))
+
+
+def read_path(path: str) -> str:
+    """Return the path of `--endpoint`. Raises SetupError."""
+    if not (path.isascii() and path.isprintable()) or " " in path:
+        raise SetupError(f"--endpoint {path!r} is no path.", hint="for example /v1/embeddings")
+    return path if path.startswith("/") else f"/{path}"
+
+
+def check_headers(headers: Mapping[str, str]) -> None:
+    """Raise SetupError for a header that HTTP does not take. Its value may be a secret and is not shown."""
+    for name, value in headers.items():
+        if not _HEADER_NAME.fullmatch(name):
+            raise SetupError(f"{name!r} is no name of a header.", hint="for example --header x-tenant=name")
+        if not (value.isascii() and value.isprintable()):
+            raise SetupError(
+                f"the value of the header {name} has characters that HTTP does not take.",
+                hint="--header and --api-key take printable ASCII",
+            )
 
 
 def find_backend(name: str) -> Backend:

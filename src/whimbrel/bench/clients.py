@@ -102,7 +102,9 @@ def _share(job: Job, part: Sequence[int], number: int, processes: int) -> Job:
     if concurrency is not None:
         concurrency = concurrency // processes + (number < concurrency % processes)
     schedule = None if job.schedule is None else [job.schedule[each] for each in part]
-    return replace(job, payloads=[job.payloads[each] for each in part], schedule=schedule, concurrency=concurrency)
+    payloads = [job.payloads[each] for each in part]
+    num_texts = [job.num_texts[each] for each in part] if job.num_texts else []
+    return replace(job, payloads=payloads, num_texts=num_texts, schedule=schedule, concurrency=concurrency)
 
 
 def _collect(workers: Sequence[_Worker], progress: Progress | None) -> list[Report]:

@@ -62,7 +62,7 @@ class ServerContender:
         if result.failed:
             reason = next(filter(None, result.errors))
             raise WhimbrelError(
-                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason}"
+                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason.rstrip('.')}."
             )
         return result.duration
 
@@ -109,6 +109,8 @@ class Comparison:
     min_cosine: float
     num_compared: int
     interrupted: bool = False
+    failure: str = ""
+    """The error that ended the rounds early, or ""."""
 
     @property
     def ratio(self) -> Ratio:
@@ -133,10 +135,13 @@ def check_same(first: Contender, second: Contender, threshold: float) -> tuple[f
 def compare(
     first: Contender, second: Contender, *, rounds: int, threshold: float, on_round: Callable[[int], None] | None = None
 ) -> Comparison:
-    """Check both, warm both up, and measure them in turns; who begins alternates. Ctrl-C ends after the last whole round."""
+    """Check both, warm both up, and measure them in turns; who begins alternates.
+
+    Ctrl-C or a failure ends the comparison with the rounds so far. Raises WhimbrelError or KeyboardInterrupt if there are none.
+    """
     lowest, number = check_same(first, second, threshold)
     seconds: tuple[list[float], list[float]] = ([], [])
-    interrupted = False
+    interrupted, failure = False, ""
     try:
         for side in (first, second):
             side.round()  # not counted
@@ -151,7 +156,11 @@ def compare(
         if not seconds[0]:
             raise
         interrupted = True
-    return Comparison((first.name, second.name), seconds, lowest, number, interrupted)
+    except WhimbrelError as error:
+        if not seconds[0]:
+            raise
+        failure = error.message
+    return Comparison((first.name, second.name), seconds, lowest, number, interrupted, failure)
 
 
 @contextmanager
@@ -178,6 +187,8 @@ def describe(comparison: Comparison) -> list[str]:
     lines.append(
         f"ratio of medians over {number} rounds: {ratio.value:.3f} (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
     )
+    if comparison.interrupted:
+        lines.append("Stopped early: these are the rounds so far.")
     if number < 5:
         lines.append("Fewer than 5 rounds: the interval says little.")
     elif not ratio.shows_difference:
@@ -199,4 +210,5 @@ def to_json(comparison: Comparison) -> dict[str, Any]:
         "min_cosine": comparison.min_cosine,
         "num_compared": comparison.num_compared,
         "interrupted": comparison.interrupted,
+        "failure": comparison.failure or None,
     }

@@ -23,7 +23,7 @@ END_BYTES: Final = 1024
 class Answer:
     """Response to one request."""
 
-    __slots__ = ("body", "head", "headers", "size", "status", "tail")
+    __slots__ = ("body", "head", "headers", "num_rows", "size", "status", "tail")
 
     def __init__(self) -> None:
         self.status = 0
@@ -33,6 +33,8 @@ class Answer:
         self.tail = b""
         """The last bytes of the body."""
         self.size = 0
+        self.num_rows = 0
+        """Number of row marks in the body, if they are counted."""
         self.body: list[bytes] = []
         """All of the body, if it is kept."""
 
@@ -44,7 +46,7 @@ Finished = Callable[["Connection", Answer | None, str], None]
 class Connection(asyncio.Protocol):
     """One connection. `index` is the request that it carries, or -1."""
 
-    def __init__(self, finished: Finished, *, keep_bodies: bool = False) -> None:
+    def __init__(self, finished: Finished, *, keep_bodies: bool = False, row_mark: bytes = b"") -> None:
         self.index = -1
         self.used = 0
         """Number of requests that it has carried."""
@@ -55,6 +57,7 @@ class Connection(asyncio.Protocol):
         self.keep_alive = True
         self._finished = finished
         self._keep_bodies = keep_bodies
+        self._row_mark = row_mark
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer = Answer()
@@ -122,6 +125,9 @@ class Connection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         answer = self._answer
         answer.size += len(body)
+        if mark := self._row_mark:  # also one that two pieces of the body share
+            side = len(mark) - 1
+            answer.num_rows += body.count(mark) + (answer.tail[-side:] + body[:side]).count(mark)
         if len(answer.head) < END_BYTES:
             answer.head += body[: END_BYTES - len(answer.head)]
         answer.tail = body[-END_BYTES:] if len(body) >= END_BYTES else (answer.tail + body)[-END_BYTES:]

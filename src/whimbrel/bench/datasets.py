@@ -42,7 +42,7 @@ def make_samples(options: DatasetOptions, words: Words | None) -> list[Sample]:
     if not options.is_random:
         if options.path is None:
             raise SetupError(f"--dataset-name {options.name} needs a file.", hint="pass it with --dataset-path")
-        return _repeat(list(_READERS[options.name](options.path)), options)
+        return _repeat(_READERS[options.name](options.path), options)
     assert words is not None
     if not 0.0 <= options.range_ratio < 1.0:
         raise SetupError(f"--random-range-ratio is {options.range_ratio}.", hint="it is at least 0 and less than 1")
@@ -103,59 +103,57 @@ _RANDOM: Final[Mapping[str, Callable[[DatasetOptions, Words, np.random.Generator
 }
 
 
-def _custom(path: Path) -> Iterator[Sample]:
-    """Yield the samples of a JSONL file: a `prompt` is a text, or a list of a query and its documents."""
-    for number, line in _lines(path):
-        try:
-            row: Any = orjson.loads(line)
-        except orjson.JSONDecodeError as error:
-            raise SetupError(
-                f"{path}, line {number}: no JSON ({error}).", hint='a line is for example {"prompt": "a text"}'
-            ) from None
-        prompt: Any = cast("dict[str, Any]", row).get("prompt") if isinstance(row, dict) else None
-        if isinstance(prompt, str):
-            yield Sample((prompt,))
-        elif _is_texts(prompt) and len(prompt) > 1:
-            yield Sample(tuple(prompt[1:]), prompt[0])
-        else:
-            raise SetupError(
-                f"{path}, line {number}: no `prompt` that is a text, or a list of a query and at least one document.",
-                hint='a line is for example {"prompt": "a text"}',
-            )
+def _custom(line: str) -> Sample:
+    """Return the sample of a line of JSONL: its `prompt` is a text, or a list of a query and its documents."""
+    try:
+        row: Any = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"no JSON ({error})") from None
+    prompt: Any = cast("dict[str, Any]", row).get("prompt") if isinstance(row, dict) else None
+    if isinstance(prompt, str):
+        return Sample((prompt,))
+    if _is_texts(prompt) and len(prompt) > 1:
+        return Sample(tuple(prompt[1:]), prompt[0])
+    raise ValueError("no `prompt` that is a text, or a list of a query and at least one document")
 
 
 def _is_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(each, str) for each in cast("list[object]", value))
 
 
-def _texts(path: Path) -> Iterator[Sample]:
-    for _, line in _lines(path):
-        yield Sample((line,))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield the lines that are not blank, with their numbers. Raises SetupError."""
+def _read_file(path: Path, read_line: Callable[[str], Sample], hint: str) -> list[Sample]:
+    """Return the samples of the lines that are not blank. Raises SetupError with the number of lines that cannot be read."""
     try:
-        content = path.read_bytes()
+        lines = path.read_bytes().splitlines()
     except OSError as error:
-        raise SetupError(f"cannot read {path}: {error.strerror or error}.") from None
-    for number, line in enumerate(content.splitlines(), start=1):
+        raise SetupError(f"cannot read {path}: {error.strerror or error}.", hint="--dataset-path names a file") from None
+    samples: list[Sample] = []
+    errors: list[str] = []
+    for number, line in enumerate(lines, start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            samples += [read_line(text)] if text.strip() else []
         except UnicodeDecodeError as error:
-            raise SetupError(f"{path}, line {number}: no valid UTF-8 (byte {error.start}).") from None
-        if text.strip():
-            yield number, text
+            errors.append(f"line {number}: no valid UTF-8 (byte {error.start})")
+        except ValueError as error:
+            errors.append(f"line {number}: {error}")
+    if errors:
+        more = f" {len(errors):,} of {len(lines):,} lines cannot be read." if len(errors) > 1 else ""
+        raise SetupError(f"{path}, {errors[0]}.{more}", hint=hint)
+    if not samples:
+        raise SetupError(f"{path} has no prompts.", hint=hint)
+    return samples
 
 
-_READERS: Final[Mapping[str, Callable[[Path], Iterator[Sample]]]] = {"custom": _custom, "texts": _texts}
+_READERS: Final[Mapping[str, Callable[[Path], list[Sample]]]] = {
+    "custom": lambda path: _read_file(path, _custom, 'a line is for example {"prompt": "a text"}'),
+    "texts": lambda path: _read_file(path, lambda line: Sample((line,)), "a line is a text in UTF-8"),
+}
 NAMES: Final = (*_RANDOM, *_READERS)
 
 
 def _repeat(rows: Sequence[Sample], options: DatasetOptions) -> list[Sample]:
     """Return `num_prompts` samples in the order of the file, repeated if it has fewer, in requests of `batch_size`."""
-    if not rows:
-        raise SetupError(f"{options.path} has no prompts.")
     samples = [rows[i % len(rows)] for i in range(options.num_prompts)]
     if options.batch_size == 1:
         return samples

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.bench import decoding
+from whimbrel.bench.answers import ROW_MARK, Shape, refusal
 from whimbrel.bench.connection import CLOSED, Answer, Connection
 from whimbrel.bench.usage import USAGES
 from whimbrel.types.arrays import Int64Array
@@ -35,6 +36,10 @@ class Job:
     port: int
     payloads: list[bytes]
     """Requests with their heads."""
+    num_texts: list[int] = field(default_factory=list[int])
+    """Texts of each request."""
+    shape: Shape | None = None
+    """Shape of answers; None: it is not known."""
     schedule: list[float] | None = None
     """Seconds after the start at which each is due; None: at once, or as soon as there is room."""
     concurrency: int | None = None
@@ -184,7 +189,8 @@ class Driver:
 
     async def _open(self, number: int) -> None:
         job = self._job
-        make = partial(Connection, self._finished, keep_bodies=job.decode != "none")
+        mark = ROW_MARK if job.shape is not None and job.shape.counts_rows else b""
+        make = partial(Connection, self._finished, keep_bodies=job.decode != "none", row_mark=mark)
         async with asyncio.timeout(job.timeout):
             _, connection = await self._loop.create_connection(make, job.host, job.port, ssl=job.tls)
         self._write(connection, number)
@@ -226,7 +232,8 @@ class Driver:
         report = self.report
         tokens = -1
         if answer is not None:
-            reason = refusal(answer) or decoding.DECODERS[self._job.decode](answer)
+            num_texts = self._job.num_texts[number % len(self._job.payloads)] if self._job.num_texts else 0
+            reason = refusal(answer, self._job.shape, num_texts) or decoding.DECODERS[self._job.decode](answer)
             tokens = -1 if reason else USAGES[self._job.usage](answer)
         if reason:
             report.errors[len(report.index)] = reason
@@ -277,14 +284,3 @@ class Driver:
             task.cancel()
         for connection in [*self._idle, *self._busy]:
             connection.close()
-
-
-def refusal(answer: Answer) -> str:
-    """Return why an answer is no success, or ""."""
-    if answer.status != 200:
-        words = " ".join(answer.head[:300].decode("utf-8", "replace").split())
-        return f"HTTP {answer.status}: {words}".rstrip(": ")
-    is_json = answer.headers.get(b"content-type", b"").startswith(b"application/json")
-    if is_json and not answer.tail.rstrip().endswith((b"}", b"]")):
-        return "HTTP 200 with a body that is no JSON"
-    return ""

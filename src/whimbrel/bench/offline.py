@@ -8,14 +8,13 @@ from __future__ import annotations
 import resource
 import signal
 import sys
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field
-from multiprocessing import active_children, get_context
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
@@ -71,11 +70,13 @@ class OfflineResult:
     stages: dict[str, float]
     """Seconds of all rounds by stage, summed over threads. `queue` is the sum of what each request waited."""
     num_requests: int
-    peak_flops: float
+    peak_flops: float | None
+    """None if the run was stopped before that was measured."""
     flops_per_token: float | None
     load_seconds: float
     peak_bytes: int
     loaded_bytes: int
+    interrupted: bool = False
     vectors: list[Float32Array] = field(default_factory=list[Float32Array], repr=False)
 
     @property
@@ -85,32 +86,56 @@ class OfflineResult:
     @property
     def share_of_peak(self) -> float | None:
         """Share of the measured peak that the products with weights take."""
-        return None if self.flops_per_token is None else self.tokens_per_second * self.flops_per_token / self.peak_flops
+        if self.flops_per_token is None or self.peak_flops is None:
+            return None
+        return self.tokens_per_second * self.flops_per_token / self.peak_flops
 
 
-def run_offline(options: OfflineOptions, dtypes: Sequence[str]) -> list[OfflineResult]:
-    """Run every dtype in turn. Raises WhimbrelError."""
-    results: list[OfflineResult] = []
-    for dtype in dtypes:
-        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_ignore_interrupts) as pool:
-            try:
-                results.append(pool.submit(measure, options, dtype).result())
-            except BrokenProcessPool:
-                raise WhimbrelError(f"the process of {dtype} died, perhaps for want of memory.") from None
-            except BaseException:
-                for process in active_children():  # Ctrl-C: do not wait for the end of the run
-                    process.terminate()
-                raise
-    return results
+def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int], None] | None = None) -> OfflineResult | None:
+    """Run one dtype in a process of its own. Ctrl-C ends it at once.
+
+    Return the result, after Ctrl-C that of the rounds so far, or None if there are none. Raises WhimbrelError.
+    """
+    context = get_context("spawn")
+    answers, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, options, dtype), daemon=True)
+    process.start()
+    theirs.close()
+    last: OfflineResult | None = None
+    try:
+        while last is None or last.interrupted:
+            answer = answers.recv()
+            if isinstance(answer, BaseException):
+                raise answer
+            last = cast(OfflineResult, answer)
+            if on_round is not None:
+                on_round(len(last.rounds))
+    except EOFError:
+        process.join()
+        raise WhimbrelError(
+            f"the process of {dtype} died (exit code {process.exitcode}), perhaps for want of memory."
+        ) from None
+    except KeyboardInterrupt:
+        pass
+    finally:
+        process.terminate()
+        process.join()
+        answers.close()
+    return last
 
 
-def _ignore_interrupts() -> None:
-    """Leave Ctrl-C to the parent, which ends this process."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+def _work(answers: Connection, options: OfflineOptions, dtype: str) -> None:
+    """Send the result after each round, and the whole result last."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    try:
+        for result in measure(options, dtype):
+            answers.send(result)
+    except Exception as error:
+        answers.send(error)
 
 
-def measure(options: OfflineOptions, dtype: str) -> OfflineResult:
-    """Load the model, run it, and measure the peak, in this process."""
+def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
+    """Run the model in this process. Yield a result after each round, marked as interrupted, then the whole one."""
     from whimbrel.engine.engine import Engine
     from whimbrel.model.ops.peak import measure_peak
     from whimbrel.telemetry import trace
@@ -134,23 +159,22 @@ def measure(options: OfflineOptions, dtype: str) -> OfflineResult:
             if event.name in stages:
                 stages[event.name] += event.value
 
+        plan, card = engine.plan, engine.card
+        flops = flops_per_token(Path(engine.folder) / card.path, card)
+        result = OfflineResult(
+            card.name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), len(texts),
+            sum(result.num_tokens for result in first), [], stages, 0, None, flops, load_seconds, 0, loaded, interrupted=True,
+            vectors=rows_of(first),
+        )  # fmt: skip
         end = trace.subscribe(trace.HistogramEvent, add)
-        rounds: list[float] = []
-        for _ in range(options.rounds):
+        for number in range(1, options.rounds + 1):
             started = perf_counter()
             run_requests(engine, chunks)
-            rounds.append(perf_counter() - started)
+            result.rounds.append(perf_counter() - started)
+            result = replace(result, num_requests=len(chunks) * number, peak_bytes=_peak_rss())
+            yield result
         end()
-        peak_bytes = _peak_rss()
-        plan = engine.plan
-        flops = flops_per_token(Path(engine.folder) / engine.card.path, engine.card)
-        name = engine.card.name
-        peak = measure_peak(plan.dtype, plan.device, plan.num_lanes)
-    return OfflineResult(
-        name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), len(texts),
-        sum(result.num_tokens for result in first), rounds, stages, len(chunks) * options.rounds, peak, flops, load_seconds,
-        peak_bytes, loaded, rows_of(first),
-    )  # fmt: skip
+        yield replace(result, peak_flops=measure_peak(plan.dtype, plan.device, plan.num_lanes), interrupted=False)
 
 
 def _words(options: OfflineOptions) -> Any:
@@ -221,6 +245,7 @@ def to_json(results: Sequence[OfflineResult]) -> dict[str, Any]:
             "texts": each.num_texts,
             "tokens": each.num_tokens,
             "round_seconds": each.rounds,
+            "interrupted": each.interrupted,
             "tokens_per_second": each.tokens_per_second,
             "peak_flops_per_second": each.peak_flops,
             "model_flops_per_token": each.flops_per_token,

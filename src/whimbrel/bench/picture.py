@@ -25,7 +25,10 @@ svg { max-width: 100%; height: auto; } svg text { fill: var(--ink); } svg .grid 
 th, td { padding: 0.25rem 0.75rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; }
 """
-
+_SVG_STYLE: Final = (
+    "<style>text { fill: #57606a } .grid { stroke: #d0d7de } @media (prefers-color-scheme: dark) "
+    "{ text { fill: #9198a1 } .grid { stroke: #3d444d } }</style>"
+)
 _PAGE: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>Throughput against latency</title>
 <meta name="viewport" content="width=device-width, initial-scale=1"><style>{style}</style></head>
@@ -46,8 +49,6 @@ def check_path(path: Path) -> None:
         raise SetupError(
             f"cannot draw {path.suffix or path.name}.", hint=f"--picture takes paths that end in {', '.join(SUFFIXES)}"
         )
-    if not path.parent.is_dir():
-        raise SetupError(f"cannot write {path}: no folder {path.parent}.")
     if path.suffix.lower() == ".png":
         try:
             import_module("matplotlib.pyplot")
@@ -68,8 +69,7 @@ def draw(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> Non
         _draw_png(path, found, percentile, about)
         return
     svg = chart(found, percentile)
-    style = "<style>text { fill: #57606a } .grid { stroke: #d0d7de }</style>"
-    content = page(svg, results, percentile, about) if suffix == ".html" else svg.replace(">", f">{style}", 1)
+    content = page(svg, results, percentile, about) if suffix == ".html" else svg.replace(">", f">{_SVG_STYLE}", 1)
     path.write_text(content, encoding="utf-8")
 
 

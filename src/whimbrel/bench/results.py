@@ -24,6 +24,22 @@ _BUSY: Final = 0.9
 _LATE: Final = 0.01
 """Lateness of the client's event loop in seconds that is never held against it."""
 
+_MAX_REASONS: Final = 10
+_REMEDIES: Final = (
+    ("HTTP 5", "see the server's log."),
+    ("HTTP 429", "the server refuses work above its limits: offer less, or raise its limits."),
+    ("HTTP 404", "check --backend, --endpoint and --model."),
+    ("HTTP 200", "see the server's log, or choose the --backend that suits it."),
+    ("no answer within", "offer less with --max-concurrency or --request-rate, or wait longer with --timeout."),
+    ("closed the connection", "see the server's log: it ended, restarted or limits its connections."),
+    ("cannot connect", "see whether the server still runs and how many connections it takes; --max-concurrency limits them."),
+    (
+        "no connection within",
+        "see whether the server still runs and how many connections it takes; --max-concurrency limits them.",
+    ),
+)
+"""Words of a reason, and what to do then."""
+
 BENCH_METRICS: Final = ("e2el",)
 """Metrics with percentiles. Those of generated tokens do not exist for these models."""
 
@@ -200,9 +216,14 @@ def remarks(result: Result) -> list[str]:
         lines.append(f"{result.num_resent:,} requests were sent again: the server had closed their idle connections.")
     if result.interrupted:
         lines.append(f"Stopped early: {result.unfinished:,} requests on their way or due are not counted.")
-    for reason, count in Counter(filter(None, result.errors)).most_common(10):
+    reasons = Counter(filter(None, result.errors))
+    for reason, count in reasons.most_common(_MAX_REASONS):
         lines.append(f"Failed, {count:,} of {result.failed:,}: {reason}")
-    return lines
+    if rest := reasons.total() - sum(count for _, count in reasons.most_common(_MAX_REASONS)):
+        lines.append(
+            f"Failed, {rest:,} of {result.failed:,}: {len(reasons) - _MAX_REASONS:,} other reasons; --save-detailed has all."
+        )
+    return lines + [f"To do: {advice}" for words, advice in _REMEDIES if any(words in reason for reason in reasons)]
 
 
 def _advice(client: Client) -> str:

@@ -55,13 +55,14 @@ SEEDS: Final[Mapping[str, Seed]] = {
         },
     ),
     "article": Seed(
-        "the article Serving embeddings at blazing speed: FastAPI with 7 uvicorn workers, random vectors of 1,024 numbers",
+        "the article Serving embeddings at blazing speed: FastAPI with 7 uvicorn workers, random vectors of 1,024 numbers; "
+        "json and orjson are the writers of its server (json after tolist), and the readers of the client here",
         "one M1 laptop, client and server",
         ("article",),
         {
-            "32 texts, JSON by tolist, s": ("3.548",),
+            "32 texts, json, s": ("3.548",),
             "32 texts, orjson, s": ("0.317",),
-            "32 texts, JSON by tolist / orjson": ("11.2",),
+            "32 texts, json / orjson": ("11.2",),
             "256 texts, orjson / raw": ("2.88",),
         },
     ),

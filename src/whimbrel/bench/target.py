@@ -12,8 +12,19 @@ import httpx2
 import orjson
 
 from whimbrel.bench import clients
+from whimbrel.bench.answers import Shape, check_first, excerpt
 from whimbrel.bench.arrivals import arrival_times
-from whimbrel.bench.backends import Backend, Endpoint, Sample, find_backend, make_body, make_payload, read_url
+from whimbrel.bench.backends import (
+    Backend,
+    Endpoint,
+    Sample,
+    check_headers,
+    find_backend,
+    make_body,
+    make_payload,
+    read_path,
+    read_url,
+)
 from whimbrel.bench.load import Job
 from whimbrel.bench.results import Result, Setting, make_result
 from whimbrel.errors import SetupError, WhimbrelError
@@ -26,6 +37,10 @@ _HINTS: Final[Mapping[int, str]] = {
     400: "the server refuses the body: check --backend, --model and --extra-body",
     422: "the server refuses the body: check --backend, --model and --extra-body",
 }
+_PATIENCE: Final = 60.0
+"""Seconds for an answer to what is no work: the names of models, tokens of words."""
+_MAY_CUT: Final = frozenset({"top_n", "top_k"})
+"""Fields of a body after which an answer may have fewer rows than the request has texts."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,8 @@ class TargetOptions:
     verify_tls: bool = True
     ready_seconds: float = 0.0
     """Seconds for which an unreachable server is waited for."""
+    timeout: float = 600.0
+    """Seconds after which a request has failed."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +71,6 @@ class Load:
     concurrency: int | None = None
     num_warmups: int = 0
     seed: int = 0
-    timeout: float = 600.0
     processes: int | None = None
     """Number of client processes; None: chosen by the load."""
     percentiles: tuple[float, ...] = (99.0,)
@@ -71,16 +87,20 @@ class Target:
         self.endpoint: Endpoint = read_url(url)
         self.name = name or self.endpoint.url
         self.backend: Backend = find_backend(options.backend)
-        self.path = options.endpoint or self.backend.path
+        self.path = read_path(options.endpoint) if options.endpoint else self.backend.path
         self.headers = dict(options.headers)
         key = options.api_key or os.environ.get("WHIMBREL_API_KEY") or os.environ.get("OPENAI_API_KEY")
         if key:
             self.headers["authorization"] = f"Bearer {key}"
+        check_headers(self.headers)
         self.model = options.model or ""
+        self.shape: Shape | None = None
+        """Shape of this server's answers, once it has given one."""
 
     def client(self) -> httpx2.Client:
         """Return a new client for what is not measured. The caller closes it."""
-        return httpx2.Client(headers=self.headers, timeout=60, verify=self.options.verify_tls, trust_env=False)
+        seconds = min(_PATIENCE, self.options.timeout)
+        return httpx2.Client(headers=self.headers, timeout=seconds, verify=self.options.verify_tls, trust_env=False)
 
     def connect(self) -> None:
         """Find the server and its model. Raises SetupError for a server that cannot be reached or is not ready."""
@@ -114,24 +134,43 @@ class Target:
         body = make_body(self.backend, self.model, sample, dict(self.options.extra_body))
         return make_payload(self.endpoint, self.path, body, self.headers)
 
-    def ask(self, sample: Sample, *, timeout: float = 600.0) -> bytes:
-        """Send one request and return the body of its answer. Raises SetupError for an error status."""
+    def ask(self, sample: Sample) -> bytes:
+        """Send one request and return the body of its answer. Raises SetupError for an error or an unsuitable answer."""
+        timeout = self.options.timeout
         body = make_body(self.backend, self.model, sample, dict(self.options.extra_body))
         try:
             with self.client() as client:
                 headers = {"content-type": "application/json"}
                 response = client.post(self.endpoint.url + self.path, content=body, headers=headers, timeout=timeout)
         except httpx2.TimeoutException:
-            raise SetupError(f"{self.name} gives no answer to the first request within {timeout:g} s.") from None
-        except httpx2.HTTPError as error:
-            raise SetupError(f"{self.name} gives no answer to the first request: {error or type(error).__name__}.") from None
-        if response.status_code != 200:
-            words = " ".join(response.content[:300].decode("utf-8", "replace").split())
             raise SetupError(
-                f"{self.name}{self.path} answers the first request with {response.status_code}: {words}",
+                f"{self.name} gives no answer to the first request within {timeout:g} s.",
+                hint="see the server's log; --timeout waits longer",
+            ) from None
+        except httpx2.HTTPError as error:
+            reason = str(error).rstrip(".") or type(error).__name__
+            raise SetupError(
+                f"{self.name} gives no answer to the first request: {reason}.", hint="see the server's log"
+            ) from None
+        if response.status_code != 200:
+            raise SetupError(
+                f"{self.name}{self.path} answers the first request with {response.status_code}: {excerpt(response.content)}",
                 hint=_HINTS.get(response.status_code, "see the server's log"),
             )
+        self._check(sample, response)
         return response.content
+
+    def _check(self, sample: Sample, response: httpx2.Response) -> None:
+        """Learn the shape of answers. Raises SetupError for an answer that is none to the request."""
+        num_texts = len(self._texts(sample)) if _MAY_CUT.isdisjoint(self.options.extra_body) else None
+        try:
+            self.shape = check_first(self.backend, response.headers.get("content-type", ""), response.content, num_texts)
+        except SetupError as error:
+            raise SetupError(f"{self.name}{self.path}: {error.message}", hint=error.hint) from None
+
+    def _texts(self, sample: Sample) -> Sequence[str]:
+        """Return the texts of a request for which there are rows in its answer: a query is one, unless it ranks the others."""
+        return sample.texts if self.backend.ranks or sample.query is None else (sample.query, *sample.texts)
 
     def job(self, samples: Sequence[Sample], load: Load) -> Job:
         """Return the work of the client processes. All bodies are built here, before the clock starts."""
@@ -139,9 +178,11 @@ class Target:
             self.endpoint.host,
             self.endpoint.port,
             [self.payload(sample) for sample in samples],
+            num_texts=[len(self._texts(sample)) for sample in samples],
+            shape=self.shape,
             schedule=arrival_times(len(samples), load.rate, seed=load.seed, burstiness=load.burstiness),
             concurrency=load.concurrency,
-            timeout=load.timeout,
+            timeout=self.options.timeout,
             new_connections=load.new_connections,
             duration=load.duration,
             usage=self.backend.usage,
@@ -151,7 +192,7 @@ class Target:
 
     def warm_up(self, samples: Sequence[Sample], load: Load) -> None:
         """Send the first sample once, then `num_warmups` times. Raises SetupError or WhimbrelError if it fails."""
-        self.ask(samples[0], timeout=load.timeout)
+        self.ask(samples[0])
         if not load.num_warmups:
             return
         job = self.job([samples[0]] * load.num_warmups, _closed(load))

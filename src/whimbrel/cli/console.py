@@ -114,6 +114,7 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
             "device": f"{plan.device}, {plan.num_lanes} lane{'s' if plan.num_lanes != 1 else ''}",
             "processor": str(plan.cpu),
             "dtype": plan.dtype,
+            **({"int8": str(plan.int8)} if plan.int8 else {}),
             "max length": f"{plan.max_length:,} tokens",
             "batch": f"{plan.max_batch_tokens:,} tokens{'; longer texts run in pieces' if plan.chunked_prefill else ''}",
             **({"batch memory": memory_of_batches(plan)} if plan.batch_bytes else {}),

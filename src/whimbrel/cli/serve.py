@@ -244,6 +244,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
+        "int8": plan.int8 and str(plan.int8),
         "long texts": plan.split_long and "run in parts, unless a request asks to cut them (--split-long)",
         "batch": plan.chunked_prefill and f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces",
         "batch memory": plan.batch_bytes and memory_of_batches(plan),

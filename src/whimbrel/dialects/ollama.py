@@ -28,7 +28,7 @@ VERSION: Final = "0.12.0"
 
 _LINES: Final = "application/x-ndjson"
 _CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
-_LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 
 
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):

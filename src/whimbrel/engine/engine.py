@@ -125,6 +125,11 @@ class Engine:
         self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, observer=batch_observer)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
+            if self.plan.dtype == "int8":
+                from whimbrel.engine.quantize import quantize
+
+                progress("measuring int8")
+                self.plan = quantize(runner, self._run_now, self.preprocessor, self.card, self.plan)
             progress("warming up")
             self._warm_up()
         except BaseException:
@@ -232,6 +237,9 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.close()
 
+    def _run_now(self, request: EngineRequest) -> Result:
+        return self.submit_tokenized(request, admitted=True).result()
+
     def _warm_up(self) -> None:
         """A short and a long text on every lane, so that the first caller does not pay for first-time work."""
         for number, tower in enumerate(self.card.towers or (self.card,)):
@@ -246,7 +254,7 @@ class Engine:
                 ]
                 request = EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter())
                 try:
-                    self.submit_tokenized(request, admitted=True).result()
+                    self._run_now(request)
                 except NonFinite:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None

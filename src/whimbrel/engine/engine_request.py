@@ -142,6 +142,10 @@ class RunnerProtocol(Protocol):
         """Prepare the calling thread; called once by each thread before it launches anything."""
         ...
 
+    def quantize(self) -> None:
+        """Round the weights of a model in int8, which has computed in float32 so far. No batch may run meanwhile."""
+        ...
+
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> Any:

@@ -40,6 +40,7 @@ from whimbrel.tokenizer.pairs import SideCuts, truncate_sides
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_ids, check_texts, has_ids
+from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Plan, max_length_for
@@ -131,6 +132,12 @@ class Preprocessor:
         if isinstance(tokenizer, Tokenizer):
             return tokenizer.token_infos(texts, prompt, special=request.special)
         return tokenizer.backend.tokens(texts, prompt, special=request.special)
+
+    def sample(self, texts: Sequence[str], tower: int) -> list[Int32Array]:
+        """Return the token ids of texts for a tower, with special tokens, cut to its limit."""
+        tokenizer = self._tokenizers[tower]
+        limit = max_length_for(self._plan, self._card, (self._card.towers or (self._card,))[tower])
+        return [info.ids_T[:limit] for info in tokenizer.backend.tokens(list(texts), "", special=True)]
 
     def decode(self, request: DetokenizeRequest) -> list[str]:
         """Return the text of each row of token ids. Raises InvalidRequest."""

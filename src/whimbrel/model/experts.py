@@ -19,7 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.adapters import Adapters
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear, round_up_rows
+from whimbrel.model.ops.activations import ACTIVATIONS
+from whimbrel.model.ops.linear import Linear, round_up_rows
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, Routing
 
@@ -60,7 +62,14 @@ def _add_experts(x_RD: Tensor, experts: Sequence[Callable[[Tensor], Tensor]], ch
 
 
 def load_experts(
-    spec: Encoder, weights: Weights, *, names: Sequence[str], num_experts: int, device: torch.device, dtype: torch.dtype
+    spec: Encoder,
+    weights: Weights,
+    *,
+    names: Sequence[str],
+    num_experts: int,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
 ) -> Experts:
     router, at = names  # the name of the router, the prefix of the experts
     width, inner = spec.hidden_size, spec.intermediate_size
@@ -70,7 +79,10 @@ def load_experts(
         weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")
     )
     experts = [
-        (Linear(up_ID.to(device, dtype), None, spec.activation), Linear(down_ID.T.contiguous().to(device, dtype), None))
+        (
+            Linear(up_ID.to(device, dtype), None, spec.activation, quantization=quantization),
+            Linear(down_ID.T.contiguous().to(device, dtype), None, quantization=quantization),
+        )
         for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
     ]
     bias_D = weights.take(f"{at}.bias", width).to(device)
@@ -125,6 +137,7 @@ def load_gated_experts(
     device: torch.device,
     dtype: torch.dtype,
     adapters: Adapters,
+    quantization: Quantization | None = None,
 ) -> GatedExperts:
     """Load a layer of experts. Adapters may change the shared one alone."""
     router, at, correction = names  # the name of the router, the prefix of the experts, the correction
@@ -138,11 +151,13 @@ def load_gated_experts(
             torch.cat([weights.take(f"{part}.weight", inner, width) for part in first]).to(device, dtype),
             None,
             low_rank=adapters.named(first, [inner, inner], width) if name == shared_name else None,
+            quantization=quantization,
         )
         down = Linear(
             weights.take(f"{last}.weight", width, inner).to(device, dtype),
             None,
             low_rank=adapters.named([last], [width], inner) if name == shared_name else None,
+            quantization=quantization,
         )
 
         def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:

@@ -21,6 +21,7 @@ from whimbrel.model.adapters import Adapters
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear, rms_norm
 from whimbrel.model.ops.positions import apply_rotary
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, Latent
 
@@ -76,6 +77,7 @@ def load_latent(
     *,
     device: torch.device,
     dtype: torch.dtype,
+    quantization: Quantization | None,
     adapters: Adapters,
 ) -> LatentAttention:
     """Load the attention of one layer, whose tensors have the prefix `at`."""
@@ -84,7 +86,7 @@ def load_latent(
     def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
         weight = weights.take(f"{at}.{name}.weight", rows, columns).to(device, dtype)
         biases = weights.take(f"{at}.{name}.bias", rows).to(device, dtype) if bias else None
-        return Linear(weight, biases, low_rank=adapters.named([f"{at}.{name}"], [rows], columns))
+        return Linear(weight, biases, quantization=quantization, low_rank=adapters.named([f"{at}.{name}"], [rows], columns))
 
     def norm(name: str, columns: int) -> Tensor:
         return weights.take(f"{at}.{name}.weight", columns).to(device)

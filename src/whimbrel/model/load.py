@@ -13,16 +13,16 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from whimbrel.checkpoint.config.fallback import FALLBACK
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.heads import load_head
 from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
 from whimbrel.model.static import IdfWeights, StaticTable
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
-from whimbrel.types.card import Card
+from whimbrel.types.card import FALLBACK, Card
 from whimbrel.types.heads import Head
 
 
@@ -42,9 +42,18 @@ class Model(Protocol):
 
 
 def load_model(
-    folder: Path, card: Card, *, device: torch.device, dtype: torch.dtype, sha256: str | None = None
+    folder: Path,
+    card: Card,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+    quantization: Quantization | None = None,
+    sha256: str | None = None,
 ) -> tuple[Model, Mapping[Head, LoadedHead]]:
-    """Load the model, its heads, and the heads of towers that share it. Raises CheckpointError."""
+    """Load the model, its heads, and the heads of towers that share it. Raises CheckpointError.
+
+    `quantization` takes the model's linear layers, not those of its heads.
+    """
     if card.encoder.idf is not None:
         return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
     if card.encoder.family == FALLBACK:
@@ -60,7 +69,7 @@ def load_model(
         if card.encoder.family == "static":
             model = StaticTable(card.encoder, weights, device)
         else:
-            model = Transformer(card.encoder, weights, device=device, dtype=dtype)
+            model = Transformer(card.encoder, weights, device=device, dtype=dtype, quantization=quantization)
             left_out = model.left_out
         heads = _heads(folder, card, weights, device, dtype)
         _check_left_out(left_out, weights)

@@ -37,6 +37,7 @@ from whimbrel.model.ops.cpu import cpu, num_physical_cores
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.prepacked import prepacked_problem, version_note
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
@@ -76,9 +77,12 @@ class Runner:
         self._keeps_vectors = self._copies is not None
         """Token vectors that are only scored stay on the device; a test sets it on a CPU."""
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
-            dtype: torch.dtype = getattr(torch, plan.dtype)
+            quantization = self._quantization = Quantization() if plan.dtype == "int8" else None
+            dtype: torch.dtype = torch.float32 if quantization is not None else getattr(torch, plan.dtype)
             folder = checkpoint.folder
-            load = partial(load_model, folder, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
+            load = partial(
+                load_model, folder, device=self._device, dtype=dtype, quantization=quantization, sha256=checkpoint.sha256
+            )
             self._cards = card.towers or (card,)
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
             loaded = {path: load(tower) for path, tower in by_path.items()}
@@ -100,6 +104,12 @@ class Runner:
                         find_tile_products(tower.output("multi_vector").width)
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
+
+    def quantize(self) -> None:
+        """Round the weights of a model in int8, which has computed in float32 so far. No batch may run meanwhile."""
+        assert self._quantization is not None
+        with torch.inference_mode():
+            self._quantization.finish()
 
     def init_thread(self) -> None:
         """Set up a lane's thread before its first launch: on a CPU, one intra-op thread and a lower priority.

@@ -26,9 +26,11 @@ from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts, load_gated_experts
 from whimbrel.model.families import FAMILIES, WeightRole
 from whimbrel.model.latent import Angles, load_latent
+from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear, layer_norm, rms_norm
+from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.positions import Bias, alibi, apply_rotary, frequencies, relative
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.row_blocks import MAX_BLOCK
 from whimbrel.model.ops.short_conv import short_conv
 from whimbrel.model.weights import Weights
@@ -36,8 +38,10 @@ from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
 
 _Norm: TypeAlias = Callable[[Tensor], Tensor]
+_Sum: TypeAlias = Callable[[Tensor, Tensor], Tensor]
+"""(residual stream, what a part of a layer adds) -> their sum, normed where the family norms it."""
 _Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""(rows in the model's dtype, LoRA mask as in `Linear`) -> rows."""
+"""(rows, LoRA mask as in `Linear`) -> rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,18 +65,29 @@ class _Layer:
     mlp: _Mlp
     attention_in: _Norm
     attention_out: _Norm
-    attention_inner_sum: _Norm | None
-    attention_sum: _Norm
+    attention_inner_sum: _Sum | None
+    attention_sum: _Sum
     mlp_in: _Norm
     mlp_out: _Norm
-    mlp_sum: _Norm
+    mlp_sum: _Sum
 
 
 class Transformer:
     """Loaded transformer, called as `load.Model`."""
 
-    def __init__(self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(
+        self,
+        spec: Encoder,
+        weights: Weights,
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        quantization: Quantization | None = None,
+    ) -> None:
+        """`quantization` takes all linear layers."""
         self._spec = spec
+        self._linear_of = partial(Linear, quantization=quantization)
+        self._quantization = quantization
         self._names = FAMILIES[spec.family].select(weights.has, "weight")
         self._weights = weights
         self._device = device
@@ -91,7 +106,7 @@ class Transformer:
         if width != spec.hidden_size:
             part = names.projection or ""
             low_rank = self._adapters.named([part], [spec.hidden_size], width)
-            self._projection = Linear(*self._join([part], [spec.hidden_size], width, bias=True), low_rank=low_rank)
+            self._projection = self._linear_of(*self._join([part], [spec.hidden_size], width, bias=True), low_rank=low_rank)
         rotaries: list[Rotary | None] = []
         for layer in spec.layers:
             if layer.rotary not in rotaries:
@@ -143,14 +158,14 @@ class Transformer:
     def _run_layer(self, layer: _Layer, x_RD: Tensor, rows: _Rows) -> Tensor:
         attended = layer.attention_out(layer.mix(layer.attention_in(x_RD), rows))
         if layer.attention_inner_sum is not None:
-            attended = layer.attention_inner_sum(x_RD + attended)
-        x_RD = layer.attention_sum(x_RD + attended)
+            attended = layer.attention_inner_sum(x_RD, attended)
+        x_RD = layer.attention_sum(x_RD, attended)
         return self._feed_forward(layer, x_RD, rows.lora_mask_RK)
 
     def _feed_forward(self, layer: _Layer, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
         if x_RD.is_cuda or len(x_RD) <= MAX_BLOCK:
-            return layer.mlp_sum(x_RD + layer.mlp_out(layer.mlp(layer.mlp_in(x_RD).to(self._dtype), lora_mask_RK)))
+            return layer.mlp_sum(x_RD, layer.mlp_out(layer.mlp(layer.mlp_in(x_RD), lora_mask_RK)))
         out_RD = torch.empty_like(x_RD)
         for start in range(0, len(x_RD), MAX_BLOCK):
             rows = slice(start, start + MAX_BLOCK)
@@ -176,7 +191,7 @@ class Transformer:
         if self._adapted_types is not None and lora_mask_RK is not None:
             x_RD += self._adapted_types(type_ids_R, lora_mask_RK)
         x_RD = self._embedding_norm(x_RD)
-        return x_RD if self._projection is None else self._projection(x_RD.to(self._dtype), lora_mask_RK).float()
+        return x_RD if self._projection is None else self._projection(x_RD, lora_mask_RK).float()
 
     # Loading
 
@@ -186,16 +201,19 @@ class Transformer:
         def norm(name: str | None) -> _Norm:
             return self._norm(name and name.format(i=i), width)
 
+        def sum_of(name: str | None) -> _Sum:
+            return self._sum(name and name.format(i=i), width)
+
         return _Layer(
             mix=self._convolution(i, layer.conv_width) if layer.conv_width else self._attention(i, layer, bias, rotary),
             mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
-            attention_inner_sum=norm(names.attention_inner_sum) if names.attention_inner_sum else None,
-            attention_sum=norm(names.attention_sum),
+            attention_inner_sum=sum_of(names.attention_inner_sum) if names.attention_inner_sum else None,
+            attention_sum=sum_of(names.attention_sum),
             mlp_in=norm(names.mlp_in),
             mlp_out=norm(names.mlp_out),
-            mlp_sum=norm(names.mlp_sum),
+            mlp_sum=sum_of(names.mlp_sum),
         )
 
     def _attention(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Mixer:
@@ -211,18 +229,19 @@ class Transformer:
         if spec.latent is not None:
             at = f"layers.{i}.self_attn"
             latent = load_latent(
-                spec, spec.latent, self._weights, at, scores, device=self._device, dtype=dtype, adapters=self._adapters
-            )
+                spec, spec.latent, self._weights, at, scores,
+                device=self._device, dtype=dtype, quantization=self._quantization, adapters=self._adapters,
+            )  # fmt: skip
             return lambda x_RD, rows: latent(x_RD.to(dtype), rows.layout, rows.angles[rotary], rows.lora_mask_RK)
         queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
         order = _order_by_key(spec) if self._names.qkv_by_key else None
         qkv = self._linear("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order)
-        out = self._linear("out", i, (spec.hidden_size,), queries, bias=spec.out_bias)
+        out = self._linear("out", i, (spec.hidden_size,), queries, bias=spec.out_bias, wide=True)
         head_norm = self._head_norm(i)
         heads = spec.num_heads + spec.num_kv_heads
 
         def attention(x_RD: Tensor, rows: _Rows) -> Tensor:
-            qkv_RD = qkv(x_RD.to(dtype), rows.lora_mask_RK)
+            qkv_RD = qkv(x_RD, rows.lora_mask_RK)
             qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
             qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
             if head_norm is not None:
@@ -237,20 +256,19 @@ class Transformer:
     def _convolution(self, i: int, width: int) -> _Mixer:
         """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
         spec, columns, at = self._spec, self._spec.hidden_size, (self._names.conv or "").format(i=i)
-        dtype = self._dtype
 
         def linear(name: str, rows: int) -> Linear:
             low_rank = self._adapters.named([name], [rows], columns)
-            return Linear(*self._join([name], [rows], columns, bias=spec.conv_bias), low_rank=low_rank)
+            return self._linear_of(*self._join([name], [rows], columns, bias=spec.conv_bias), low_rank=low_rank)
 
         gates, out = linear(f"{at}.in_proj", 3 * columns), linear(f"{at}.out_proj", columns)
         taps_KD = self._weights.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous().to(self._device)
         bias_D = self._weights.take(f"{at}.conv.bias", columns).to(self._device) if spec.conv_bias else None
 
         def convolution(x_RD: Tensor, rows: _Rows) -> Tensor:
-            before_RD, after_RD, inner_RD = gates(x_RD.to(dtype), rows.lora_mask_RK).float().chunk(3, dim=-1)
+            before_RD, after_RD, inner_RD = gates(x_RD, rows.lora_mask_RK).float().chunk(3, dim=-1)
             inner_RD = short_conv(before_RD * inner_RD, rows.positions_R, taps_KD, bias_D, causal=spec.causal)
-            return out((after_RD * inner_RD).to(dtype), rows.lora_mask_RK)
+            return out(after_RD * inner_RD, rows.lora_mask_RK)
 
         return convolution
 
@@ -264,24 +282,22 @@ class Transformer:
         bias: bool,
         activation: Activation = "identity",
         order: Tensor | None = None,
+        wide: bool = False,
     ) -> Linear:
         low_rank = self._adapters.linear(part, i, rows, columns, order=order)
         names = self._names.for_layer(part, i)
         weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
         if order is not None:
             weight, biases = weight[order], None if biases is None else biases[order]
-        return Linear(weight, biases, activation, low_rank)
+        return self._linear_of(weight, biases, activation, low_rank, wide=wide)
 
     def _mlp(self, i: int) -> _Mlp:
         spec, up = self._spec, self._up(i)
-        down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias)
+        down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias, wide=True)
 
         def mlp(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
             x = up(x_RD, lora_mask_RK)
-            if spec.gated:
-                gate, x = x.chunk(2, dim=-1)
-                x = ACTIVATIONS[spec.activation](gate) * x
-            return down(x, lora_mask_RK)
+            return down(gate(x, spec.activation) if spec.gated else x, lora_mask_RK)
 
         return mlp
 
@@ -289,11 +305,19 @@ class Transformer:
         router, at, correction = (
             (name or "").format(i=i) for name in (self._names.router, self._names.experts, self._names.correction)
         )
-        load = partial(load_experts, self._spec, self._weights, num_experts=num_experts, device=self._device, dtype=self._dtype)
+        load = partial(
+            load_experts,
+            self._spec,
+            self._weights,
+            num_experts=num_experts,
+            device=self._device,
+            dtype=self._dtype,
+            quantization=self._quantization,
+        )
         if self._spec.routing is None:
             experts = load(names=(router, at))
-            return lambda x_RD, _: experts(x_RD)
-        return load_gated_experts(
+            return lambda x_RD, _: experts(x_RD.to(self._dtype))
+        gated = load_gated_experts(
             self._spec,
             self._weights,
             names=(router, at, correction),
@@ -301,8 +325,10 @@ class Transformer:
             num_experts=num_experts,
             device=self._device,
             dtype=self._dtype,
+            quantization=self._quantization,
             adapters=self._adapters,
         )
+        return lambda x_RD, lora_mask_RK: gated(x_RD.to(self._dtype), lora_mask_RK)
 
     def _up(self, i: int) -> Linear:
         spec = self._spec
@@ -315,7 +341,7 @@ class Transformer:
         weight, bias = self._join(parts, (inner, inner) if len(parts) == 2 else (2 * inner,), width, bias=spec.up_bias)
         if order is not None:
             weight, bias = weight[order], None if bias is None else bias[order]
-        return Linear(weight, bias, low_rank=low_rank)
+        return self._linear_of(weight, bias, low_rank=low_rank)
 
     def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
         weight = torch.cat([self._weights.take(f"{part}.weight", n, columns) for part, n in zip(parts, rows, strict=True)])
@@ -330,14 +356,21 @@ class Transformer:
     def _norm(self, name: str | None, width: int) -> _Norm:
         if name is None:
             return ACTIVATIONS["identity"]
+        norm = self._any_norm(name, width)
+        return lambda x: norm(x, None)
+
+    def _sum(self, name: str | None, width: int) -> _Sum:
+        return torch.add if name is None else self._any_norm(name, width)
+
+    def _any_norm(self, name: str, width: int) -> Callable[[Tensor, Tensor | None], Tensor]:
         eps = self._spec.norm_eps
         weight = self._weights.take(f"{name}.weight", width).to(self._device)
         if self._spec.norm == "layer":
             bias = self._weights.take(f"{name}.bias", width).to(self._device) if self._spec.norm_bias else None
-            return lambda x: layer_norm(x, weight, bias, eps)
+            return lambda x, added: layer_norm(x, weight, bias, eps, added)
         if self._spec.norm == "rms_plus_one":
             weight = weight + 1
-        return lambda x: rms_norm(x, weight, eps)
+        return lambda x, added: rms_norm(x, weight, eps, added)
 
     def _head_norm(self, i: int) -> _Norm | None:
         """Return the norm of query and key heads together, with the weight of each head's kind."""

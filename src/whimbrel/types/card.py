@@ -24,6 +24,9 @@ PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
 POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
+FALLBACK: Final = "hf"
+"""Family of an Encoder that transformers runs."""
+
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
 RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
 """Conventions of rerankers whose files do not state them; see `checkpoint/scores/conventions.py`."""

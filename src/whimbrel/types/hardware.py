@@ -28,8 +28,10 @@ class Cpu:
     name: str = "unknown"
     level: CpuLevel = "other"
     """Instruction set of linear layers (oneDNN)."""
-    bfloat16: Literal["native", "emulated", "none"] = "none"
-    """Support for bfloat16 in linear layers: "emulated" is exact but slower than float32."""
+    bfloat16: Literal["native", "slow", "none"] = "none"
+    """Support for bfloat16 in linear layers: "slow" is exact but slower than float32."""
+    vnni: bool = False
+    """Whether the processor multiplies int8 fast (VNNI)."""
     vectors: str = "DEFAULT"
     """Instruction set of PyTorch's element-wise kernels, as PyTorch names it."""
     switches: tuple[str, ...] = ()

@@ -8,15 +8,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Final, Literal, TypeAlias, TypedDict
+from typing import ClassVar, Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.errors import SetupError
 from whimbrel.types.batch_memory import batch_bytes
-from whimbrel.types.card import Card
+from whimbrel.types.card import FALLBACK, Card
 from whimbrel.types.hardware import Cpu, Hardware
 
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16"]
-DTYPES: Final = ("float32", "bfloat16", "float16")
+Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+DTYPES: Final = ("float32", "bfloat16", "float16", "int8")
 
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
@@ -33,7 +33,9 @@ class Options(TypedDict, total=False):
     device: str
     """"auto", "cpu", "cuda" or one of the GPUs, e.g. "cuda:1". Default: a GPU if there is one."""
     dtype: str
-    """"auto", "float32", "bfloat16" or "float16". Default: bfloat16 where the hardware is fast at it, else float32."""
+    """"auto", "float32", "bfloat16", "float16" (GPUs) or "int8" (CPUs with VNNI).
+
+    Default: bfloat16 where the hardware is fast at it, else float32."""
     max_length: int | None
     """Limit in tokens per text, up to the model's positions. Default: the checkpoint's limit."""
     max_batch_tokens: int | None
@@ -71,6 +73,22 @@ class Options(TypedDict, total=False):
 
 
 @dataclass(frozen=True, slots=True)
+class Int8Quality:
+    """Cosines of a model's results in int8 to those in float32, over sample texts that are measured at each load."""
+
+    mean: float
+    least: float
+    num_texts: int
+
+    GOOD: ClassVar[float] = 0.98
+    """Mean cosine below which a warning is due."""
+
+    def __str__(self) -> str:
+        warning = "" if self.mean >= self.GOOD else "; low: check your own texts, or take another dtype"
+        return f"cosine to float32 {self.mean:.4f}, least {self.least:.4f}, of {self.num_texts} sample texts{warning}"
+
+
+@dataclass(frozen=True, slots=True)
 class Plan:
     """Complete settings of a running model."""
 
@@ -104,6 +122,8 @@ class Plan:
     """Folders of added adapters, by name."""
     commit: str = ""
     """Commit of the hub's repository that the checkpoint is, or empty."""
+    int8: Int8Quality | None = None
+    """Quality in int8; None for other dtypes, and until the model is loaded."""
     cpu: Cpu = field(default_factory=Cpu)
     torch: str = "unknown"
     """Version of PyTorch."""
@@ -131,7 +151,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
     device = _device(options.get("device", "auto"), hardware, options.get("replica", 0))
     on_cpu = device == "cpu"
     memory = hardware.memory if on_cpu else hardware.gpu_memory
-    dtype = _dtype(options.get("dtype", "auto"), on_cpu=on_cpu, hardware=hardware)
+    dtype = _dtype(options.get("dtype", "auto"), card, on_cpu=on_cpu, hardware=hardware)
     max_batch_tokens = _max_batch_tokens(options.get("max_batch_tokens"), on_cpu=on_cpu)
     max_length = _max_length(options.get("max_length"), card)
     chunked_prefill = _chunked_prefill(options.get("chunked_prefill"), card)
@@ -155,7 +175,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
             max_batch_tokens=max_batch_tokens,
             max_length=max_length,
             in_pieces=chunked_prefill,
-            dtype_bytes=4 if dtype == "float32" else 2,
+            dtype_bytes=4 if dtype in ("float32", "int8") else 2,
             on_cpu=on_cpu,
         ),
         memory=memory,
@@ -182,7 +202,7 @@ def _device(value: str, hardware: Hardware, replica: int) -> str:
     raise SetupError(f"no device {value!r} here.", hint=f"--device takes auto or one of: {', '.join(devices)}")
 
 
-def _dtype(value: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
+def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype:
     cpu = hardware.cpu
     if value == "auto":
         native = cpu.bfloat16 == "native" if on_cpu else hardware.gpu_bfloat16
@@ -192,14 +212,29 @@ def _dtype(value: str, *, on_cpu: bool, hardware: Hardware) -> Dtype:
             f"dtype 'bfloat16' is not supported on this CPU, {cpu}.",
             hint="--dtype takes auto or float32 here; bfloat16 needs AVX-512",
         )
+    if value == "int8" and on_cpu:
+        return _int8(card, hardware)
     for dtype in DTYPES:
-        if value == dtype and not (on_cpu and dtype == "float16"):
+        if value == dtype and dtype != ("float16" if on_cpu else "int8"):
             return dtype
-    on_this_cpu = ("auto", "float32", "bfloat16") if cpu.bfloat16 != "none" else ("auto", "float32")
-    choices = on_this_cpu if on_cpu else ("auto", *DTYPES)
+    on_this_cpu = ["auto", "float32", *(["bfloat16"] if cpu.bfloat16 != "none" else []), *(["int8"] if cpu.vnni else [])]
+    choices = on_this_cpu if on_cpu else ("auto", "float32", "bfloat16", "float16")
     raise SetupError(
         f"dtype {value!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
     )
+
+
+def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
+    fast = "bfloat16" if hardware.cpu.bfloat16 == "native" else "float32"
+    if not hardware.cpu.vnni:
+        raise SetupError(
+            f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.",
+            hint=f"--dtype {fast} is the fastest here",
+        )
+    if card.encoder.family in (FALLBACK, "static"):
+        what = "that transformers runs" if card.encoder.family == FALLBACK else "without linear layers"
+        raise SetupError(f"dtype 'int8' is not supported for a model {what}.", hint=f"--dtype takes {fast}")
+    return "int8"
 
 
 def _max_batch_tokens(value: int | None, *, on_cpu: bool) -> int:

@@ -12,12 +12,10 @@ from typing import Any, Final, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import NO_LAYERS, read_positions
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.types.card import Encoder
+from whimbrel.types.card import FALLBACK, Encoder
 
 JSON: TypeAlias = dict[str, Any]
 
-FALLBACK: Final = "hf"
-"""Family of an Encoder that transformers runs."""
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
 _OF_ENCODERS: Final = ("Data2VecText", "RobertaPreLayerNorm", "XLMRobertaXL", "Xmod")

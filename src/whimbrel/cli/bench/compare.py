@@ -22,12 +22,15 @@ from whimbrel.cli.bench.options import (
     RangeRatio,
     Seed,
     TokenizerName,
+    check_dataset,
     read_extra_body,
 )
 from whimbrel.cli.options import Device, need, option
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from whimbrel.bench.compare import Contender
     from whimbrel.bench.datasets import DatasetOptions
     from whimbrel.bench.target import TargetOptions
@@ -72,14 +75,18 @@ def compare(
     from whimbrel.bench.datasets import DatasetOptions
     from whimbrel.bench.target import TargetOptions
     from whimbrel.cli import console
-    from whimbrel.cli.bench.offline import write_json
+    from whimbrel.cli.bench.files import check_writable, write_json
+    from whimbrel.errors import WhimbrelError
 
+    check_dataset(dataset_name, dataset_path)
+    if json_path is not None:
+        check_writable(json_path)
     dataset = DatasetOptions(
         dataset_name, dataset_path, num_prompts, seed, random_input_len, random_range_ratio, random_batch_size
     )
     options = TargetOptions(backend, None, model, api_key, {}, read_extra_body(extra_body))
     screen = console.stderr_console()
-    with console.signals_exit():
+    with console.signals_exit(), _stop_noted(screen):
         contenders = (
             _servers(sides or [], dataset, options, tokenizer=tokenizer, concurrency=max_concurrency, num_checked=num_checked)
             if any("://" in side for side in sides or ())
@@ -96,7 +103,20 @@ def compare(
     typer.echo("\n".join(comparison.describe(found)))
     if json_path is not None:
         write_json(json_path, comparison.to_json(found))
+        screen.print(f"wrote {json_path}", markup=False)
+    if found.failure:
+        raise WhimbrelError(f"{found.failure} The rounds before are above.")
     raise typer.Exit(130 if found.interrupted else 0)
+
+
+@contextmanager
+def _stop_noted(screen: Console) -> Generator[None]:
+    """Say after Ctrl-C that there is no result."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        screen.print("note: stopped before the end of a first round.", markup=False)
+        raise
 
 
 @contextmanager

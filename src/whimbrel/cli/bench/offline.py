@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,7 +49,10 @@ def offline(
     from whimbrel.bench.datasets import DatasetOptions
     from whimbrel.bench.offline import OfflineOptions, run_offline, to_json
     from whimbrel.cli import console
+    from whimbrel.cli.bench.files import check_writable, write_json
 
+    if json_path is not None:
+        check_writable(json_path)
     dataset = DatasetOptions(
         "texts" if dataset_path else "random", dataset_path, num_prompts, seed, random_input_len, random_range_ratio
     )
@@ -59,12 +61,15 @@ def offline(
     results: list[OfflineResult] = []
     interrupted = False
     with console.signals_exit():
-        try:
-            for each in dtype or ["auto"]:
-                with screen.status(f"running {each}"):
-                    results += run_offline(options, [each])
-        except KeyboardInterrupt:
-            interrupted = True
+        for each in dtype or ["auto"]:
+            with screen.status(f"running {each}") as status:
+                words = f"running {each}: {{}} of {rounds} rounds"
+                found = run_offline(options, each, on_round=lambda number, words=words: status.update(words.format(number)))
+            results += [found] if found is not None else []
+            if found is None or found.interrupted:
+                interrupted = True
+                screen.print(f"note: stopped while {each} ran.", markup=False)
+                break
     if results:
         typer.echo(report(results))
     if json_path is not None and results:
@@ -84,7 +89,7 @@ def report(results: Sequence[OfflineResult]) -> str:
     lines = [
         f"{first.model}, {first.output}, {first.device} ({lanes})",
         f"{describe_machine()}; {describe_software()}",
-        f"{first.num_texts:,} texts, {first.num_tokens:,} tokens, {len(first.rounds)} rounds",
+        f"{first.num_texts:,} texts, {first.num_tokens:,} tokens, {_rounds(results)}",
         "",
     ]
     head = ["dtype", "tokens/s", "texts/s", "of the peak", "peak TFLOP/s", "peak memory MiB", "load s"]
@@ -102,14 +107,21 @@ def report(results: Sequence[OfflineResult]) -> str:
     return "\n".join(lines)
 
 
+def _rounds(results: Sequence[OfflineResult]) -> str:
+    number = len(results[0].rounds)
+    last = results[-1]
+    stopped = f" ({len(last.rounds)} of {last.dtype}: stopped early)" if last.interrupted else ""
+    return f"{number} round{'s' if number > 1 else ''}{stopped}"
+
+
 def _row(result: OfflineResult) -> list[str]:
     share = result.share_of_peak
     return [
         result.dtype,
         f"{result.tokens_per_second:,.0f}",
         f"{result.tokens_per_second * result.num_texts / result.num_tokens:,.1f}",
-        "not counted" if share is None else f"{share:.0%}",
-        f"{result.peak_flops / 1e12:.3f}",
+        "unknown" if share is None else f"{share:.0%}",
+        "not measured" if result.peak_flops is None else f"{result.peak_flops / 1e12:.3f}",
         f"{result.peak_bytes / 2**20:,.0f}",
         f"{result.load_seconds:.1f}",
     ]
@@ -119,15 +131,3 @@ def _stages(result: OfflineResult) -> list[str]:
     stages = result.stages
     seconds = [f"{stages[name]:.2f}" for name in ("tokenize", "pack", "compute", "collect")]
     return [result.dtype, *seconds, f"{stages['queue'] / result.num_requests:.3f}"]
-
-
-def write_json(path: Path, value: object) -> None:
-    """Write a value as JSON. Raises SetupError."""
-    import msgspec
-
-    from whimbrel.errors import SetupError
-
-    try:
-        path.write_bytes(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
-    except OSError as error:
-        raise SetupError(f"cannot write {path}: {error.strerror or error}.") from None

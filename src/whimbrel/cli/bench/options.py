@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+
+import typer
 
 from whimbrel.cli.options import option
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from whimbrel.bench.target import Target, TargetOptions
 
@@ -19,7 +22,21 @@ LOAD_PANEL: Final = "Load"
 RESULTS_PANEL: Final = "Results"
 PRESET_PANEL: Final = "Preset"
 
-DEFAULT_URL: Final = "http://127.0.0.1:8000"
+_PRESET_OPTIONS: Final = ("scale", "random_weights", "serve_args")
+_SETTLED: Final = (
+    "host", "port", "backend", "dataset_name", "dataset_path", "num_prompts", "random_input_len", "random_range_ratio",
+    "random_batch_size", "tokenizer", "seed", "request_rate", "burstiness", "max_concurrency", "num_warmups",
+    "client_processes", "sweep", "sweep_seconds", "metric_percentiles",
+)  # fmt: skip
+"""Options of `whimbrel bench serve` that a preset settles itself."""
+
+
+def finite(seconds: float) -> float:
+    """Return a number of seconds. Raises BadParameter for infinity."""
+    if not isfinite(seconds):
+        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
+    return seconds
+
 
 Backend = Annotated[
     str,
@@ -47,6 +64,7 @@ Ready = Annotated[
         "Time to wait for a server that cannot be reached yet.",
         "--ready-check-timeout-sec",
         min=0,
+        callback=finite,
         panel=SERVER_PANEL,
     ),
 ]
@@ -99,6 +117,40 @@ def read_pairs(values: Sequence[str] | None, name: str) -> dict[str, str]:
             raise SetupError(f"--{name} {value} has no name and value.", hint=f"for example --{name} name=value")
         found[key] = rest
     return found
+
+
+def check_options(context: typer.Context, preset: str | None) -> None:
+    """Raise SetupError for options that were given and would have no effect."""
+    given = given_options(context)
+    if preset is None:
+        _refuse(given, _PRESET_OPTIONS, "is of presets.", "name one with --preset")
+        if "sweep" in given:
+            _refuse(given, ("request_rate",), "has no effect with --sweep.", "put the rate into --sweep")
+        else:
+            _refuse(given, ("sweep_seconds",), "is of sweeps.", "name the rates with --sweep")
+    else:
+        hint = "leave it out, or leave out --preset; --url names the server"
+        _refuse(given, _SETTLED, f"has no effect: --preset {preset} settles it.", hint)
+
+
+def given_options(context: typer.Context) -> set[str]:
+    """Return the names of the options that the user gave."""
+    return {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+
+
+def _refuse(given: Collection[str], names: Sequence[str], why: str, hint: str) -> None:
+    for name in names:
+        if name in given:
+            raise SetupError(f"--{name.replace('_', '-')} {why}", hint=hint)
+
+
+def check_dataset(name: str, path: Path | None) -> None:
+    """Raise SetupError for a file that a random dataset would not read."""
+    if path is not None and name.startswith("random"):
+        raise SetupError(
+            f"--dataset-path {path} is not read by --dataset-name {name}.",
+            hint="add --dataset-name custom (JSONL) or --dataset-name texts (a text in each line)",
+        )
 
 
 def read_extra_body(text: str | None) -> dict[str, Any]:

@@ -13,12 +13,12 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Final
 
-import msgspec
 import typer
 from rich.console import Console
 
 from whimbrel.bench import picture, results
 from whimbrel.bench.machine import describe_machine, describe_software, gpu_name
+from whimbrel.cli.bench.files import check_writable, write_errors, write_json
 from whimbrel.cli.console import stderr_console
 from whimbrel.errors import SetupError
 
@@ -48,13 +48,16 @@ class Output:
         """Raise SetupError for a file that could not be written."""
         if self.picture is not None:
             picture.check_path(self.picture)
-        if self.markdown is not None and not self.markdown.parent.is_dir():
-            raise SetupError(f"cannot write {self.markdown}: no folder {self.markdown.parent}.")
+            check_writable(self.picture)
+        if self.markdown is not None:
+            check_writable(self.markdown)
         if self.folder is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SetupError(f"cannot make {self.folder}: {error.strerror or error}.") from None
+        if self.save:
+            check_writable((self.folder or Path()) / (self.filename or "result.json"))
 
     def say(self, text: str) -> None:
         """Tell something on stderr."""
@@ -74,10 +77,7 @@ class Output:
         now = datetime.now().strftime("%Y%m%d-%H%M%S")  # local time, as vLLM's
         path = (self.folder or Path()) / self._name(result, now)
         record = results.to_json(result, date=now, detailed=self.detailed, metadata=self.metadata)
-        try:
-            path.write_bytes(msgspec.json.format(msgspec.json.encode(record)) + b"\n")
-        except OSError as error:
-            raise SetupError(f"cannot write {path}: {error.strerror or error}.") from None
+        write_json(path, record)
         self.say(f"wrote {path}")
 
     def _name(self, result: Result, now: str) -> str:
@@ -91,7 +91,8 @@ class Output:
         concurrency = "" if setting.max_concurrency is None else f"-concurrency{setting.max_concurrency}"
         model = setting.model.rpartition("/")[2] or "model"
         number = "" if self._num_saved == 1 else f"-{self._num_saved}"
-        return f"{setting.label or setting.backend}-{rate}qps{concurrency}-{model}-{now}{number}.json"
+        label = (setting.label or setting.backend).replace("/", "-")
+        return f"{label}-{rate}qps{concurrency}-{model}-{now}{number}.json"
 
     def finish(self, found: Sequence[Result]) -> int:
         """Write what shows all runs, and return the exit code."""
@@ -99,10 +100,12 @@ class Output:
             typer.echo(f"\n{results.markdown(found)}")
         if self.markdown is not None:
             about = "".join(f"- {name}: {value}\n" for name, value in describe_run(found).items())
-            self.markdown.write_text(f"{results.markdown(found)}\n\n{about}", encoding="utf-8")
+            with write_errors(self.markdown):
+                self.markdown.write_text(f"{results.markdown(found)}\n\n{about}", encoding="utf-8")
             self.say(f"wrote {self.markdown}")
         if self.picture is not None:
-            picture.draw(self.picture, found, describe_run(found))
+            with write_errors(self.picture):
+                picture.draw(self.picture, found, describe_run(found))
             self.say(f"wrote {self.picture}")
         if any(result.interrupted for result in found):
             return INTERRUPTED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -127,8 +127,18 @@ def run_preset(
         found = _preset_runs(preset, url, options, output, label=label or "whimbrel")
     ours = presets.article_figures(found) if name == "article" else presets.figures(next(iter(found.values())))
     machine = gpu_name() or describe_machine()
-    typer.echo("\n" + presets.beside_seed(name, ours, hardware=machine if not servers else "of that server", model=model))
+    about = f"{model}; {_amount(found.values())}"
+    typer.echo("\n" + presets.beside_seed(name, ours, hardware=machine if not servers else "of that server", model=about))
     return output.finish(list(found.values()))
+
+
+def _amount(found: Collection[Result]) -> str:
+    """Return the size of a preset's runs in words."""
+    requests = sum(result.completed for result in found)
+    texts = sum(result.total_input_sequences for result in found)
+    tokens = sum(result.total_input for result in found)
+    early = ", stopped early" if any(result.interrupted for result in found) else ""
+    return f"{requests:,} requests, {texts:,} texts, {tokens:,} tokens{early}"
 
 
 def _for_preset(options: TargetOptions, preset: presets.Preset) -> TargetOptions:

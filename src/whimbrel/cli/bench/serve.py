@@ -27,7 +27,10 @@ from whimbrel.cli.bench.options import (
     Ready,
     Seed,
     TokenizerName,
+    check_dataset,
     check_metrics,
+    check_options,
+    finite,
     make_targets,
     read_extra_body,
     read_pairs,
@@ -38,6 +41,7 @@ from whimbrel.cli.options import flag, need, option
 
 
 def serve(
+    context: typer.Context,
     *,
     urls: Annotated[
         list[str] | None,
@@ -73,13 +77,22 @@ def serve(
         int | None, option("N", "Maximum requests on their way. [default: no limit]", min=1, panel=LOAD_PANEL)
     ] = None,
     num_warmups: Annotated[int, option("N", "Requests before the clock starts.", min=0, panel=LOAD_PANEL)] = 0,
-    timeout: Annotated[float, option("SECONDS", "Time after which a request has failed.", min=0.1, panel=LOAD_PANEL)] = 600.0,
+    timeout: Annotated[
+        float, option("SECONDS", "Time after which a request has failed.", min=0.1, callback=finite, panel=LOAD_PANEL)
+    ] = 600.0,
     client_processes: Annotated[
         int | None, option("N", "Client processes. [default: by the load]", min=1, max=256, panel=LOAD_PANEL)
     ] = None,
     sweep: Annotated[str | None, option("RATES", "Run at each of these rates, e.g. 5,10,20,inf.", panel=LOAD_PANEL)] = None,
     sweep_seconds: Annotated[
-        float, option("SECONDS", "Time of each rate of a sweep, as far as --num-prompts suffices.", min=0.1, panel=LOAD_PANEL)
+        float,
+        option(
+            "SECONDS",
+            "Time of each rate of a sweep, as far as --num-prompts suffices.",
+            min=0.1,
+            callback=finite,
+            panel=LOAD_PANEL,
+        ),
     ] = 30.0,
     percentile_metrics: Annotated[str, option("NAMES", "Metrics with percentiles: e2el.", panel=RESULTS_PANEL)] = "e2el",
     metric_percentiles: Annotated[str, option("LIST", "Percentiles, e.g. 50,95,99.", panel=RESULTS_PANEL)] = "99",
@@ -122,7 +135,9 @@ def serve(
 ) -> None:
     """Load a server and measure latency and throughput."""
     need("httptools")
+    check_options(context, preset)
     check_metrics(percentile_metrics)
+    check_dataset(dataset_name, dataset_path)
     from whimbrel.bench.arrivals import read_rate
     from whimbrel.bench.datasets import DatasetOptions
     from whimbrel.bench.target import Load, TargetOptions
@@ -139,6 +154,7 @@ def serve(
         read_extra_body(extra_body),
         verify_tls=not insecure,
         ready_seconds=ready_seconds,
+        timeout=timeout,
     )
     load = Load(
         read_rate(request_rate),
@@ -146,7 +162,6 @@ def serve(
         max_concurrency,
         num_warmups,
         seed,
-        timeout,
         client_processes,
         read_percentiles(metric_percentiles),
     )

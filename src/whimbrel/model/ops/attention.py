@@ -1,7 +1,8 @@
 """Attention over a ragged batch. The implementation depends on device, dtype and score options.
 
-- CPU, and float32 on any device: SDPA over groups of equal length, in float32. In bfloat16 SDPA is slower on CPUs below AMX.
-- CPU in bfloat16, seqs of 97 to 896 tokens, no mask: two matrix products and a softmax, a sixth to a third faster than SDPA.
+- CPU, neither biases nor caps: our own kernel over the ragged batch, where there is one (`kernels.py`).
+- Else on a CPU, and float32 on any device: SDPA over groups of equal length, in float32, which is faster there than bfloat16.
+- Else on a CPU in bfloat16, seqs of 97 to 896 tokens, no mask: two matrix products and a softmax, faster than SDPA.
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: torch's variable-length flash attention, which supports windows but neither biases nor caps.
 - Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
@@ -18,13 +19,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Final, TypeAlias, cast
+from typing import Any, Final, TypeAlias, cast
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.ops.kept_keys import KeySource
+from whimbrel.model.ops.kernels import kernels
+from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
 
@@ -44,6 +48,8 @@ class AttentionLayout:
     """Index of each row's adapter, on the device, -1 for none; None: no row uses an adapter."""
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict[tuple[object, ...], Tensor])
     """Cache of `_cached_mask` for this batch: layers with equal masks share them."""
+    seqs: list[Int64Array] = field(default_factory=list[Int64Array])
+    """Cache of `_seqs` for this batch."""
     sources: Mapping[int, KeySource] = field(default_factory=dict[int, KeySource])
     """Sources of keys of groups that attend to more than their own rows, or whose keys are kept, by the group's first token.
 
@@ -81,7 +87,57 @@ def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout,
     is_aligned = not scores.causal or layout.num_attended_B is None  # flash attention aligns fewer keys with the last queries
     if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None and is_aligned:
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
+    plain = scores.bias is None and scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
+    if plain and not v_RKH.is_cuda and kernels() is not None:
+        return _attend_own(q_RNH, k_RKH, v_RKH, layout, scores)
     return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
+
+
+def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
+    own = kernels()
+    assert own is not None
+    num_rows, num_heads, width = q_RNH.shape
+    dtype = v_RKH.dtype
+    q_RNH, k_RKH, v_RKH = (
+        x if x.dtype == dtype and x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (q_RNH, k_RKH, v_RKH)
+    )
+    out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
+    out_RNH[layout.num_tokens :] = 0
+    options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window}
+    if not layout.seqs:
+        layout.seqs.append(_seqs(layout.equal_length_groups))
+    seqs_B5 = layout.seqs[0]
+    if not layout.sources:
+        own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs_B5, **options)
+        return out_RNH.view(num_rows, num_heads * width)
+    number = 0
+    for start, count, length, _ in layout.equal_length_groups:
+        seqs = seqs_B5[number : number + count]
+        number += count
+        if (source := layout.sources.get(start)) is None:
+            own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs, **options)
+            continue
+        rows = slice(start, start + count * length)
+        k_BLKH, v_BLKH = source.join(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
+        own.attend(q_RNH, k_BLKH[0], v_BLKH[0], out_RNH, _with_keys(seqs, k_BLKH), **options)
+    return out_RNH.view(num_rows, num_heads * width)
+
+
+def _seqs(groups: Sequence[tuple[int, int, int, int]]) -> Int64Array:
+    """Return the seqs of the groups as `Kernels.attend` takes them."""
+    rows = [
+        (start + i * length, length, start + i * length, keys, 0) for start, count, length, keys in groups for i in range(count)
+    ]
+    return np.array(rows, np.int64).reshape(-1, 5)
+
+
+def _with_keys(seqs_B5: Int64Array, k_BLKH: Tensor) -> Int64Array:
+    """Return the seqs with the keys in `k_BLKH`, which end with their own."""
+    seqs_B5 = seqs_B5.copy()
+    seqs_B5[:, 2] = np.arange(len(seqs_B5)) * (k_BLKH.stride(0) // k_BLKH.stride(1))
+    seqs_B5[:, 3] = k_BLKH.shape[1]
+    seqs_B5[:, 4] = k_BLKH.shape[1] - seqs_B5[:, 1]
+    return seqs_B5
 
 
 def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:

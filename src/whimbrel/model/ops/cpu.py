@@ -45,6 +45,9 @@ _ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {
 
 Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
 
+_ISA_WITHOUT_VNNI: Final = frozenset({"sse41", "avx", "avx2", "avx512_core"})
+"""Values of the variable that hold VNNI back."""
+
 _SMALL_KERNEL_CORES: Final = frozenset({"skylakex", "cooperlake", "sapphirerapids"})
 """Processors, by OpenBLAS's names, with kernels for small products."""
 
@@ -64,13 +67,15 @@ def find_cpu(
     """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
     ranks = [CPU_LEVELS.index(each) for each in (_level_of(capabilities, permit_amx), _highest_level(environ))]
     level = CPU_LEVELS[min(ranks)]
-    bfloat16: Literal["native", "emulated", "none"] = "none"
+    bfloat16: Literal["native", "slow", "none"] = "none"
     if onednn_bfloat16():
-        bfloat16 = "native" if level in ("avx512_bf16", "amx") else "emulated"
+        fast = level == "amx" or (level == "avx512_bf16" and not _halves_bfloat16(capabilities))
+        bfloat16 = "native" if fast else "slow"
     return Cpu(
         name=str(capabilities.get("cpu_name") or capabilities.get("architecture") or "unknown").strip(),
         level=level,
         bfloat16=bfloat16,
+        vnni=_has_vnni(capabilities, environ, level),
         vectors=torch.backends.cpu.get_cpu_capability(),
         switches=tuple(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
     )
@@ -103,6 +108,18 @@ def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -
     if not has("avx512_bf16"):
         return "avx512"
     return "amx" if has("amx_tile", "amx_bf16") and permit_amx() else "avx512_bf16"
+
+
+def _halves_bfloat16(capabilities: Mapping[str, Any]) -> bool:
+    """Return whether AVX-512 multiplies bfloat16 at half the speed of float32, as Intel's cores do since Sapphire Rapids."""
+    return "intel" in str(capabilities.get("cpu_name")).lower() and bool(capabilities.get("avx512_fp16"))
+
+
+def _has_vnni(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
+    limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
+    if level == "other" or limit in _ISA_WITHOUT_VNNI:
+        return False
+    return bool(capabilities.get("avx_vnni" if level == "avx2" else "avx512_vnni"))
 
 
 def _highest_level(environ: Mapping[str, str]) -> CpuLevel:

@@ -1,16 +1,16 @@
-"""Linear layers and norms: prepacked oneDNN with a fused activation on CPUs, PyTorch's linear on GPUs.
+"""Linear layers and norms: our own kernels or prepacked oneDNN on CPUs, PyTorch's linear on GPUs.
 
-Norms are float32: in bfloat16 they are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
-number of rows. Products run in blocks of sizes whose bits agree (`row_blocks.py`), found for each shape, dtype and epilogue
-when the first such layer is loaded. oneDNN makes a primitive per number of rows, so few sizes also keep its cache
-small: each took 0.3 to 1.3 ms and about 0.7 MB on Zen 4.
+Norms are float32: in bfloat16 PyTorch's are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
+number of rows: by construction in our kernels (`kernels.py`). oneDNN's products run in blocks of sizes whose bits agree
+(`row_blocks.py`), found for each shape, dtype and epilogue when the first such layer is loaded. oneDNN makes a primitive per
+number of rows, so few sizes also keep its cache small: each took 0.3 to 1.3 ms and about 0.7 MB on Zen 4.
 
 Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Final
@@ -19,20 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.ops import kernels as own
+from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.prepacked import EPILOGUES, packed_linear, prepacked_supported
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
-from whimbrel.model.ops.trials import FEW_TERMS, begin, cancelling
+from whimbrel.model.ops.trials import FEW_TERMS, Finding, begin, cancelling
 from whimbrel.types.heads import Activation
-
-ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
-    "identity": lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-    "silu": F.silu,
-    "tanh": torch.tanh,
-    "sigmoid": torch.sigmoid,
-}
 
 _COARSE_FROM: Final = 2**22
 """Weights of a product above which COARSE_SIZES are tried."""
@@ -43,27 +36,43 @@ _TRIAL_NUMBERS: Final = 16
 
 
 class Linear:
-    """Linear layer: activation(x @ weight.T + bias) for x (R, in), with weight (out, in) and bias (out) in the dtype of x.
+    """Linear layer: activation(x @ weight.T + bias) for x (R, in), with weight (out, in) and bias (out).
 
+    x may have another dtype than the weight. The result has that of the weight, or with `wide` float32 where that is no slower.
     `low_rank` is added in calls with a LoRA mask. The activation is then never fused, so a row has the same bits in any batch.
+    With `quantization` the layer multiplies float32 until that is done, and then 8-bit integers; CPUs only.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, activation: Activation = "identity", low_rank: LowRank | None = None
+        self,
+        weight: Tensor,
+        bias: Tensor | None,
+        activation: Activation = "identity",
+        low_rank: LowRank | None = None,
+        *,
+        wide: bool = False,
+        quantization: Quantization | None = None,
     ) -> None:
-        prepacked = prepacked_supported(weight.device)
-        fused = activation in EPILOGUES and prepacked and low_rank is None
-        width, inner = weight.shape
-        kind = _Kind(width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
-        self._product = kind.product(weight, bias)
-        self._after = ACTIVATIONS["identity" if fused else activation]
+        self._dtype = weight.dtype
         self._low_rank = low_rank
-        self._width = width
-        self._finding = begin(kind) if weight.device.type == "cpu" else None
-        self._cover = _cached_cover(RowBlocks(()))
+        self._width, inner = weight.shape
+        self._finding: Finding[RowBlocks] | None = None
+        fused = activation if low_rank is None and activation in own.ACTIVATIONS else "identity"
+        self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
+        if self._own is not None:
+            self._out_dtype = torch.float32 if wide else self._dtype
+            fused = activation in own.ACTIVATIONS and low_rank is None
+        else:
+            prepacked = prepacked_supported(weight.device)
+            fused = activation in EPILOGUES and prepacked and low_rank is None
+            kind = _Kind(self._width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
+            self._product = kind.product(weight, bias)
+            self._finding = begin(kind) if weight.device.type == "cpu" else None
+            self._cover = _cached_cover(RowBlocks(()))
+        self._after = ACTIVATIONS["identity" if fused else activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
-        out = self._in_blocks(x_RI)
+        out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self._out_dtype)
         if self._low_rank is not None and lora_mask_RK is not None:
             out += self._low_rank(x_RI, lora_mask_RK)
         return in_blocks(self._after, out)
@@ -81,6 +90,13 @@ class Linear:
         for start, size in blocks:
             out_RO[start : start + size] = self._product(x_RI[start : start + size])
         return out_RO
+
+
+def _own_product(weight: Tensor, bias: Tensor | None, activation: Activation) -> own.PackedLinear | None:
+    kernels, kind = own.kernels(), own.product_kind(weight.dtype)
+    if weight.device.type != "cpu" or kernels is None or kind not in kernels.kinds:
+        return None
+    return own.PackedLinear(kernels, kind, weight, bias, activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,11 +185,31 @@ def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
     return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]
 
 
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
-    return F.layer_norm(x.float(), weight.shape, weight, bias, eps)
+def gate(x_RO: Tensor, activation: Activation) -> Tensor:
+    """Return activation(first half) * second half of each row."""
+    kernels = None if x_RO.is_cuda else own.kernels()
+    if kernels is not None and activation in own.ACTIVATIONS:
+        return kernels.gate(x_RO, activation)
+    gate_RI, up_RI = x_RO.chunk(2, dim=-1)
+    return ACTIVATIONS[activation](gate_RI) * up_RI
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Return x / sqrt(mean(x^2) + eps) * weight over the last dimension, in float32. `weight` may have more dimensions."""
-    x = x.float()  # in bfloat16 the bits of a mean would also depend on the number of rows
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, added: Tensor | None = None) -> Tensor:
+    """Return the layer norm of x + added over the last dimension, in float32."""
+    kernels = None if x.is_cuda else own.kernels()
+    if kernels is not None and own.suits_norm(x, added, weight):
+        return kernels.norm(x, added, weight, bias, eps, centred=True)
+    x = x.float() if added is None else x + added
+    return F.layer_norm(x, weight.shape, weight, bias, eps)
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
+    """Return y / sqrt(mean(y^2) + eps) * weight of y = x + added over the last dimension, in float32.
+
+    `weight` may have more dimensions.
+    """
+    kernels = None if x.is_cuda else own.kernels()
+    if kernels is not None and own.suits_norm(x, added, weight):
+        return kernels.norm(x, added, weight, None, eps, centred=False)
+    x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight

@@ -1,0 +1,211 @@
+// Attention over a ragged batch: softmax(q k^T) v within each seq, without padding.
+//
+// Keys are taken in blocks that begin at multiples of BLOCK_KEYS, with a running maximum and sum (the online softmax of
+// arXiv:2205.14135). A query's result depends on its own keys alone: it has the same bits in any batch, and in any piece of its text.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "product.h"
+
+namespace whimbrel {
+
+constexpr i64 BLOCK_KEYS = 256;
+constexpr i64 BLOCK_QUERIES = 24;
+
+template <class T>
+struct Rows {
+    const T* data;
+    i64 row_stride, head_stride;  // in numbers
+};
+
+struct Scores {
+    float scale;
+    bool causal;
+    i64 window;  // tokens before each token, and unless causal as many after it; negative: all
+};
+
+struct Buffers {
+    std::uint32_t *queries, *keys, *values, *weights;
+    float *scores, *sums;
+};
+
+// Write unit u of row r to out[u * PANEL + r].
+inline void transpose(const std::uint32_t (*rows)[W], i64 num_units, std::uint32_t* out) {
+#ifdef __AVX512F__
+    for (int half = 0; half < NV; half++) {
+        __m512i x[W], y[W];
+        for (int r = 0; r < W; r++) x[r] = _mm512_load_si512(rows[half * W + r]);
+        for (int r = 0; r < W; r += 2) y[r] = _mm512_unpacklo_epi32(x[r], x[r + 1]), y[r + 1] = _mm512_unpackhi_epi32(x[r], x[r + 1]);
+        for (int r = 0; r < W; r += 4)
+            for (int c = 0; c < 2; c++) {
+                x[r + 2 * c] = _mm512_unpacklo_epi64(y[r + c], y[r + 2 + c]);
+                x[r + 2 * c + 1] = _mm512_unpackhi_epi64(y[r + c], y[r + 2 + c]);
+            }
+        for (int r = 0; r < W; r += 8)
+            for (int c = 0; c < 4; c++) {
+                y[r + c] = _mm512_shuffle_i32x4(x[r + c], x[r + 4 + c], 0x88);
+                y[r + 4 + c] = _mm512_shuffle_i32x4(x[r + c], x[r + 4 + c], 0xdd);
+            }
+        for (int c = 0; c < 8; c++) {
+            x[c] = _mm512_shuffle_i32x4(y[c], y[8 + c], 0x88);
+            x[8 + c] = _mm512_shuffle_i32x4(y[c], y[8 + c], 0xdd);
+        }
+        for (int u = 0; u < num_units; u++) _mm512_store_si512(out + u * PANEL + half * W, x[u]);
+    }
+#else
+    for (i64 u = 0; u < num_units; u++)
+        for (int r = 0; r < PANEL; r++) out[u * PANEL + r] = rows[r][u];
+#endif
+}
+
+// Unit u of row `row`, of a panel of rows: the layout in which keys are the columns of a product.
+template <class D, class T>
+void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 units, std::uint32_t* out) {
+    alignas(64) std::uint32_t part[PANEL][W];
+    for (i64 row = 0; row < count; row += PANEL)
+        for (i64 unit = 0; unit < units; unit += W) {
+            const i64 num_units = std::min<i64>(W, units - unit);
+            for (i64 r = 0; r < PANEL; r++) {
+                if (row + r >= count) {
+                    std::memset(part[r], 0, sizeof part[r]);
+                    continue;
+                }
+                const i64 from = unit * D::per_unit, left = width - from;
+                const T* in = rows + (row + r) * stride + from;
+                if constexpr (D::per_unit == 1) {
+                    store(reinterpret_cast<float*>(part[r]), load(in, std::min<i64>(left, W)));
+                } else {
+                    auto* halves = reinterpret_cast<bf16*>(part[r]);
+                    store(halves, load(in, std::min<i64>(left, W)));
+                    store(halves + W, left > W ? load(in + W, std::min<i64>(left - W, W)) : zero());
+                }
+            }
+            std::uint32_t* to = out + row * units + unit * PANEL;
+            transpose(part, num_units, to);
+        }
+}
+
+// Rows become the inner dimension, and columns the columns of panels.
+template <class D, class T>
+void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, std::uint32_t* out) {
+    for (i64 column = 0; column < width; column += PANEL)
+        for (i64 unit = 0; unit < units; unit++, out += PANEL)
+            for (i64 j = 0; j < PANEL; j += W) {
+                const i64 left = std::max<i64>(0, std::min<i64>(W, width - column - j));
+                if constexpr (D::per_unit == 1) {
+                    store(reinterpret_cast<float*>(out) + j, left > 0 ? load(rows + unit * stride + column + j, left) : zero());
+                } else {
+                    const i64 row = 2 * unit;
+                    const Floats even = left > 0 ? load(rows + row * stride + column + j, left) : zero();
+                    const Floats odd = left > 0 && row + 1 < count ? load(rows + (row + 1) * stride + column + j, left) : zero();
+                    store_pairs(out + j, even, odd);
+                }
+            }
+}
+
+template <class D, class T>
+void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, T* out, i64 out_stride) {
+    const i64 units = (width + D::per_unit - 1) / D::per_unit, key_units = (num_keys + D::per_unit - 1) / D::per_unit;
+    const i64 padded = up_to(width, PANEL);
+    for (i64 row = 0; row < num_queries; row += BLOCK_QUERIES) {
+        const i64 count = std::min(BLOCK_QUERIES, num_queries - row), first = before + row;
+        for (i64 r = 0; r < count; r++) {
+            std::uint32_t* to = at.queries + r * units;
+            if constexpr (D::per_unit == 2)
+                if (width % 2) to[units - 1] = 0;
+            for (i64 k = 0; k < width; k += W) {
+                const Floats x = load(q + (row + r) * q_stride + k, width - k);
+                if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(to) + k, x, width - k);
+                else store(reinterpret_cast<bf16*>(to) + k, x, width - k);
+            }
+        }
+        float most[BLOCK_QUERIES], total[BLOCK_QUERIES];
+        std::fill(most, most + count, -std::numeric_limits<float>::infinity());
+        std::fill(total, total + count, 0.0f);
+        const i64 low = scores.window < 0 ? 0 : std::max<i64>(0, first - scores.window);
+        const i64 ahead = scores.causal ? 0 : scores.window;
+        const i64 high = ahead < 0 ? num_keys : std::min(num_keys, first + count + ahead);
+        bool begin = true;
+        for (i64 key = low / BLOCK_KEYS * BLOCK_KEYS; key < high; key += BLOCK_KEYS) {
+            const i64 end = std::min(key + BLOCK_KEYS, high), columns = end - key;
+            const i64 stride = BLOCK_KEYS + 16;
+            for (i64 column = 0; column < columns; column += PANEL)
+                product<D>(count, at.queries, units, at.keys + (key + column) * units, units, at.scores + column, stride, true, columns - column <= W);
+            for (i64 r = 0; r < count; r++) {
+                float* s = at.scores + r * stride;
+                const i64 query = first + r;
+                const i64 from = scores.window < 0 ? 0 : std::max<i64>(0, query - scores.window - key);
+                const i64 to = ahead < 0 ? columns : std::min(columns, query + ahead + 1 - key);
+                if (to <= from) {
+                    std::memset(at.weights + r * stride, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(up_to(columns, PANEL) / D::per_unit));
+                    continue;
+                }
+                for (i64 j = 0; j < from; j += W) store(s + j, all(-std::numeric_limits<float>::infinity()), from - j);
+                Floats top = all(-std::numeric_limits<float>::infinity());
+                for (i64 j = from / W * W; j < to; j += W) top = greatest(top, keep_or(load(s + j), to - j, top));
+                const float previous = most[r], now = std::max(previous, largest(top));
+                most[r] = now;
+                // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
+                const Floats scale = all(scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : -now * scores.scale);
+                Floats sums = zero();
+                for (i64 j = 0; j < up_to(columns, PANEL); j += W) {
+                    const Floats e = j >= to ? zero() : keep(exponential(fma(load(s + j), scale, shift)), to - j);
+                    sums = add(sums, e);
+                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * stride) + j, e);
+                    else store(reinterpret_cast<bf16*>(at.weights + r * stride) + j, e);
+                }
+                if (begin || previous == now) {
+                    total[r] += sum(sums);
+                } else {
+                    const float shrink = previous == -std::numeric_limits<float>::infinity() ? 0.0f : std::exp((previous - now) * scores.scale);
+                    total[r] = total[r] * shrink + sum(sums);
+                    float* v = at.sums + r * padded;
+                    for (i64 k = 0; k < padded; k += W) store(v + k, mul(load(v + k), all(shrink)));
+                }
+            }
+            const i64 block_units = (columns + D::per_unit - 1) / D::per_unit;
+            for (i64 column = 0; column < width; column += PANEL)
+                product<D>(count, at.weights, BLOCK_KEYS + 16, at.values + column * key_units + key / D::per_unit * PANEL, block_units, at.sums + column, padded, begin, width - column <= W);
+            begin = false;
+        }
+        for (i64 r = 0; r < count; r++) {
+            const Floats share = all(1.0f / total[r]);
+            for (i64 k = 0; k < width; k += W)
+                store(out + (row + r) * out_stride + k, mul(load(at.sums + r * padded + k), share), width - k);
+        }
+    }
+}
+
+// Attend in all seqs. Query rows of seq b are query_offsets[b] to query_offsets[b + 1], its key rows begin at key_offsets[b] and are
+// num_keys[b]. Query i of a seq stands at position before[b] + i of its keys. Each key head serves num_heads / num_key_heads query heads.
+template <class D, class T>
+void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seqs, const std::int64_t* seqs, i64 num_heads, i64 num_key_heads, i64 width, const Scores& scores) {
+    i64 longest = 0;
+    for (i64 b = 0; b < num_seqs; b++) longest = std::max(longest, seqs[5 * b + 3]);
+    const i64 units = (width + D::per_unit - 1) / D::per_unit, padded = up_to(width, PANEL), rows = up_to(longest, PANEL);
+    const i64 stride = BLOCK_KEYS + 16;
+    auto* memory = static_cast<std::uint32_t*>(scratch<2>(
+        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * stride + padded) + rows * units + rows * padded + 64 * W)));
+    Buffers at{};
+    at.queries = memory, memory += up_to(BLOCK_QUERIES * units, 16);
+    at.weights = memory, memory += BLOCK_QUERIES * stride;
+    at.scores = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * stride;
+    at.sums = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * padded;
+    at.keys = memory, memory += rows * units;
+    at.values = memory;
+    const i64 shared = num_heads / num_key_heads;
+    for (i64 b = 0; b < num_seqs; b++) {
+        const i64 first = seqs[5 * b], count = seqs[5 * b + 1], key = seqs[5 * b + 2], num_keys = seqs[5 * b + 3], before = seqs[5 * b + 4];
+        if (count == 0) continue;
+        for (i64 h = 0; h < num_key_heads; h++) {
+            pack_rows_as_columns<D>(k.data + key * k.row_stride + h * k.head_stride, k.row_stride, num_keys, width, units, at.keys);
+            pack_rows<D>(v.data + key * v.row_stride + h * v.head_stride, v.row_stride, num_keys, width, (num_keys + D::per_unit - 1) / D::per_unit, at.values);
+            for (i64 n = h * shared; n < (h + 1) * shared; n++)
+                attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
+        }
+    }
+}
+
+}  // namespace whimbrel

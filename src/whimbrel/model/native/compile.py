@@ -1,0 +1,87 @@
+"""Compiles the kernels, one library for each instruction set. hatch_build.py calls it; it imports nothing of Whimbrel.
+
+Only x86-64 on Linux has kernels. Without a C++ compiler nothing is compiled, and the engine uses PyTorch's operators.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).parent
+
+INSTRUCTION_SETS: Final = {
+    "avx2": ("-march=haswell",),
+    "avx2_vnni": ("-march=haswell", "-mavxvnni"),
+    "avx512": ("-march=skylake-avx512",),
+    "avx512_vnni": ("-march=cascadelake",),
+    "avx512_bf16": ("-march=cooperlake",),
+}
+"""Name of each library, and the compiler's flags for it. They are written for GCC 11 and Clang 14 or later."""
+
+_FLAGS: Final = (
+    "-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden",
+    "-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-w",
+)  # fmt: skip
+
+
+def fingerprint() -> int:
+    """Return a number that changes with the sources and flags. A library tells the one it was compiled from."""
+    paths = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
+    return zlib.crc32(b"".join(path.read_bytes() for path in paths) + repr((_FLAGS, INSTRUCTION_SETS)).encode())
+
+
+def library(name: str) -> Path:
+    """Return the path of the library for an instruction set."""
+    return HERE / f"kernels.{name}.so"
+
+
+def compile_kernels() -> str | None:
+    """Compile the libraries that are not of these sources. Return why there are none, or None."""
+    if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
+        return f"there are none for {sys.platform} on {platform.machine()}"
+    command = os.environ.get("CXX") or next((each for each in ("c++", "g++", "clang++") if shutil.which(each)), None)
+    if command is None:
+        return "no C++ compiler was found"
+    stamp = HERE / "kernels.stamp"
+    current = f"{fingerprint()} {command}"
+    if stamp.exists() and stamp.read_text() == current and all(library(name).exists() for name in INSTRUCTION_SETS):
+        return None
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        problems = [problem for problem in threads.map(partial(_compile, command), INSTRUCTION_SETS) if problem]
+    if not problems:
+        stamp.write_text(current)
+    return problems[0] if problems else None
+
+
+def _compile(command: str, name: str) -> str | None:
+    to = library(name)
+    part = to.with_suffix(f".{os.getpid()}")
+    arguments = [
+        *command.split(),
+        *_FLAGS,
+        f"-DSOURCES={fingerprint()}u",
+        *INSTRUCTION_SETS[name],
+        str(HERE / "kernels.cpp"),
+        "-o",
+        str(part),
+    ]
+    try:
+        done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
+    except OSError as error:
+        return f"{command}: {error.strerror}"
+    if done.returncode:
+        part.unlink(missing_ok=True)
+        to.unlink(missing_ok=True)
+        first = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
+        return f"{command} failed for {name}: {first}"
+    part.replace(to)
+    return None

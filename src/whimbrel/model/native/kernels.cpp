@@ -1,0 +1,154 @@
+// The kernels that Python calls (model/ops/native.py), compiled once for each instruction set (hatch_build.py).
+//
+// Each call runs in the calling thread. Those that return a number return 1 if memory ran out, else 0. Pointers are of contiguous rows unless a stride is given; strides count numbers.
+#include <cmath>
+
+#include "attention.h"
+#include "linear.h"
+#include "norm.h"
+
+using namespace whimbrel;
+
+namespace {
+
+template <class D, class In, class Out>
+void linear_of(int activation, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
+    constexpr Finish<D, Out> finishes[] = {finish<D, IDENTITY, Out>, finish<D, GELU, Out>, finish<D, GELU_TANH, Out>, finish<D, RELU, Out>, finish<D, SILU, Out>};
+    linear<D, In, Out>(finishes[activation], x, x_stride, rows, weight, out, out_stride);
+}
+
+template <class D>
+void linear_in(int activation, const void* x, bool narrow_in, i64 x_stride, i64 rows, const Weight& weight, void* out, bool narrow_out, i64 out_stride) {
+    if (narrow_in && narrow_out)
+        linear_of<D>(activation, static_cast<const bf16*>(x), x_stride, rows, weight, static_cast<bf16*>(out), out_stride);
+    else if (narrow_in)
+        linear_of<D>(activation, static_cast<const bf16*>(x), x_stride, rows, weight, static_cast<float*>(out), out_stride);
+    else if (narrow_out)
+        linear_of<D>(activation, static_cast<const float*>(x), x_stride, rows, weight, static_cast<bf16*>(out), out_stride);
+    else
+        linear_of<D>(activation, static_cast<const float*>(x), x_stride, rows, weight, static_cast<float*>(out), out_stride);
+}
+
+bf16 round_to_bf16(float x) {
+    bf16 out[1];
+    store(out, all(x), 1);
+    return out[0];
+}
+
+template <class T>
+void gate_of(int activation, const T* x, i64 rows, i64 width, T* out) {
+    switch (activation) {
+        case GELU: return gate<GELU>(x, rows, width, out);
+        case GELU_TANH: return gate<GELU_TANH>(x, rows, width, out);
+        case RELU: return gate<RELU>(x, rows, width, out);
+        case SILU: return gate<SILU>(x, rows, width, out);
+        default: return gate<IDENTITY>(x, rows, width, out);
+    }
+}
+
+// Run f and return 0, or 1 if memory ran out.
+template <class F>
+int guarded(F f) {
+    try {
+        f();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
+
+}  // namespace
+
+#pragma GCC visibility push(default)
+extern "C" {
+
+// Number that tells the sources and flags it was compiled from.
+unsigned whimbrel_sources() { return SOURCES; }
+
+// Whether this file's instruction set has products of this kind.
+int whimbrel_has(int kind) {
+#ifdef WHIMBREL_INT8
+    if (kind == INT8) return 1;
+#endif
+#ifdef __AVX512BF16__
+    if (kind == BFLOAT16) return 1;
+#endif
+    return kind == FLOAT32;
+}
+
+// Number of columns to which weights are padded.
+i64 whimbrel_panel() { return PANEL; }
+
+// Pack a weight of (columns, inner) float32. `units` holds padded columns * units of 4 bytes; `scales` and `column_sums`, for int8, one
+// number for each padded column.
+void whimbrel_pack(int kind, const float* weight, i64 columns, i64 inner, std::uint32_t* units, float* scales, std::int32_t* column_sums) {
+    const i64 num_units = units_of(inner, kind), per_unit = kind == INT8 ? 4 : kind == BFLOAT16 ? 2 : 1;
+    std::memset(units, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(num_units * PANEL * panels_of(columns)));
+    for (i64 column = 0; column < columns; column++) {
+        const float* in = weight + column * inner;
+        float step = 1.0f;
+        if (kind == INT8) {
+            float most = 0.0f;
+            for (i64 k = 0; k < inner; k++) most = std::max(most, std::fabs(in[k]));
+            step = most > 0.0f ? most / 127.0f : 1.0f;
+            scales[column] = step, column_sums[column] = 0;
+        }
+        std::uint32_t* out = units + column / PANEL * num_units * PANEL + column % PANEL;
+        for (i64 k = 0; k < inner; k++) {
+            std::uint32_t* unit = out + k / per_unit * PANEL;
+            if (kind == INT8) {
+                const auto byte = static_cast<std::int8_t>(std::nearbyint(in[k] / step));
+                reinterpret_cast<std::int8_t*>(unit)[k % 4] = byte, column_sums[column] += byte;
+            } else if (kind == BFLOAT16) {
+                reinterpret_cast<bf16*>(unit)[k % 2] = round_to_bf16(in[k]);
+            } else {
+                std::memcpy(unit, in + k, sizeof(float));
+            }
+        }
+    }
+}
+
+int whimbrel_linear([[maybe_unused]] int kind, int activation, const void* x, int narrow_in, i64 x_stride, i64 rows, const std::uint32_t* units, const float* bias, const float* scales, const std::int32_t* column_sums, const float* factors, i64 inner, i64 columns, void* out, int narrow_out, i64 out_stride) {
+    const Weight weight{units, bias, scales, column_sums, factors, inner, columns};
+    const auto run = [&](auto d) { linear_in<decltype(d)>(activation, x, narrow_in, x_stride, rows, weight, out, narrow_out, out_stride); };
+    return guarded([&] {
+#ifdef WHIMBREL_INT8
+        if (kind == INT8) return run(InInt8{});
+#endif
+#ifdef __AVX512BF16__
+        if (kind == BFLOAT16) return run(InBfloat16{});
+#endif
+        return run(InFloat32{});
+    });
+}
+
+// `seqs` has five numbers for each seq: first query row, number of queries, first key row, number of keys, position of the first query.
+int whimbrel_attend([[maybe_unused]] int kind, int narrow, const void* q, i64 q_row, i64 q_head, const void* k, i64 k_row, i64 k_head, const void* v, i64 v_row, i64 v_head, void* out, i64 out_row, i64 num_seqs, const i64* seqs, i64 num_heads, i64 num_key_heads, i64 width, float scale, int causal, i64 window) {
+    const Scores scores{scale, causal != 0, window};
+    const auto run = [&](auto d, auto t) {
+        using T = decltype(t);
+        attend<decltype(d), T>({static_cast<const T*>(q), q_row, q_head}, {static_cast<const T*>(k), k_row, k_head}, {static_cast<const T*>(v), v_row, v_head}, static_cast<T*>(out), out_row, num_seqs, seqs, num_heads, num_key_heads, width, scores);
+    };
+    return guarded([&] {
+#ifdef __AVX512BF16__
+        if (kind == BFLOAT16) return narrow ? run(InBfloat16{}, bf16{}) : run(InBfloat16{}, float{});
+#endif
+        return narrow ? run(InFloat32{}, bf16{}) : run(InFloat32{}, float{});
+    });
+}
+
+void whimbrel_norm(int centred, const float* x, const void* y, int narrow, const float* weight, const float* bias, double eps, i64 rows, i64 width, float* out) {
+    const auto run = [&](auto t) {
+        const auto* added = static_cast<const decltype(t)*>(y);
+        centred ? norm<true>(x, added, weight, bias, eps, rows, width, out) : norm<false>(x, added, weight, bias, eps, rows, width, out);
+    };
+    narrow ? run(bf16{}) : run(float{});
+}
+
+void whimbrel_gate(int activation, const void* x, int narrow, i64 rows, i64 width, void* out) {
+    if (narrow) gate_of(activation, static_cast<const bf16*>(x), rows, width, static_cast<bf16*>(out));
+    else gate_of(activation, static_cast<const float*>(x), rows, width, static_cast<float*>(out));
+}
+
+}  // extern "C"
+#pragma GCC visibility pop

@@ -1,0 +1,153 @@
+// Linear layers: activation(x @ weight.T + bias), with weights packed once.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "product.h"
+
+namespace whimbrel {
+
+enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4 };
+
+constexpr i64 BLOCK_ROWS = 240;  // rows whose units and sums stay in the L2 cache
+constexpr i64 BLOCK_UNITS = 128;  // units of a panel that stay in the L1 cache
+
+inline i64 units_of(i64 inner, int kind) { const i64 n = kind == INT8 ? 4 : kind == BFLOAT16 ? 2 : 1; return (inner + n - 1) / n; }
+inline i64 panels_of(i64 columns) { return (columns + PANEL - 1) / PANEL; }
+
+inline Floats logistic(Floats x) { return div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x)))); }
+
+template <int activation>
+inline Floats activate(Floats x) {
+    if constexpr (activation == RELU) return greatest(zero(), x);
+    if constexpr (activation == SILU) return mul(x, logistic(x));
+    if constexpr (activation == GELU_TANH) {  // 1 + tanh(z) is twice the logistic function of 2 z
+        const Floats inner = mul(x, fma(mul(x, x), all(2.0f * 0.7978845608f * 0.044715f), all(2.0f * 0.7978845608f)));
+        return mul(x, logistic(inner));
+    }
+    if constexpr (activation == GELU) {  // erf by Abramowitz and Stegun, 7.1.26: at most 1.5e-7 from the true value
+        const Floats z = mul(magnitude(x), all(0.70710678118f));
+        const Floats t = div(all(1.0f), fma(z, all(0.3275911f), all(1.0f)));
+        Floats p = all(1.061405429f);
+        p = fma(p, t, all(-1.453152027f));
+        p = fma(p, t, all(1.421413741f));
+        p = fma(p, t, all(-0.284496736f));
+        p = fma(p, t, all(0.254829592f));
+        const Floats tail = mul(mul(p, t), exponential(sub(zero(), mul(z, z))));
+        const Floats erf = with_sign_of(sub(all(1.0f), tail), x);
+        return mul(mul(all(0.5f), x), add(all(1.0f), erf));
+    }
+    return x;
+}
+
+// A weight of (columns, inner) numbers. All its arrays are padded to whole panels of columns.
+struct Weight {
+    const std::uint32_t* units;
+    const float* bias;  // or null
+    const float* scales;  // int8: of each column
+    const std::int32_t* column_sums;  // int8: of each column
+    const float* factors;  // int8: of each inner number, by which x is multiplied first
+    i64 inner, columns;
+};
+
+template <class D>
+inline Floats read_sums(const typename D::Sum* c, const Weight& weight, i64 column, float row_scale, std::int32_t row_zero) {
+    if constexpr (D::per_unit == 4) {
+        const Ints exact = sub(load_ints(c), mul(all_ints(row_zero), load_ints(weight.column_sums + column)));
+        return mul(from_ints(exact), mul(all(row_scale), load(weight.scales + column)));
+    } else {
+        return load(reinterpret_cast<const float*>(c));
+    }
+}
+
+template <class D, int activation, class Out>
+inline void finish(const typename D::Sum* sums, i64 rows, const Weight& weight, i64 column, const float* row_scales, const std::int32_t* row_zeros, Out* out, i64 out_stride) {
+    const i64 width = weight.columns - column < PANEL ? weight.columns - column : PANEL;
+    for (i64 r = 0; r < rows; r++) {
+        const float scale = D::per_unit == 4 ? row_scales[r] : 0.0f;
+        const std::int32_t zero_point = D::per_unit == 4 ? row_zeros[r] : 0;
+        for (int j = 0; j < NV; j++) {
+            const i64 left = width - j * W;
+            if (left <= 0) break;
+            Floats x = read_sums<D>(sums + r * PANEL + j * W, weight, column + j * W, scale, zero_point);
+            if (weight.bias != nullptr) x = add(x, load(weight.bias + column + j * W));
+            x = activate<activation>(x);
+            if (left >= W) store(out + r * out_stride + j * W, x);
+            else store(out + r * out_stride + j * W, x, left);
+        }
+    }
+}
+
+// Write a row as units of float32, bfloat16 or int8. The rest of its last unit is 0.
+inline void write_units(InFloat32, const float* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
+    std::memcpy(units, x, sizeof(float) * static_cast<std::size_t>(weight.inner));
+}
+inline void write_units(InFloat32, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
+    const i64 n = weight.inner;
+    for (i64 k = 0; k < n; k += W) store(reinterpret_cast<float*>(units) + k, load(x + k, n - k), n - k);
+}
+#ifdef __AVX512BF16__
+inline void write_units(InBfloat16, const float* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
+    const i64 n = weight.inner;
+    if (n % 2) units[n / 2] = 0;
+    for (i64 k = 0; k < n; k += W) store(reinterpret_cast<bf16*>(units) + k, load(x + k, n - k), n - k);
+}
+inline void write_units(InBfloat16, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
+    if (weight.inner % 2) units[weight.inner / 2] = 0;
+    std::memcpy(units, x, sizeof(bf16) * static_cast<std::size_t>(weight.inner));
+}
+#endif
+#ifdef WHIMBREL_INT8
+// x * factor = scale * (byte - zero point). The row's own scale and zero point make its least number 0 and its largest 255.
+template <class In>
+inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
+    const i64 n = weight.inner;
+    const auto scaled = [&](i64 k) { return mul(load(x + k, n - k), load(weight.factors + k, n - k)); };
+    Floats low = zero(), high = zero(), total = zero();
+    for (i64 k = 0; k < n; k += W) {
+        const Floats v = scaled(k);
+        low = least(low, v), high = greatest(high, v);
+        total = add(total, mul(v, zero()));  // NaN if a number is no finite one
+    }
+    const float least_x = smallest(low), most_x = largest(high), spoiled = sum(total);
+    const float step = most_x > least_x ? (most_x - least_x) / 255.0f : 1.0f;
+    const float first_byte = std::nearbyint(-least_x / step);
+    *scale = step + spoiled;
+    *zero_point = static_cast<std::int32_t>(first_byte);
+    units[units_of(n, INT8) - 1] = 0;
+    const Floats inverse = all(1.0f / step), offset = all(first_byte);
+    for (i64 k = 0; k < n; k += W) {
+        const Floats byte = greatest(zero(), least(all(255.0f), add(mul(scaled(k), inverse), offset)));
+        store_bytes(reinterpret_cast<std::uint8_t*>(units) + k, to_ints(byte), n - k);
+    }
+}
+#endif
+
+// Function that turns sums into results: `finish` for an activation.
+template <class D, class Out>
+using Finish = void (*)(const typename D::Sum*, i64, const Weight&, i64, const float*, const std::int32_t*, Out*, i64);
+
+template <class D, class In, class Out>
+void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
+    const i64 units = (weight.inner + D::per_unit - 1) / D::per_unit;
+    const i64 stride = up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
+    const i64 block = std::min(rows, BLOCK_ROWS);
+    auto* a = static_cast<std::uint32_t*>(scratch<0>(sizeof(std::uint32_t) * static_cast<std::size_t>(stride * block)));
+    auto* sums = static_cast<typename D::Sum*>(scratch<1>(sizeof(typename D::Sum) * PANEL * BLOCK_ROWS));
+    float row_scales[BLOCK_ROWS];
+    std::int32_t row_zeros[BLOCK_ROWS];
+    for (i64 start = 0; start < rows; start += block) {
+        const i64 count = std::min(block, rows - start);
+        for (i64 r = 0; r < count; r++) write_units(D{}, x + (start + r) * x_stride, weight, a + r * stride, row_scales + r, row_zeros + r);
+        for (i64 column = 0; column < weight.columns; column += PANEL) {
+            const std::uint32_t* panel = weight.units + column / PANEL * units * PANEL;
+            for (i64 k = 0; k < units; k += BLOCK_UNITS)
+                product<D>(count, a + k, stride, panel + k * PANEL, std::min(BLOCK_UNITS, units - k), sums, PANEL, k == 0);
+            finish(sums, count, weight, column, row_scales, row_zeros, out + start * out_stride + column, out_stride);
+        }
+    }
+}
+
+}  // namespace whimbrel

@@ -1,0 +1,130 @@
+// Products of a block of rows and a panel of columns, from which linear layers and attention are built.
+//
+// A panel has 2 W columns. Along the inner dimension numbers lie in units of 4 bytes: a float32, two bfloat16 or four int8. A unit of
+// each row is multiplied with the units of all columns of the panel, in order of the inner dimension. So a number of the result has the
+// same bits in every number of rows and in every block.
+#pragma once
+
+#include "simd.h"
+
+namespace whimbrel {
+
+constexpr int NV = 2;
+constexpr int PANEL = NV * W;
+#ifdef __AVX512F__
+constexpr int MAX_ROWS = 12;
+#else
+constexpr int MAX_ROWS = 6;
+#endif
+
+struct InFloat32 {
+    using Sum = float;
+    using Vector = Floats;
+    static constexpr int per_unit = 1;
+    static Vector none() { return zero(); }
+    static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
+        float x;
+        std::memcpy(&x, row, 4);
+        return fma(all(x), columns, sum);
+    }
+    static Vector load_columns(const std::uint32_t* p) { return load(reinterpret_cast<const float*>(p)); }
+    static Vector load_sums(const float* p) { return load(p); }
+    static Vector plus(Vector a, Vector b) { return add(a, b); }
+    static void store_sums(float* p, Vector x) { store(p, x); }
+};
+
+#ifdef __AVX512BF16__
+struct InBfloat16 {
+    using Sum = float;
+    using Vector = Floats;
+    static constexpr int per_unit = 2;
+    static Vector none() { return zero(); }
+    static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
+        const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
+        asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));  // GCC 12 spills with the intrinsic
+        return sum;
+    }
+    static Vector load_columns(const std::uint32_t* p) { return load(reinterpret_cast<const float*>(p)); }
+    static Vector load_sums(const float* p) { return load(p); }
+    static Vector plus(Vector a, Vector b) { return add(a, b); }
+    static void store_sums(float* p, Vector x) { store(p, x); }
+};
+#endif
+
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
+#define WHIMBREL_INT8
+struct InInt8 {
+    using Sum = std::int32_t;
+    using Vector = Ints;
+    static constexpr int per_unit = 4;
+    static Vector none() { return all_ints(0); }
+    static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
+#ifdef __AVX512VNNI__
+        const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
+        asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));
+        return sum;
+#else
+        return _mm256_dpbusd_avx_epi32(sum, _mm256_set1_epi32(static_cast<int>(*row)), columns);
+#endif
+    }
+    static Vector load_columns(const std::uint32_t* p) { return load_ints(reinterpret_cast<const std::int32_t*>(p)); }
+    static Vector load_sums(const std::int32_t* p) { return load_ints(p); }
+    static Vector plus(Vector a, Vector b) { return add(a, b); }
+#ifdef __AVX512F__
+    static void store_sums(std::int32_t* p, Vector x) { _mm512_storeu_si512(p, x); }
+#else
+    static void store_sums(std::int32_t* p, Vector x) { _mm256_storeu_si256((__m256i*)p, x); }
+#endif
+};
+#endif
+
+template <class D, int ROWS, int VECTORS>
+inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin) {
+    typename D::Vector sums[ROWS][VECTORS];
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < VECTORS; j++) sums[i][j] = D::none();
+    for (i64 k = 0; k < units; k++) {
+        typename D::Vector columns[VECTORS];
+#pragma GCC unroll 2
+        for (int j = 0; j < VECTORS; j++) columns[j] = D::load_columns(panel + k * PANEL + j * W);
+#pragma GCC unroll 12
+        for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+            for (int j = 0; j < VECTORS; j++) sums[i][j] = D::dot(sums[i][j], a + i * a_stride + k, columns[j]);
+    }
+#pragma GCC unroll 12
+    for (int i = 0; i < ROWS; i++)
+#pragma GCC unroll 2
+        for (int j = 0; j < VECTORS; j++) {
+            auto* to = c + i * c_stride + j * W;
+            D::store_sums(to, begin ? sums[i][j] : D::plus(D::load_sums(to), sums[i][j]));  // a sum per block: less is lost
+        }
+}
+
+template <class D, int VECTORS, int ROWS = MAX_ROWS>
+inline void tile_of(int rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin) {
+    if constexpr (ROWS > 0) {
+        if (rows == ROWS)
+            tile<D, ROWS, VECTORS>(a, a_stride, panel, units, c, c_stride, begin);
+        else
+            tile_of<D, VECTORS, ROWS - 1>(rows, a, a_stride, panel, units, c, c_stride, begin);
+    }
+}
+
+// c = a x panel, or c += a x panel unless `begin`. Rows are shared evenly among tiles, as small tiles are slow.
+template <class D>
+__attribute__((noinline)) void product(i64 rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool half = false) {
+    const i64 tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    for (i64 t = 0, row = 0; t < tiles; t++) {
+        const int count = static_cast<int>((rows - row + tiles - t - 1) / (tiles - t));
+        if (half)
+            tile_of<D, 1>(count, a + row * a_stride, a_stride, panel, units, c + row * c_stride, c_stride, begin);
+        else
+            tile_of<D, 2>(count, a + row * a_stride, a_stride, panel, units, c + row * c_stride, c_stride, begin);
+        row += count;
+    }
+}
+
+}  // namespace whimbrel

@@ -1,0 +1,233 @@
+"""Our own kernels for CPUs, in C++ (`model/native`): products with packed weights, ragged attention, norms, gates.
+
+They are a library for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
+threads run. A row or a seq has the same bits in any batch. `kernels()` is None where there are none: another processor, no
+compiler at the build, or WHIMBREL_KERNELS=off. Callers then use PyTorch's operators.
+
+Shapes: R rows, I input and O output columns, N query heads, K key heads, H head width, B seqs, D model width.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor
+
+from whimbrel.model.native.compile import fingerprint, library
+from whimbrel.model.ops.cpu import cpu
+from whimbrel.types.arrays import Int64Array
+from whimbrel.types.hardware import Cpu
+from whimbrel.types.heads import Activation
+
+Kind: TypeAlias = Literal["float32", "bfloat16", "int8"]
+"""Numbers that a product multiplies. Sums are float32, of int8 exact."""
+
+ACTIVATIONS: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
+"""Activations that products and gates apply."""
+
+_KINDS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
+_PER_UNIT: Final[Mapping[Kind, int]] = {"float32": 1, "bfloat16": 2, "int8": 4}
+_INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
+_SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
+    "has": (_INT, (_INT,)),
+    "panel": (_LONG, ()),
+    "pack": (None, (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER)),
+    "linear": (
+        _INT,
+        (_INT, _INT, _POINTER, _INT, _LONG, _LONG, *[_POINTER] * 5, _LONG, _LONG, _POINTER, _INT, _LONG),
+    ),
+    "attend": (
+        _INT,
+        (
+            _INT, _INT, *[_POINTER, _LONG, _LONG] * 3, _POINTER, _LONG,
+            _LONG, _POINTER, _LONG, _LONG, _LONG, ctypes.c_float, _INT, _LONG,
+        ),
+    ),
+    "norm": (None, (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER)),
+    "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),
+}  # fmt: skip
+_NARROW: Final = torch.bfloat16
+
+
+class Kernels:
+    """The kernels of one instruction set."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        lib = ctypes.CDLL(str(library(name)))
+        functions = {key: getattr(lib, f"whimbrel_{key}") for key in _SIGNATURES}
+        for key, (result, arguments) in _SIGNATURES.items():
+            functions[key].restype, functions[key].argtypes = result, arguments
+        self.kinds: frozenset[Kind] = frozenset(kind for kind, number in _KINDS.items() if functions["has"](number))
+        self.panel: int = functions["panel"]()
+        self.pack, self.linear = functions["pack"], functions["linear"]
+        self._attend, self._norm, self._gate = functions["attend"], functions["norm"], functions["gate"]
+
+    def attend(
+        self,
+        q_RNH: Tensor,
+        k_RKH: Tensor,
+        v_RKH: Tensor,
+        out_RNH: Tensor,
+        seqs_B5: Int64Array,
+        *,
+        scale: float,
+        causal: bool,
+        window: int | None,
+    ) -> None:
+        """Write softmax(q k^T scale) v of each seq to `out_RNH`. All have one dtype, float32 or bfloat16, and contiguous heads.
+
+        `seqs_B5` has of each seq: first query row, number of queries, first key row, number of keys, position of the first
+        query among the keys. Raises MemoryError.
+        """
+        strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
+        narrow = v_RKH.dtype == _NARROW
+        failed = self._attend(
+            _KINDS["bfloat16" if narrow and fast_bfloat16(cpu()) and "bfloat16" in self.kinds else "float32"], narrow, *strides,
+            out_RNH.data_ptr(), out_RNH.stride(0), len(seqs_B5), seqs_B5.ctypes.data,
+            q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("attention needs more memory than there is")
+
+    def norm(
+        self, x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, centred: bool
+    ) -> Tensor:
+        """Return the layer norm of x + added, or its RMS norm unless `centred`; x and the result are float32."""
+        rows, width = x_RD.shape
+        out_RD = torch.empty_like(x_RD)
+        self._norm(
+            centred, x_RD.data_ptr(),
+            None if added_RD is None else added_RD.data_ptr(), added_RD is not None and added_RD.dtype == _NARROW,
+            weight_D.data_ptr(), None if bias_D is None else bias_D.data_ptr(), eps, rows, width, out_RD.data_ptr(),
+        )  # fmt: skip
+        return out_RD
+
+    def gate(self, x_RO: Tensor, activation: Activation) -> Tensor:
+        """Return activation(first half) * second half of each row."""
+        rows, width = x_RO.shape[0], x_RO.shape[1] // 2
+        out_RO = x_RO.new_empty(rows, width)
+        self._gate(ACTIVATIONS[activation], x_RO.data_ptr(), x_RO.dtype == _NARROW, rows, width, out_RO.data_ptr())
+        return out_RO
+
+
+class PackedLinear:
+    """activation(x @ weight.T + bias) for any number of rows. x is float32 or bfloat16, whatever the product multiplies.
+
+    int8: weights are rounded to 1/127 of the largest of their column, and a row of x to 1/255 of its range. `smooth_I` is
+    multiplied with the weight's rows, and x divided by it, before both are rounded.
+    """
+
+    def __init__(
+        self,
+        kernels: Kernels,
+        kind: Kind,
+        weight_OI: Tensor,
+        bias_O: Tensor | None,
+        activation: Activation,
+        *,
+        smooth_I: Tensor | None = None,
+    ) -> None:
+        self._linear = kernels.linear
+        self._kind, self._activation = _KINDS[kind], ACTIVATIONS[activation]
+        self._columns, self._inner = weight_OI.shape
+        padded = -(-self._columns // kernels.panel) * kernels.panel
+        units = -(-self._inner // _PER_UNIT[kind])
+        quantized = kind == "int8"
+        self._units = torch.empty(padded * units, dtype=torch.int32)
+        self._scales = torch.zeros(padded) if quantized else None
+        self._column_sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
+        self._bias = None if bias_O is None else torch.nn.functional.pad(bias_O.float(), (0, padded - self._columns))
+        weight_OI = weight_OI.float().contiguous()
+        self._factors = None
+        if quantized:
+            self._factors = torch.ones(self._inner) if smooth_I is None else 1 / smooth_I
+            weight_OI = weight_OI if smooth_I is None else weight_OI * smooth_I
+        kernels.pack(
+            self._kind, weight_OI.data_ptr(), self._columns, self._inner,
+            self._units.data_ptr(), _address(self._scales), _address(self._column_sums),
+        )  # fmt: skip
+        parts = (self._units, self._bias, self._scales, self._column_sums, self._factors)
+        self._weight = [_address(part) for part in parts]
+
+    def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the result in `dtype`, float32 or bfloat16. Raises MemoryError."""
+        if x_RI.stride(-1) != 1:
+            x_RI = x_RI.contiguous()
+        rows = x_RI.shape[0]
+        out_RO = torch.empty(rows, self._columns, dtype=dtype)
+        failed = self._linear(
+            self._kind, self._activation, x_RI.data_ptr(), x_RI.dtype == _NARROW, x_RI.stride(0), rows, *self._weight,
+            self._inner, self._columns, out_RO.data_ptr(), dtype == _NARROW, self._columns,
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("a product needs more memory than there is")
+        return out_RO
+
+
+@cache
+def kernels() -> Kernels | None:
+    """Return the kernels for this processor, or None if there are none."""
+    if os.environ.get("WHIMBREL_KERNELS", "").lower() == "off":
+        return None
+    name = instruction_set(cpu())
+    if name is None or not library(name).exists():
+        return None
+    if not _is_current(name):
+        logging.getLogger("whimbrel").warning(
+            "The kernels were compiled from other sources, and PyTorch's are used. Build Whimbrel anew: pip install -e ."
+        )
+        return None
+    return Kernels(name)
+
+
+def _is_current(name: str) -> bool:
+    sources = getattr(ctypes.CDLL(str(library(name))), "whimbrel_sources", None)
+    if sources is None:
+        return False
+    sources.restype = ctypes.c_uint
+    return sources() == fingerprint()
+
+
+def instruction_set(found: Cpu) -> str | None:
+    """Return the name of the most capable instruction set of a processor that has kernels."""
+    if found.level in ("avx512_bf16", "amx"):
+        return "avx512_bf16"
+    if found.level in ("avx2", "avx512"):
+        return f"{found.level}_vnni" if found.vnni else found.level
+    return None
+
+
+def fast_bfloat16(found: Cpu) -> bool:
+    """Return whether products in bfloat16 are faster than in float32 without AMX."""
+    return found.bfloat16 == "native" and found.level == "avx512_bf16"
+
+
+def product_kind(dtype: torch.dtype) -> Kind | None:
+    """Return the kind of product for weights of this dtype; None: PyTorch's is better.
+
+    With AMX, oneDNN multiplies bfloat16 six times as fast. Where bfloat16 is slower than float32, weights of bfloat16 are
+    multiplied as float32.
+    """
+    found = cpu()
+    if dtype == torch.float32:
+        return "float32"
+    if dtype != torch.bfloat16 or (found.level == "amx" and found.bfloat16 == "native"):
+        return None
+    return "bfloat16" if fast_bfloat16(found) else "float32"
+
+
+def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
+    """Return whether `Kernels.norm` takes these tensors."""
+    of_rows = x_RD.dtype == torch.float32 and x_RD.dim() == 2 and weight_D.dim() == 1 and x_RD.is_contiguous()
+    return of_rows and (added_RD is None or (added_RD.is_contiguous() and added_RD.shape == x_RD.shape))
+
+
+def _address(tensor: Tensor | None) -> int | None:
+    return None if tensor is None else tensor.data_ptr()

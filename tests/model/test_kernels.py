@@ -1,0 +1,288 @@
+"""Our kernels for CPUs against PyTorch's operators: every instruction set that this machine has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from test_ops import SCORES, make_layout
+from torch import Tensor
+
+from whimbrel.model.native import compile as native
+from whimbrel.model.ops import attention, kernels
+from whimbrel.model.ops.activations import ACTIVATIONS
+from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
+from whimbrel.model.ops.kernels import Kernels, PackedLinear
+from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
+from whimbrel.model.ops.quantization import Int8Linear, Quantization
+from whimbrel.types.hardware import Cpu
+
+promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."
+
+_LEVELS = {"avx2": "avx2", "avx2_vnni": "avx2", "avx512": "avx512", "avx512_vnni": "avx512", "avx512_bf16": "avx512_bf16"}
+_NEEDS = {"avx2_vnni": "avx_vnni", "avx512_vnni": "avx512_vnni"}
+
+
+def _runnable() -> list[str]:
+    order = ("other", "avx2", "avx512", "avx512_bf16", "amx")
+    has = torch.cpu.get_capabilities()
+    return [
+        name
+        for name, level in _LEVELS.items()
+        if order.index(level) <= order.index(cpu().level)
+        and has.get(_NEEDS.get(name, "avx2"))
+        and native.library(name).exists()
+    ]
+
+
+SETS = _runnable()
+pytestmark = pytest.mark.skipif(
+    kernels.kernels() is None, reason="there are no kernels here: another processor, or no compiler"
+)
+
+
+@pytest.fixture(params=SETS or ["none"])
+def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    found = Kernels(request.param)
+    for module in (kernels, attention):
+        monkeypatch.setattr(module, "kernels", lambda: found)
+    return found
+
+
+def _kinds(own: Kernels) -> Iterator[tuple[kernels.Kind, float]]:
+    yield from (
+        (kind, tolerance) for kind, tolerance in (("float32", 2e-6), ("bfloat16", 8e-3), ("int8", 2e-2)) if kind in own.kinds
+    )
+
+
+def _near(found: Tensor, expected: Tensor, tolerance: float) -> bool:
+    return bool((found.float() - expected.float()).abs().max() <= tolerance * expected.float().abs().max())
+
+
+@pytest.mark.parametrize(
+    ("rows", "inner", "columns"), [(1, 384, 384), (13, 96, 200), (300, 64, 33), (7, 7, 3), (25, 401, 31), (0, 8, 8)]
+)
+def test_linear(own: Kernels, rows: int, inner: int, columns: int) -> None:
+    torch.manual_seed(0)
+    x, weight, bias = torch.randn(rows, 2 * inner)[:, :inner], torch.randn(columns, inner) / inner**0.5, torch.randn(columns)
+    for kind, tolerance in _kinds(own):
+        for activation in kernels.ACTIVATIONS:
+            for each in (bias, None):
+                expected = ACTIVATIONS[activation](F.linear(x, weight, each))
+                for dtype in (torch.float32, torch.bfloat16):
+                    found = PackedLinear(own, kind, weight, each, activation)(x.to(dtype), dtype)
+                    assert found.dtype == dtype
+                    assert found.shape == expected.shape
+                    if rows:
+                        assert _near(found, expected, tolerance if dtype == torch.float32 else max(tolerance, 1e-2)), (
+                            kind,
+                            activation,
+                        )
+
+
+def test_a_row_has_the_same_bits_in_any_number_of_rows(own: Kernels) -> None:
+    torch.manual_seed(1)
+    x, weight, bias = torch.randn(500, 200), torch.randn(130, 200), torch.randn(130)
+    for kind, _ in _kinds(own):
+        linear = PackedLinear(own, kind, weight, bias, "gelu")
+        whole = linear(x, torch.float32)
+        for first, last in ((0, 1), (3, 16), (100, 341), (239, 242), (499, 500)):
+            assert torch.equal(linear(x[first:last], torch.float32), whole[first:last])
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_spoils_its_row_alone(own: Kernels, bad: float) -> None:
+    x, weight = torch.randn(9, 40), torch.rand(20, 40) + 0.1
+    x[4, 7] = bad
+    for kind, _ in _kinds(own):
+        for activation in ("identity", "gelu", "silu"):
+            out = PackedLinear(own, kind, weight, None, activation)(x, torch.float32)
+            assert not (out[4].isfinite() & (out[4] != 0)).any() or kind != "int8"
+            assert out[[0, 1, 2, 3, 5, 6, 7, 8]].isfinite().all()
+            if bad != bad or kind == "int8":
+                assert out[4].isnan().all()
+    relu = PackedLinear(own, "float32", weight, None, "relu")(x, torch.float32)
+    assert bad != bad or torch.equal(relu.isfinite(), F.relu(F.linear(x, weight)).isfinite())
+    assert bad == bad or relu[4].isnan().all()
+
+
+def test_int8_has_the_bits_of_pytorchs_integers(own: Kernels) -> None:
+    """The way without our kernels rounds as they do, and sums of integers are exact."""
+    if "int8" not in own.kinds:
+        pytest.skip("this instruction set has no fast int8")
+    torch.manual_seed(2)
+    for rows, inner, columns in ((1, 384, 96), (40, 50, 70), (5, 7, 3)):
+        x, weight, bias = torch.randn(rows, inner) * 3, torch.randn(columns, inner), torch.randn(columns)
+        smooth = torch.rand(inner) + 0.5
+        found = PackedLinear(own, "int8", weight, bias, "identity", smooth_I=smooth)(x, torch.float32)
+        assert torch.equal(found, Int8Linear(weight, bias, "identity", smooth)(x, torch.float32))
+    zeros = PackedLinear(own, "int8", torch.zeros(3, 8), None, "identity")(torch.zeros(2, 8), torch.float32)
+    assert torch.equal(zeros, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("what", ["all", "causal", "window", "causal window"])
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 32), (4, 2, 64), (3, 1, 20), (2, 2, 136)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention(own: Kernels, dtype: torch.dtype, heads: int, key_heads: int, width: int, what: str) -> None:
+    lengths = [1, 5, 5, 17, 40, 33, 31, 2]
+    layout = make_layout(lengths)
+    torch.manual_seed(3)
+    q, k, v = (
+        torch.randn(layout.num_tokens + 9, heads + 2 * key_heads, width).to(dtype).split((heads, key_heads, key_heads), dim=1)
+    )
+    scores = ScoreOptions(width**-0.5, **SCORES[what])
+    out = attend(q, k, v, layout, scores)
+    assert _near(out, attend_reference(q, k, v, layout, scores), 2e-6 if dtype == torch.float32 else 1e-2)
+    assert not out[layout.num_tokens :].any()
+
+
+@pytest.mark.parametrize("what", ["all", "causal", "causal window"])
+def test_long_seqs_and_their_pieces(own: Kernels, what: str) -> None:
+    """Seqs of several blocks of keys; alone, in a batch, and in pieces after kept keys, with the same bits."""
+    lengths, width = [600, 257, 256, 255], 32
+    layout = make_layout(lengths)
+    torch.manual_seed(4)
+    q, k, v = torch.randn(layout.num_tokens, 8, width).split((4, 2, 2), dim=1)
+    options: dict[str, Any] = {"causal": "causal" in what, "window": 300 if "window" in what else None}
+    scores = ScoreOptions(0.2, **options)
+    whole = attend(q, k, v, layout, scores)
+    hidden = torch.ones(600, 600, dtype=torch.bool)
+    if scores.causal:
+        hidden = hidden.tril()
+    if scores.window is not None:
+        hidden = hidden.triu(-300)
+    expected = F.scaled_dot_product_attention(
+        *(x[:600].transpose(0, 1).double() for x in (q, k, v)), attn_mask=hidden, scale=0.2, enable_gqa=True
+    )
+    assert _near(whole[:600], expected.transpose(0, 1).flatten(1), 2e-6)
+    alone = attend(q[600:857], k[600:857], v[600:857], make_layout([257]), scores)
+    assert torch.equal(alone, whole[600:857])
+    if not scores.causal:
+        return
+    bounds = [(0, 7), (7, 263), (263, 264), (264, 600)]
+    parts = []
+    for (first, last), source in zip(bounds, pieces(bounds), strict=True):
+        piece = replace(make_layout([last - first]), sources={0: source})
+        parts.append(attend(q[first:last], k[first:last], v[first:last], piece, scores))
+    assert torch.equal(torch.cat(parts), whole[:600])
+
+
+def test_seqs_after_a_prefix(own: Kernels) -> None:
+    """A prefix is computed once, and two seqs attend to it and to themselves, with the bits of whole seqs."""
+    torch.manual_seed(5)
+    q, k, v = torch.randn(30, 6, 16).split((2, 2, 2), dim=1)  # prefix of 10, then two seqs of 10
+    scores, kept = ScoreOptions(0.3, causal=True), KeptKeys()
+    layout = make_layout([10, 10, 10])
+    layout = replace(
+        layout,
+        equal_length_groups=[(0, 1, 10, 10), (10, 2, 10, 10)],
+        sources={0: keeping([kept]), 10: after_prefixes([kept, kept], 10)},
+    )
+    out = attend(q, k, v, layout, scores)
+    for start in (10, 20):
+        rows = torch.cat([torch.arange(10), torch.arange(start, start + 10)])
+        assert torch.equal(attend(q[rows], k[rows], v[rows], make_layout([20]), scores)[10:], out[start : start + 10])
+
+
+def test_nan_in_one_seq_stays_there(own: Kernels) -> None:
+    layout = make_layout([20, 20])
+    q, k, v = torch.randn(40, 6, 16).split((2, 2, 2), dim=1)
+    k[25, 0, 3] = torch.nan
+    out = attend(q, k, v, layout, ScoreOptions(0.3))
+    assert out[:20].isfinite().all()
+    assert out[20:, :16].isnan().all()
+
+
+@pytest.mark.parametrize("width", [1, 7, 16, 384, 385])
+def test_norms_and_gates(own: Kernels, width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.manual_seed(6)
+    x, weight, bias = torch.randn(11, width) * 3 + 1, torch.randn(width), torch.randn(width)
+    for added in (None, torch.randn(11, width), torch.randn(11, width).bfloat16()):
+        total = x if added is None else x + added
+        for each in (bias, None):
+            assert torch.allclose(
+                layer_norm(x, weight, each, 1e-5, added),
+                F.layer_norm(total, (width,), weight, each, 1e-5),
+                atol=2e-5,
+                rtol=1e-5,
+            )
+        expected = F.rms_norm(total, (width,), weight, 1e-6)
+        assert torch.allclose(rms_norm(x, weight, 1e-6, added), expected, atol=1e-5, rtol=1e-5)
+    both = torch.randn(11, 2 * width)
+    for activation in kernels.ACTIVATIONS:
+        expected = ACTIVATIONS[activation](both[:, :width]) * both[:, width:]
+        assert torch.allclose(gate(both, activation), expected, atol=2e-6)
+    spoiled = torch.full((1, width), torch.nan)
+    assert layer_norm(spoiled, weight, bias, 1e-5).isnan().all()
+    assert rms_norm(spoiled, weight, 1e-5).isnan().all()
+
+
+def test_quantization_needs_texts_and_survives_without(own: Kernels) -> None:
+    """Inputs with outliers: smoothing keeps the others' precision. A layer that no text ran is rounded without it."""
+    if "int8" not in own.kinds:
+        pytest.skip("this instruction set has no fast int8")
+    torch.manual_seed(7)
+    weight, x = torch.randn(48, 64), torch.randn(200, 64)
+    x[:, 5] *= 60
+    weight[:, 5] /= 60
+    errors: list[float] = []
+    for rows in (x[:100], x[:0]):
+        quantization = Quantization()
+        linear = Linear(weight, None, quantization=quantization)
+        exact = F.linear(x[100:], weight)
+        assert _near(linear(rows), F.linear(rows, weight), 1e-6) if len(rows) else True
+        quantization.finish()
+        errors.append((linear(x[100:]) - exact).abs().mean().item())
+    assert errors[0] < errors[1] / 3
+
+
+def test_the_instruction_set_follows_from_the_processor() -> None:
+    sets = {
+        ("other", False): None, ("avx2", False): "avx2", ("avx2", True): "avx2_vnni", ("avx512", False): "avx512",
+        ("avx512", True): "avx512_vnni", ("avx512_bf16", True): "avx512_bf16", ("amx", True): "avx512_bf16",
+    }  # fmt: skip
+    for (level, vnni), name in sets.items():
+        assert kernels.instruction_set(Cpu("any", level, vnni=vnni)) == name  # pyright: ignore[reportArgumentType]
+    assert kernels.fast_bfloat16(Cpu("EPYC", "avx512_bf16", "native"))
+    assert not kernels.fast_bfloat16(Cpu("Xeon", "avx512_bf16", "slow"))
+    assert not kernels.fast_bfloat16(Cpu("Xeon", "amx", "native"))
+
+
+def test_they_can_be_turned_off_and_are_not_used_when_stale(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("WHIMBREL_KERNELS", "off")
+    assert kernels.kernels.__wrapped__() is None
+    monkeypatch.delenv("WHIMBREL_KERNELS")
+    assert kernels.kernels.__wrapped__() is not None
+    monkeypatch.setattr(kernels, "fingerprint", lambda: 1)
+    assert kernels.kernels.__wrapped__() is None
+    assert "compiled from other sources" in caplog.text
+
+
+def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert native.compile_kernels() == "no C++ compiler was found"
+    monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
+    monkeypatch.setattr(native, "fingerprint", lambda: 2)
+    monkeypatch.setenv("CXX", "/no/such/compiler")
+    assert "No such file" in (native.compile_kernels() or "")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert native.compile_kernels() == "there are none for linux on aarch64"
+    assert not any(tmp_path.iterdir())
+
+
+def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
+    seqs = np.array([[0, 1, 0, 2**46, 0]], np.int64)  # as many keys as no machine has room for
+    x = torch.zeros(1, 1, 16)
+    with pytest.raises(MemoryError):
+        own.attend(x, x, x, torch.empty_like(x), seqs, scale=1.0, causal=False, window=None)
