@@ -70,7 +70,7 @@ def test_the_table_of_peers_is_well_formed() -> None:
     table = tomllib.loads((FOLDER / "peers.toml").read_text())
     names = [peer["name"] for peer in table["peers"]]
     assert len(set(names)) == len(names)
-    assert names[:3] == ["Whimbrel bfloat16", "Whimbrel float32", "Sentence Transformers float32"]
+    assert names[:4] == ["Whimbrel bfloat16", "Whimbrel float32", "Whimbrel int8", "Sentence Transformers float32"]
     for peer in table["peers"]:
         assert peer["environment"] in table["environments"]
         assert (FOLDER / "adapters" / f"{peer['adapter']}.py").exists()

@@ -113,6 +113,7 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
         {
             "device": f"{plan.device}, {plan.num_lanes} lane{'s' if plan.num_lanes != 1 else ''}",
             "processor": str(plan.cpu),
+            **({"kernels": kernels_of(plan)} if plan.device == "cpu" else {}),
             "dtype": plan.dtype,
             **({"int8": str(plan.int8)} if plan.int8 else {}),
             "max length": f"{plan.max_length:,} tokens",
@@ -123,6 +124,11 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
             **({"accepted": f"{', '.join(plan.accept_config)} (unknown keys)"} if plan.accept_config else {}),
         }
     )
+
+
+def kernels_of(plan: Plan) -> str:
+    """Return the kernels that run on the CPU."""
+    return plan.kernels or "PyTorch's, which are slower: Whimbrel's own are not for this processor, were not built, or are off"
 
 
 def memory_of_batches(plan: Plan) -> str:

@@ -164,6 +164,7 @@ def _lines(facts: Facts) -> dict[str, str]:
         **({"PyTorch": hardware.torch_note} if hardware and hardware.torch_note else {}),
         "system": "{0.system} {0.release}, {0.machine}".format(platform.uname()),
         "processor": f"{hardware.cpu}, bfloat16 {hardware.cpu.bfloat16}" if hardware else _processor(),
+        **({"kernels": hardware.kernels or "PyTorch's"} if hardware else {}),
         "cores": f"{facts.cores}{quota}" + (f"; engines use {hardware.num_cores}" if hardware else ""),
         "GPU": ", ".join(facts.gpus) or "none",
         "GPU driver": facts.gpu_driver or "none",

@@ -52,7 +52,8 @@ Device = Annotated[str, option("DEVICE", "auto, cpu, cuda or cuda:N. auto takes 
 Dtype = Annotated[
     str,
     option(
-        "DTYPE", "auto, float32, bfloat16, or float16 (GPU only). auto takes bfloat16 where the hardware has it, else float32."
+        "DTYPE",
+        "auto, float32, bfloat16, float16 (GPUs) or int8 (CPUs with VNNI). auto: bfloat16 where it is fast, else float32.",
     ),
 ]
 MaxLength = Annotated[

@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.console import LoadProgress, memory_of_batches
+from whimbrel.cli.console import LoadProgress, kernels_of, memory_of_batches
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import BACKLOG, limit_silence
@@ -254,6 +254,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "commit": plan.commit,
         "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)",
         "CPU": plan.device == "cpu" and str(plan.cpu),
+        "kernels": plan.device == "cpu" and kernels_of(plan),
         "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
         "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
     }

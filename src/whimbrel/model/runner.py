@@ -34,6 +34,7 @@ from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
+from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.prepacked import prepacked_problem, version_note
@@ -220,6 +221,7 @@ def probe() -> Hardware:
     return Hardware(
         _usable_cores(),
         processor,
+        own.name if (own := kernels()) is not None else "",
         gpus,
         has_bfloat16,
         torch=version,

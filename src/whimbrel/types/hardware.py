@@ -31,7 +31,7 @@ class Cpu:
     bfloat16: Literal["native", "slow", "none"] = "none"
     """Support for bfloat16 in linear layers: "slow" is exact but slower than float32."""
     vnni: bool = False
-    """Whether the processor multiplies int8 fast (VNNI)."""
+    """True if the processor multiplies int8 fast (VNNI)."""
     vectors: str = "DEFAULT"
     """Instruction set of PyTorch's element-wise kernels, as PyTorch names it."""
     switches: tuple[str, ...] = ()
@@ -49,6 +49,8 @@ class Hardware:
     num_cores: int
     """Number of cores that this process may use (affinity and container quota)."""
     cpu: Cpu = field(default_factory=Cpu)
+    kernels: str = ""
+    """Instruction set of Whimbrel's own kernels, or empty where PyTorch's operators are used."""
     gpus: tuple[str, ...] = ()
     gpu_bfloat16: bool = False
     torch: str = "unknown"

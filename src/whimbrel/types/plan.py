@@ -125,6 +125,8 @@ class Plan:
     int8: Int8Quality | None = None
     """Quality in int8; None for other dtypes, and until the model is loaded."""
     cpu: Cpu = field(default_factory=Cpu)
+    kernels: str = ""
+    """Instruction set of Whimbrel's own kernels on a CPU, or empty where PyTorch's operators are used."""
     torch: str = "unknown"
     """Version of PyTorch."""
     torch_note: str = ""
@@ -184,6 +186,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         accept_config=options.get("accept_config", ()),
         adapters=options.get("adapters", {}),
         cpu=hardware.cpu,
+        kernels=hardware.kernels if on_cpu else "",
         torch=hardware.torch,
         torch_note=hardware.torch_note,
         same_bits=None if on_cpu else False,

@@ -1,4 +1,4 @@
-"""Compiles the kernels, one library for each instruction set. hatch_build.py calls it; it imports nothing of Whimbrel.
+"""Compiles the kernels, one library for each instruction set. The build calls it; it imports nothing of Whimbrel.
 
 Only x86-64 on Linux has kernels. Without a C++ compiler nothing is compiled, and the engine uses PyTorch's operators.
 """

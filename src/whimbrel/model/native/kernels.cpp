@@ -1,4 +1,4 @@
-// The kernels that Python calls (model/ops/native.py), compiled once for each instruction set (hatch_build.py).
+// The kernels that Python calls (model/ops/native.py), compiled once for each instruction set (compile.py).
 //
 // Each call runs in the calling thread. Those that return a number return 1 if memory ran out, else 0. Pointers are of contiguous rows unless a stride is given; strides count numbers.
 #include <cmath>

@@ -118,7 +118,7 @@ class Kernels:
 
 
 class PackedLinear:
-    """activation(x @ weight.T + bias) for any number of rows. x is float32 or bfloat16, whatever the product multiplies.
+    """Linear layer: activation(x @ weight.T + bias). x is float32 or bfloat16, whatever the product multiplies.
 
     int8: weights are rounded to 1/127 of the largest of their column, and a row of x to 1/255 of its range. `smooth_I` is
     multiplied with the weight's rows, and x divided by it, before both are rounded.

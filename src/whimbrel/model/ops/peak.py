@@ -9,6 +9,7 @@ Shapes: R rows, I input and O output columns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from threading import Barrier, Thread
 from time import perf_counter
 from typing import Final
@@ -16,7 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from whimbrel.model.ops.kernels import PackedLinear, kernels, product_kind
 from whimbrel.model.ops.prepacked import packed_linear, prepacked_supported
+from whimbrel.model.ops.quantization import Int8Linear
 
 _CPU_ROWS: Final = 512
 """Rows of a product on a CPU: those of a batch."""
@@ -27,17 +30,28 @@ _ROUNDS: Final = 3
 
 def measure_peak(dtype: str, device: str, num_lanes: int, *, seconds: float = 0.5) -> float:
     """Return the multiply-adds per second, times 2 (FLOP/s), of the best of three rounds of at least `seconds` each."""
-    kind = getattr(torch, dtype)
-    multiply = _gpu_product(kind, device) if device.startswith("cuda") else _cpu_product(kind)
-    multiply()  # first-time work
-    return max(_round(multiply, num_lanes if device == "cpu" else 1, seconds) for _ in range(_ROUNDS))
+    products = [_gpu_product(getattr(torch, dtype), device)] if device.startswith("cuda") else _cpu_products(dtype)
+    for multiply in products:
+        multiply()  # first-time work
+    lanes = num_lanes if device == "cpu" else 1
+    return max(_round(multiply, lanes, seconds) for _ in range(_ROUNDS) for multiply in products)
 
 
-def _cpu_product(dtype: torch.dtype) -> Callable[[], float]:
-    weight_OI = torch.linspace(-1, 1, _CPU_SIDE * _CPU_SIDE).view(_CPU_SIDE, _CPU_SIDE).to(dtype)
-    x_RI = torch.linspace(-1, 1, _CPU_ROWS * _CPU_SIDE).view(_CPU_ROWS, _CPU_SIDE).to(dtype)
-    product = _linear(weight_OI)
+def _cpu_products(dtype: str) -> list[Callable[[], float]]:
+    """Return the ways to multiply in a dtype, of which the fastest counts."""
+    in_torch = torch.float32 if dtype == "int8" else getattr(torch, dtype)
+    weight_OI = torch.linspace(-1, 1, _CPU_SIDE * _CPU_SIDE).view(_CPU_SIDE, _CPU_SIDE).to(in_torch)
+    x_RI = torch.linspace(-1, 1, _CPU_ROWS * _CPU_SIDE).view(_CPU_ROWS, _CPU_SIDE).to(in_torch)
+    ways: list[Callable[[Tensor], Tensor]] = [] if dtype == "int8" else [_linear(weight_OI)]
+    own, kind = kernels(), "int8" if dtype == "int8" else product_kind(in_torch)
+    if own is not None and kind in own.kinds:
+        ways.append(partial(PackedLinear(own, kind, weight_OI, None, "identity"), dtype=in_torch))
+    elif dtype == "int8":
+        ways.append(partial(Int8Linear(weight_OI, None, "identity", torch.ones(_CPU_SIDE)), dtype=in_torch))
+    return [_timed(way, x_RI) for way in ways]
 
+
+def _timed(product: Callable[[Tensor], Tensor], x_RI: Tensor) -> Callable[[], float]:
     def multiply() -> float:
         with torch.inference_mode():
             product(x_RI)

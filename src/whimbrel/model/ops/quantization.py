@@ -48,7 +48,7 @@ class Quantization:
 
 
 class QuantizedLinear:
-    """activation(x @ weight.T + bias), of float32 at first and of int8 after `quantize`."""
+    """Linear layer: activation(x @ weight.T + bias), in float32 at first and in int8 after `quantize`."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation) -> None:
         self._parts: tuple[Tensor, Tensor | None, Activation] | None = (weight_OI.float(), bias_O, activation)
@@ -107,7 +107,7 @@ def smoothing(largest_I: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 class Int8Linear:
-    """What `kernels.PackedLinear` computes in int8, by PyTorch's operators: the same bits before the activation, but slowly."""
+    """Fallback of `kernels.PackedLinear` in int8, by PyTorch's operators: the same bits before the activation, but slowly."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation, smooth_I: Tensor) -> None:
         weight_OI = weight_OI.float() * smooth_I
