@@ -1,6 +1,7 @@
 """Shared prefixes and long texts of causal models: a rerank, short queries beside long texts, and texts split and whole.
 
     python benchmarks/prefixes.py [--full] [--device auto] [--dtype auto] [--rounds 5] [--long 8192] [--quick]
+                                  [--tables 1,2,3,4] [--vllm] [--build build/peers]
 
 The model is random, in the layout of Qwen/Qwen3-Reranker-0.6B: by default 4 layers of 512 columns; --full has its 28 of 1,024.
 Its tokenizer is the packaged model's with the template's control tokens, because lookups cost next to nothing. Speed does not
@@ -12,6 +13,8 @@ depend on the weights. Contenders take turns, A B A B, after a round that is not
 2. Queries of 12 words, one after another, alone and while texts of `--long` tokens run one after another. The time of a
    piece is that of a batch of `--max-batch-tokens` tokens.
 3. The texts of vLLM #39533, 16 of 8 to 192 sentences, as documents: whole, and in pieces of 512 and of 128 tokens.
+4. Its workload over HTTP: token vectors of these texts as base64, for four clients at once; and with --vllm vLLM's CPU build,
+   also for the rerank. Its environment is built below --build (prefix_servers.py).
 
 --quick is a small model and few rounds, to test that everything runs; its numbers mean nothing.
 """
@@ -33,6 +36,7 @@ import numpy as np
 import torch
 import transformers
 from common import FOLDER, compare, make_texts, note, print_setting, print_table
+from prefix_servers import Builds, served_rerank, split_texts
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -197,22 +201,43 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--long", type=int, default=8192)
+    parser.add_argument("--tables", default="1,2,3,4", type=lambda text: text.split(","))
+    parser.add_argument("--vllm", action="store_true")
+    parser.add_argument("--build", type=Path, default=Path(__file__).parents[1] / "build/peers")
     args = parser.parse_args()
     rounds, long_tokens = (1, 2048) if args.quick else (args.rounds, args.long)
     options: dict[str, Any] = {"device": args.device, "dtype": args.dtype}
     with TemporaryDirectory() as name:
         note("writing the checkpoint")
-        write_checkpoint(Path(name), QUICK if args.quick else FULL if args.full else SMALL, positions=max(4096, long_tokens))
+        sizes = QUICK if args.quick else FULL if args.full else SMALL
+        write_checkpoint(Path(name), sizes, positions=max(4096, long_tokens))
         folder = str(Path(name) / "saved")
-        note("a rerank")
-        rows = rerank(folder, rounds, options, num_documents=8 if args.quick else 100)
-        print_table(["a rerank", "ms", "each pair whole / this"], rows)
-        note("short queries beside long texts")
-        rows = short_queries(folder, options, long_tokens=long_tokens, count=5 if args.quick else 100)
-        print_table(["short queries", "p50, ms", "p99, ms", "p99 / a piece"], rows)
-        note("split and whole")
-        rows = [row for size in (512, 128) for row in split_and_whole(folder, rounds, options, size=size)]
-        print_table(["texts of 8 to 192 sentences", "ms", "this / whole"], rows)
+        if "1" in args.tables:
+            note("a rerank")
+            rows = rerank(folder, rounds, options, num_documents=8 if args.quick else 100)
+            print_table(["a rerank", "ms", "each pair whole / this"], rows)
+        if "2" in args.tables:
+            note("short queries beside long texts")
+            rows = short_queries(folder, options, long_tokens=long_tokens, count=5 if args.quick else 100)
+            print_table(["short queries", "p50, ms", "p99, ms", "p99 / a piece"], rows)
+        if "3" in args.tables:
+            note("split and whole")
+            rows = [row for size in (512, 128) for row in split_and_whole(folder, rounds, options, size=size)]
+            print_table(["texts of 8 to 192 sentences", "ms", "this / whole"], rows)
+        if "4" in args.tables:
+            over_http(Path(name), sizes, args, rounds)
+
+
+def over_http(folder: Path, sizes: Sizes, args: argparse.Namespace, rounds: int) -> None:
+    """Print the tables of servers."""
+    builds, model = Builds(folder / "build" if args.quick else args.build), folder / "token-vectors"
+    model.mkdir()
+    columns = ["ms", "this / first", "rounds", "processor, s", "agreement"]
+    rows = split_texts(model, sizes, builds, dtype=args.dtype, rounds=rounds, vllm=args.vllm)
+    print_table(["token vectors of #39533, four clients", *columns], rows)
+    if args.vllm:
+        rows = served_rerank(folder, builds, dtype=args.dtype, rounds=rounds)
+        print_table(["a rerank over HTTP", *columns], rows)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def reranker(tmp_path_factory: pytest.TempPathFactory) -> str:
 def embedder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = tmp_path_factory.mktemp("embedder")
     write_model(folder, "Qwen3", DECODER | {"head_dim": 16, "max_position_embeddings": 600})
-    sentence_layout(folder, modes=(request.param,))
+    sentence_layout(folder, modes=(request.param,), max_seq_length=600)
     return str(folder)
 
 

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
         ("maxsim.py", "POST /v1/score"),
         ("wire.py", "256 texts: Whimbrel, raw"),
         ("client.py", "AsyncOpenAI, a text in a request"),
-        ("prefixes.py", "in pieces of 128 tokens"),
+        ("prefixes.py", "in pieces of 512 tokens, over HTTP"),
     ],
 )
 @pytest.mark.sample(1)

@@ -108,6 +108,34 @@ def test_a_text_in_pieces_gives_what_transformers_gives(
     assert_close(run(forward, [Seq(ids, 0, prefix_tokens=prefix_tokens)]), expected)
 
 
+@pytest.mark.parametrize("piece_tokens", [1, 7, 64, 1000])
+def test_pieces_are_as_near_to_float64_as_one_pass(piece_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All tokens' states together are float64's to 1e-6, those of any token to 4e-6, in pieces, whole, and joined."""
+    model = write(tmp_path, "Qwen3", DECODER | {"head_dim": 16, "max_position_embeddings": 900}).double()
+    ids = np.random.default_rng(1).integers(5, VOCABULARY, 900).astype(np.int32)
+    (expected,) = reference(model, [ids])
+    for max_masked_keys in (1024, 64, 0):
+        monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", max_masked_keys)
+        (found,) = run(Model(tmp_path).forward(piece_tokens=piece_tokens), [Seq(ids, 0)])
+        assert np.linalg.norm(found - expected) <= 1e-6 * np.linalg.norm(expected)
+        assert (np.linalg.norm(found - expected, axis=1) <= 4e-6 * np.linalg.norm(expected, axis=1)).all()
+
+
+@pytest.mark.parametrize("case", CAUSAL)
+@pytest.mark.sample(3)
+def test_prefixes_and_pieces_without_masks(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention that is joined from two parts, in every family: transformers' numbers, and the same bits in any company."""
+    monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", 8)
+    seqs = texts()
+    expected = reference(write(tmp_path, *CASES[case]), [seq.ids for seq in seqs])
+    model = Model(tmp_path)
+    together = run(model.forward(), seqs)
+    assert_close(together, expected)
+    assert same_bits([run(model.forward(), [seq])[0] for seq in seqs], together)
+    for seq, whole in zip(seqs, expected, strict=True):
+        assert_close(run(model.forward(piece_tokens=7), [seq]), [whole])
+
+
 def test_a_prefix_has_the_same_bits_in_a_long_text(tmp_path: Path) -> None:
     """A text runs in pieces after its prefix as it does after a cached one."""
     write(tmp_path, *CASES["qwen3"])
@@ -168,10 +196,12 @@ SCORES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("max_masked_keys", [0, 1024])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("what", SCORES)
-def test_attention_after_prefixes(what: str, num_kv_heads: int) -> None:
+def test_attention_after_prefixes(what: str, num_kv_heads: int, max_masked_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Own tokens attend to their prefix and to themselves as the plain formula does over the whole seq."""
+    monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", max_masked_keys)
     scores = ScoreOptions(0.3, causal=True, **SCORES[what])
     lengths, before = [21, 13, 13, 5, 5, 1], [0, 0, 21, 21, 13, 21]
     starts = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
@@ -192,8 +222,10 @@ def test_attention_after_prefixes(what: str, num_kv_heads: int) -> None:
         assert (out[start : start + size] - expected).abs().max() <= 3e-6
 
 
+@pytest.mark.parametrize("max_masked_keys", [0, 1024])
 @pytest.mark.parametrize("what", SCORES)
-def test_attention_of_pieces(what: str) -> None:
+def test_attention_of_pieces(what: str, max_masked_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", max_masked_keys)
     scores, bounds = ScoreOptions(0.3, causal=True, **SCORES[what]), [(0, 20), (20, 50), (50, 57)]
     qkv = torch.randn(57, 8, 16).split((4, 2, 2), dim=1)
     whole = AttentionLayout(torch.tensor([0, 57], dtype=torch.int32), [(0, 1, 57, 57)], 57, 57)

@@ -8,6 +8,7 @@ Shapes: R rows of a batch, P rows that run at once (a piece, or all), D model wi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from whimbrel.types.card import Card, Encoder, Output, Rotary
@@ -21,6 +22,8 @@ QUERIES_AT_A_TIME: Final = 256
 """Queries of a seq whose scores are computed at once by the plain formula."""
 MAX_MASK_ELEMENTS: Final = 2**26
 """Elements of masks that are kept for later layers, 256 MB. Each layer rebuilds larger ones."""
+MAX_MASKED_KEYS: Final = 1024
+"""Kept keys up to which causal queries after them attend with a mask on a CPU. After more, nothing is masked."""
 
 MAX_SHARED: Final = 8
 """Tokens of a batch per row that may be computed for it: keys are put together and rows pooled for all tokens."""
@@ -33,21 +36,44 @@ _MARGIN: Final = 1.25
 _CONSTANT: Final = 48 * 2**20
 
 
-def batch_bytes(card: Card, *, max_batch_tokens: int, max_length: int, in_pieces: bool, dtype_bytes: int, on_cpu: bool) -> int:
+@dataclass(frozen=True, slots=True)
+class _Device:
+    dtype_bytes: int
+    on_cpu: bool
+    kernels: bool
+
+    @property
+    def masks(self) -> bool:
+        """True if attention needs masks where a layer has windows, or keys are kept."""
+        return not self.kernels if self.on_cpu else self.dtype_bytes == _FLOAT
+
+
+def batch_bytes(
+    card: Card,
+    *,
+    max_batch_tokens: int,
+    max_length: int,
+    in_pieces: bool,
+    dtype_bytes: int,
+    on_cpu: bool,
+    kernels: bool = False,
+) -> int:
     """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
 
+    `kernels`: Whimbrel's own kernels run, whose attention needs no masks unless scores are capped or biased.
     0: unknown, as transformers' code runs the model.
     """
     towers = card.towers or (card,)
     if any(tower.encoder.family == "hf" for tower in towers):
         return 0
+    device = _Device(dtype_bytes, on_cpu, kernels)
     rows = max(max_batch_tokens, max_length)
     piece = max_batch_tokens if in_pieces else rows
     largest = max(
         max(
-            _encoder(tower.encoder, rows, piece, dtype_bytes, on_cpu=on_cpu),
-            _encoder(tower.encoder, max_batch_tokens, max_batch_tokens, dtype_bytes, on_cpu=on_cpu)
-            + _shared(tower.encoder, max_batch_tokens),
+            _encoder(tower.encoder, rows, piece, device),
+            _encoder(tower.encoder, max_batch_tokens, max_batch_tokens, device)
+            + _shared(tower.encoder, max_batch_tokens, device),
         )
         + max((_output(output, tower.encoder, rows, max_batch_tokens) for output in tower.all_outputs.values()), default=0)
         for tower in towers
@@ -55,7 +81,7 @@ def batch_bytes(card: Card, *, max_batch_tokens: int, max_length: int, in_pieces
     return int(_MARGIN * largest) + _CONSTANT
 
 
-def _encoder(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
+def _encoder(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     width = encoder.hidden_size
     stream = 3 * _FLOAT * rows * width  # the hidden states, those of the next layer, and a norm
     inputs = 4 * _INT64 * rows
@@ -66,50 +92,64 @@ def _encoder(encoder: Encoder, rows: int, piece: int, dtype_bytes: int, *, on_cp
         if layer.rotary and layer.rotary not in rotaries:
             rotaries.append(layer.rotary)
     angles = sum(3 * _FLOAT * rows * rotary.width // 2 for rotary in rotaries)
-    normed = (_FLOAT + dtype_bytes) * piece * width
-    halves = _attention(encoder, rows, piece, dtype_bytes), _mlp(encoder, piece, dtype_bytes, on_cpu=on_cpu)
+    normed = (_FLOAT + device.dtype_bytes) * piece * width
+    halves = _attention(encoder, rows, piece, device), _mlp(encoder, piece, device)
     return stream + inputs + angles + normed + max(halves)
 
 
-def _shared(encoder: Encoder, max_batch_tokens: int) -> int:
-    """Return the bytes of whole seqs where a batch computes shared prefixes once: a layer's keys, and the hidden states."""
+def _shared(encoder: Encoder, max_batch_tokens: int, device: _Device) -> int:
+    """Return the bytes of shared prefixes: masks behind them, and whole seqs, of which a layer's keys or the hidden states."""
     if not encoder.keeps_keys:
         return 0
     keys = 2 * _FLOAT * encoder.num_kv_heads * _head_width(encoder)
-    return MAX_SHARED * max_batch_tokens * max(keys, 2 * _FLOAT * encoder.hidden_size)
+    masks = _masks(encoder, 2 * max_batch_tokens, max_batch_tokens, max_batch_tokens, device)
+    return MAX_SHARED * max_batch_tokens * max(keys, 2 * _FLOAT * encoder.hidden_size) + masks
 
 
-def _attention(encoder: Encoder, rows: int, piece: int, dtype_bytes: int) -> int:
+def _attention(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     queries, keys = (heads * _head_width(encoder) for heads in (encoder.num_heads, encoder.num_kv_heads))
-    projected = dtype_bytes * piece * (queries + 2 * keys) + _FLOAT * piece * (queries + keys)
+    projected = device.dtype_bytes * piece * (queries + 2 * keys) + _FLOAT * piece * (queries + keys)
     rotated = 3 * _FLOAT * piece * (queries + keys)
     ordered = _FLOAT * piece * (queries + 3 * keys)  # with heads before tokens
-    attended = (2 * _FLOAT + dtype_bytes) * piece * queries
+    attended = (2 * _FLOAT + device.dtype_bytes) * piece * queries
     kept = 2 * _FLOAT * rows * keys if piece < rows else 0
-    return projected + kept + max(rotated, ordered + attended + _scores(encoder, rows, piece))
+    return projected + kept + max(rotated, ordered + attended + _scores(encoder, rows, piece, device))
 
 
-def _scores(encoder: Encoder, rows: int, piece: int) -> int:
+def _scores(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     """Return the bytes of masks, and of scores where the plain formula runs."""
-    heads, windows = encoder.num_heads, {layer.window for layer in encoder.layers}
+    heads = encoder.num_heads
     biased = encoder.positions in ("alibi", "relative")
     queries = min(piece, QUERIES_AT_A_TIME) if biased or encoder.softcap is not None else piece
     formula = 3 * _FLOAT * heads * queries * rows + 4 * _FLOAT * rows * heads * _head_width(encoder)
     if encoder.softcap is not None:
         return formula
-    if not biased and windows == {None} and piece == rows:
+    if not biased and not any(layer.window for layer in encoder.layers) and piece == rows:
         return 0 if encoder.causal else 3 * _FLOAT * heads * min(rows, MAX_PRODUCT_LENGTH) ** 2
-    one = (heads if biased else 1) * queries * rows
-    seen = one // queries * (5 * (rows + piece) // 8 if piece < rows else rows)  # of pieces half, and gaps between them
-    masks = _FLOAT * min(MAX_MASK_ELEMENTS, len(windows) * seen) + (2 * _FLOAT + 1) * one
+    masks = _masks(encoder, rows, piece, queries, device)
     return masks + formula if biased else masks
 
 
-def _mlp(encoder: Encoder, piece: int, dtype_bytes: int, *, on_cpu: bool) -> int:
-    block = min(piece, MAX_BLOCK) if on_cpu else piece
+def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: _Device) -> int:
+    """Return the bytes of the masks of pieces: of those that are kept for later layers, and of the largest while it is made."""
+    biased = encoder.positions in ("alibi", "relative")
+    has_masks = biased or (encoder.softcap is None and device.masks)
+    if not has_masks:
+        return 0
+    limits = {rows if biased or (window is None and not device.on_cpu) else window or MAX_MASKED_KEYS for window in (
+        layer.window for layer in encoder.layers)}  # fmt: skip
+    kept = [min(rows - piece, limit) for limit in limits]
+    heads = encoder.num_heads if biased else 1
+    cached = sum(heads * min(rows, each + 3 * piece) * (piece + 5 * each // 8) for each in kept)
+    largest = heads * queries * (piece + max(kept))
+    return _FLOAT * min(MAX_MASK_ELEMENTS, cached) + (2 * _FLOAT + 1) * largest
+
+
+def _mlp(encoder: Encoder, piece: int, device: _Device) -> int:
+    block = min(piece, MAX_BLOCK) if device.on_cpu else piece
     chosen = max(1, encoder.experts_per_token)
     inner = chosen * encoder.intermediate_size * (3 if encoder.gated else 2)
-    return block * ((2 * _FLOAT + dtype_bytes) * encoder.hidden_size + (dtype_bytes + _FLOAT) * inner) + (
+    return block * ((2 * _FLOAT + device.dtype_bytes) * encoder.hidden_size + (device.dtype_bytes + _FLOAT) * inner) + (
         _FLOAT * piece * encoder.hidden_size
     )
 

@@ -179,6 +179,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
             in_pieces=chunked_prefill,
             dtype_bytes=4 if dtype in ("float32", "int8") else 2,
             on_cpu=on_cpu,
+            kernels=bool(hardware.kernels),
         ),
         memory=memory,
         chunked_prefill=chunked_prefill,

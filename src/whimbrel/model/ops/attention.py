@@ -6,6 +6,8 @@
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: torch's variable-length flash attention, which supports windows but neither biases nor caps.
 - Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
+  Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
+  to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
 
 `attend_reference` is the plain formula that all of them are tested against.
 
@@ -27,7 +29,7 @@ from torch import Tensor
 from whimbrel.model.ops.kept_keys import KeySource
 from whimbrel.model.ops.kernels import kernels
 from whimbrel.types.arrays import Int64Array
-from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
+from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -159,9 +161,29 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
         else:
             k, v = k[:, :keys], v[:, :keys]
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-        attended_BNLH = _sdpa(q, k, v, scores, layout.masks) if scores.softcap is None else _capped(q, k, v, scores)
+        attended_BNLH = _attend_group(q, k, v, scores, layout.masks)
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
     return out_RNH.view(num_rows, num_heads * width)
+
+
+def _attend_group(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
+    num_kept = k_BKLH.shape[2] - q_BNLH.shape[2]
+    if scores.causal and scores.window is not None and scores.bias is None and num_kept > scores.window:
+        k_BKLH, v_BKLH = (x[:, :, num_kept - scores.window :] for x in (k_BKLH, v_BKLH))
+    if scores.softcap is not None:
+        return _capped(q_BNLH, k_BKLH, v_BKLH, scores)
+    if num_kept > MAX_MASKED_KEYS and not q_BNLH.is_cuda and scores.window is None and scores.bias is None:
+        return _joined(q_BNLH, k_BKLH, v_BKLH, num_kept, scores.scale)
+    return _sdpa(q_BNLH, k_BKLH, v_BKLH, scores, masks)
+
+
+def _joined(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, num_kept: int, scale: float) -> Tensor:
+    """Attend to all kept keys, and causally to the own ones, on a CPU. Each part has the weight of its sum of exponentials."""
+    flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu  # SDPA's own, which returns these sums too
+    kept, own = slice(num_kept), slice(num_kept, None)
+    kept_BNLH, kept_sums_BNL = flash(q_BNLH, k_BKLH[:, :, kept], v_BKLH[:, :, kept], scale=scale)
+    own_BNLH, own_sums_BNL = flash(q_BNLH, k_BKLH[:, :, own], v_BKLH[:, :, own], is_causal=True, scale=scale)
+    return torch.lerp(own_BNLH, kept_BNLH, torch.sigmoid(kept_sums_BNL - own_sums_BNL)[..., None])
 
 
 def _in_float32(x_RNH: Tensor) -> Tensor:
