@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.kernels import Kernels, PackedLinear
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
-from whimbrel.model.ops.quantization import Int8Linear, Quantization
+from whimbrel.model.ops.quantization import Int8Linear, OneDnnInt8Linear, Quantization
 from whimbrel.types.hardware import Cpu
 
 promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."
@@ -74,7 +75,7 @@ def test_linear(own: Kernels, rows: int, inner: int, columns: int) -> None:
     torch.manual_seed(0)
     x, weight, bias = torch.randn(rows, 2 * inner)[:, :inner], torch.randn(columns, inner) / inner**0.5, torch.randn(columns)
     for kind, tolerance in _kinds(own):
-        for activation in kernels.ACTIVATIONS:
+        for activation in kernels.FUSED:
             for each in (bias, None):
                 expected = ACTIVATIONS[activation](F.linear(x, weight, each))
                 for dtype in (torch.float32, torch.bfloat16):
@@ -126,6 +127,35 @@ def test_int8_has_the_bits_of_pytorchs_integers(own: Kernels) -> None:
         assert torch.equal(found, Int8Linear(weight, bias, "identity", smooth)(x, torch.float32))
     zeros = PackedLinear(own, "int8", torch.zeros(3, 8), None, "identity")(torch.zeros(2, 8), torch.float32)
     assert torch.equal(zeros, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("rows", [1, 5, 48])
+def test_int8_through_onednn(own: Kernels, rows: int) -> None:
+    """The way on processors with AMX: the same numbers, whichever library adds the integers."""
+    torch.manual_seed(2)
+    x, weight, bias, smooth = torch.randn(rows, 64) * 3, torch.randn(45, 64), torch.randn(45), torch.rand(64) + 0.5
+    for activation in kernels.FUSED:
+        linear, expected = (kind(weight, bias, activation, smooth) for kind in (partial(OneDnnInt8Linear, own), Int8Linear))
+        for dtype in (torch.float32, torch.bfloat16):
+            assert _near(linear(x.to(dtype), dtype), expected(x.to(dtype), dtype), 2e-6 if dtype == torch.float32 else 1e-2)
+    x[0, 3] = torch.nan
+    assert linear(x, torch.float32)[0].isnan().all()
+    assert linear(x, torch.float32)[1:].isfinite().all()
+
+
+@pytest.mark.bfloat16
+@pytest.mark.parametrize("what", ["all", "causal"])
+def test_long_seqs_through_sdpa(own: Kernels, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The way on processors with AMX: longer seqs one by one, the others by our own kernel."""
+    monkeypatch.setattr(attention, "cpu", lambda: Cpu("Xeon", "amx", "native"))
+    lengths = [200, 200, 129, 128, 5]
+    layout = make_layout(lengths)
+    torch.manual_seed(3)
+    q, k, v = torch.randn(layout.num_tokens, 6, 32).bfloat16().split((2, 2, 2), dim=1)
+    scores = ScoreOptions(32**-0.5, **SCORES[what])
+    out = attend(q, k, v, layout, scores)
+    assert _near(out, attend_reference(q, k, v, layout, scores), 1e-2)
+    assert torch.equal(out[400:529], attend(q[400:529], k[400:529], v[400:529], make_layout([129]), scores))
 
 
 @pytest.mark.parametrize("what", ["all", "causal", "window", "causal window"])
@@ -217,7 +247,7 @@ def test_norms_and_gates(own: Kernels, width: int, monkeypatch: pytest.MonkeyPat
         expected = F.rms_norm(total, (width,), weight, 1e-6)
         assert torch.allclose(rms_norm(x, weight, 1e-6, added), expected, atol=1e-5, rtol=1e-5)
     both = torch.randn(11, 2 * width)
-    for activation in kernels.ACTIVATIONS:
+    for activation in kernels.FUSED:
         expected = ACTIVATIONS[activation](both[:, :width]) * both[:, width:]
         assert torch.allclose(gate(both, activation), expected, atol=2e-6)
     spoiled = torch.full((1, width), torch.nan)

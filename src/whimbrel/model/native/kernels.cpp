@@ -2,6 +2,7 @@
 //
 // Each call runs in the calling thread. Those that return a number return 1 if memory ran out, else 0. Pointers are of contiguous rows unless a stride is given; strides count numbers.
 #include <cmath>
+#include <type_traits>
 
 #include "attention.h"
 #include "linear.h"
@@ -120,6 +121,27 @@ int whimbrel_linear([[maybe_unused]] int kind, int activation, const void* x, in
 #endif
         return run(InFloat32{});
     });
+}
+
+// Write rows of x * factors as bytes, with the scale and zero point of each row. `inner` is a multiple of 4.
+void whimbrel_quantize(const void* x, int narrow, i64 x_stride, i64 rows, const float* factors, i64 inner, std::uint8_t* out, float* scales, std::int32_t* zero_points) {
+    const Weight weight{nullptr, nullptr, nullptr, nullptr, factors, inner, 0};
+    const auto run = [&](const auto* in) {
+        for (i64 r = 0; r < rows; r++)
+            write_bytes(in + r * x_stride, weight, reinterpret_cast<std::uint32_t*>(out + r * inner), scales + r, zero_points + r);
+    };
+    narrow ? run(static_cast<const bf16*>(x)) : run(static_cast<const float*>(x));
+}
+
+// Turn exact sums of bytes, as float32, into results. The arrays of columns are padded to whole panels.
+void whimbrel_finish(int activation, const float* sums, i64 rows, i64 columns, const float* row_scales, const std::int32_t* row_zeros, const float* bias, const float* scales, const std::int32_t* column_sums, void* out, int narrow) {
+    const Weight weight{nullptr, bias, scales, column_sums, nullptr, 0, columns};
+    const auto run = [&](auto* to) {
+        using Out = std::remove_pointer_t<decltype(to)>;
+        constexpr FinishFloats<Out> finishes[] = {finish_floats<IDENTITY, Out>, finish_floats<GELU, Out>, finish_floats<GELU_TANH, Out>, finish_floats<RELU, Out>, finish_floats<SILU, Out>};
+        for (i64 r = 0; r < rows; r++) finishes[activation](sums + r * columns, weight, row_scales[r], row_zeros[r], to + r * columns);
+    };
+    narrow ? run(static_cast<bf16*>(out)) : run(static_cast<float*>(out));
 }
 
 // `seqs` has five numbers for each seq: first query row, number of queries, first key row, number of keys, position of the first query.

@@ -100,10 +100,9 @@ inline void write_units(InBfloat16, const bf16* x, const Weight& weight, std::ui
     std::memcpy(units, x, sizeof(bf16) * static_cast<std::size_t>(weight.inner));
 }
 #endif
-#ifdef WHIMBREL_INT8
 // x * factor = scale * (byte - zero point). The row's own scale and zero point make its least number 0 and its largest 255.
 template <class In>
-inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
+inline void write_bytes(const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
     const i64 n = weight.inner;
     const auto scaled = [&](i64 k) { return mul(load(x + k, n - k), load(weight.factors + k, n - k)); };
     Floats low = zero(), high = zero(), total = zero();
@@ -124,7 +123,28 @@ inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t
         store_bytes(reinterpret_cast<std::uint8_t*>(units) + k, to_ints(byte), n - k);
     }
 }
+#ifdef WHIMBREL_INT8
+template <class In>
+inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
+    write_bytes(x, weight, units, scale, zero_point);
+}
 #endif
+
+// As `finish`, of a row of sums that another library made: integers as float32.
+template <int activation, class Out>
+inline void finish_floats(const float* sums, const Weight& weight, float row_scale, std::int32_t row_zero, Out* out) {
+    const Floats scale = all(row_scale), zero_point = all(static_cast<float>(row_zero));
+    for (i64 n = 0; n < weight.columns; n += W) {
+        const i64 left = weight.columns - n;
+        const Floats exact = sub(load(sums + n, left), mul(zero_point, from_ints(load_ints(weight.column_sums + n))));
+        Floats x = mul(exact, mul(scale, load(weight.scales + n)));
+        if (weight.bias != nullptr) x = add(x, load(weight.bias + n));
+        store(out + n, activate<activation>(x), left);
+    }
+}
+
+template <class Out>
+using FinishFloats = void (*)(const float*, const Weight&, float, std::int32_t, Out*);
 
 // Function that turns sums into results: `finish` for an activation.
 template <class D, class Out>

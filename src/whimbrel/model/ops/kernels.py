@@ -28,8 +28,8 @@ from whimbrel.types.heads import Activation
 Kind: TypeAlias = Literal["float32", "bfloat16", "int8"]
 """Numbers that a product multiplies. Sums are float32, of int8 exact."""
 
-ACTIVATIONS: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
-"""Activations that products and gates apply."""
+FUSED: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
+"""Activations that products and gates apply, with their numbers in C++."""
 
 _KINDS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
 _PER_UNIT: Final[Mapping[Kind, int]] = {"float32": 1, "bfloat16": 2, "int8": 4}
@@ -42,6 +42,8 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
         _INT,
         (_INT, _INT, _POINTER, _INT, _LONG, _LONG, *[_POINTER] * 5, _LONG, _LONG, _POINTER, _INT, _LONG),
     ),
+    "quantize": (None, (_POINTER, _INT, _LONG, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
+    "finish": (None, (_INT, _POINTER, _LONG, _LONG, *[_POINTER] * 6, _INT)),
     "attend": (
         _INT,
         (
@@ -66,8 +68,10 @@ class Kernels:
             functions[key].restype, functions[key].argtypes = result, arguments
         self.kinds: frozenset[Kind] = frozenset(kind for kind, number in _KINDS.items() if functions["has"](number))
         self.panel: int = functions["panel"]()
-        self.pack, self.linear = functions["pack"], functions["linear"]
-        self._attend, self._norm, self._gate = functions["attend"], functions["norm"], functions["gate"]
+        self.pack, self.linear, self.quantize, self.finish = (
+            functions[key] for key in ("pack", "linear", "quantize", "finish")
+        )
+        self._attend, self._norm, self._gate = (functions[key] for key in ("attend", "norm", "gate"))
 
     def attend(
         self,
@@ -113,7 +117,7 @@ class Kernels:
         """Return activation(first half) * second half of each row."""
         rows, width = x_RO.shape[0], x_RO.shape[1] // 2
         out_RO = x_RO.new_empty(rows, width)
-        self._gate(ACTIVATIONS[activation], x_RO.data_ptr(), x_RO.dtype == _NARROW, rows, width, out_RO.data_ptr())
+        self._gate(FUSED[activation], x_RO.data_ptr(), x_RO.dtype == _NARROW, rows, width, out_RO.data_ptr())
         return out_RO
 
 
@@ -135,7 +139,7 @@ class PackedLinear:
         smooth_I: Tensor | None = None,
     ) -> None:
         self._linear = kernels.linear
-        self._kind, self._activation = _KINDS[kind], ACTIVATIONS[activation]
+        self._kind, self._activation = _KINDS[kind], FUSED[activation]
         self._columns, self._inner = weight_OI.shape
         padded = -(-self._columns // kernels.panel) * kernels.panel
         units = -(-self._inner // _PER_UNIT[kind])

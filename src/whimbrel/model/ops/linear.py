@@ -31,7 +31,7 @@ _COARSE_FROM: Final = 2**22
 """Weights of a product above which COARSE_SIZES are tried."""
 _TRIAL_COLUMNS: Final = 64
 """Number of different columns of a trial's weight; the others repeat them."""
-_TRIAL_NUMBERS: Final = 16
+_TRIAL_FUSED: Final = 16
 """Least number of results that a trial compares."""
 
 
@@ -57,11 +57,11 @@ class Linear:
         self._low_rank = low_rank
         self._width, inner = weight.shape
         self._finding: Finding[RowBlocks] | None = None
-        fused = activation if low_rank is None and activation in own.ACTIVATIONS else "identity"
+        fused = activation if low_rank is None and activation in own.FUSED else "identity"
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
             self._out_dtype = torch.float32 if wide else self._dtype
-            fused = activation in own.ACTIVATIONS and low_rank is None
+            fused = activation in own.FUSED and low_rank is None
         else:
             prepacked = prepacked_supported(weight.device)
             fused = activation in EPILOGUES and prepacked and low_rank is None
@@ -125,7 +125,7 @@ class _Kind:
 class _Trial:
     def __init__(self, kind: _Kind) -> None:
         num_columns = min(kind.width, _TRIAL_COLUMNS)
-        num_rows = -(-_TRIAL_NUMBERS // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_NUMBERS
+        num_rows = -(-_TRIAL_FUSED // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_FUSED
         rows_RI, columns_CI = cancelling(num_rows, num_columns, kind.inner)
         weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
         bias_O = torch.linspace(-0.1, 0.1, kind.width, dtype=torch.float32).to(kind.dtype) if kind.has_bias else None
@@ -188,7 +188,7 @@ def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
 def gate(x_RO: Tensor, activation: Activation) -> Tensor:
     """Return activation(first half) * second half of each row."""
     kernels = None if x_RO.is_cuda else own.kernels()
-    if kernels is not None and activation in own.ACTIVATIONS:
+    if kernels is not None and activation in own.FUSED:
         return kernels.gate(x_RO, activation)
     gate_RI, up_RI = x_RO.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate_RI) * up_RI

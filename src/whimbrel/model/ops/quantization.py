@@ -20,7 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.ops.activations import ACTIVATIONS
-from whimbrel.model.ops.kernels import PackedLinear, kernels
+from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.ops.kernels import FUSED, Kernels, PackedLinear, kernels
 from whimbrel.types.heads import Activation
 
 _int_mm: Callable[[Tensor, Tensor], Tensor] = cast(Any, torch)._int_mm
@@ -35,7 +36,7 @@ class Quantization:
         self._layers: list[QuantizedLinear] = []
 
     def begin(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation) -> QuantizedLinear:
-        """Return a layer that multiplies float32 until `finish`. `activation` is one of `kernels.ACTIVATIONS`."""
+        """Return a layer that multiplies float32 until `finish`. `activation` is one of `kernels.FUSED`."""
         layer = QuantizedLinear(weight_OI, bias_O, activation)
         self._layers.append(layer)
         return layer
@@ -56,7 +57,7 @@ class QuantizedLinear:
         self._sum_I = torch.zeros(weight_OI.shape[1], dtype=torch.float64)
         self._num_rows = 0
         self._lock = Lock()
-        self._product: PackedLinear | Int8Linear | None = None
+        self._product: Callable[[Tensor, torch.dtype], Tensor] | None = None
 
     def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
         if self._product is not None:
@@ -75,9 +76,12 @@ class QuantizedLinear:
         assert self._parts is not None
         weight_OI, bias_O, activation = self._parts
         smooth_I = smoothing(self._largest_I, weight_OI)
-        bias_O = self._corrected(bias_O, weight_OI - rounded(weight_OI * smooth_I) / smooth_I)
+        bytes_OI, scale_O = to_bytes(weight_OI * smooth_I)
+        bias_O = self._corrected(bias_O, weight_OI - bytes_OI * scale_O[:, None] / smooth_I)
         own = kernels()
-        if own is not None and "int8" in own.kinds:
+        if own is not None and cpu().level == "amx" and weight_OI.shape[1] % 4 == 0:
+            self._product = OneDnnInt8Linear(own, weight_OI, bias_O, activation, smooth_I)
+        elif own is not None and "int8" in own.kinds:
             self._product = PackedLinear(own, "int8", weight_OI, bias_O, activation, smooth_I=smooth_I)
         else:
             self._product = Int8Linear(weight_OI, bias_O, activation, smooth_I)
@@ -91,11 +95,11 @@ class QuantizedLinear:
         return lost_O if bias_O is None else bias_O.float() + lost_O
 
 
-def rounded(weight_OI: Tensor) -> Tensor:
-    """Return the weight as `kernels.PackedLinear` rounds it to int8."""
-    most_O1 = weight_OI.abs().amax(1, keepdim=True)
-    step_O1 = torch.where(most_O1 > 0, most_O1 / 127, 1)
-    return (weight_OI / step_O1).round() * step_O1
+def to_bytes(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the weight as `kernels.PackedLinear` rounds it, (O, I) in int8, and the scale of each column."""
+    most_O = weight_OI.abs().amax(1)
+    scale_O = torch.where(most_O > 0, most_O / 127, 1)
+    return (weight_OI / scale_O[:, None]).round().to(torch.int8), scale_O
 
 
 def smoothing(largest_I: Tensor, weight_OI: Tensor) -> Tensor:
@@ -106,14 +110,51 @@ def smoothing(largest_I: Tensor, weight_OI: Tensor) -> Tensor:
     return factors_I / factors_I.mean()
 
 
+class OneDnnInt8Linear:
+    """Linear layer in int8 by oneDNN's product, which uses AMX, between our own rounding of the rows and finish of the sums."""
+
+    def __init__(
+        self, own: Kernels, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation, smooth_I: Tensor
+    ) -> None:
+        self._own, self._activation = own, FUSED[activation]
+        self._columns, self._inner = weight_OI.shape
+        bytes_OI, scale_O = to_bytes(weight_OI.float() * smooth_I)
+        missing = -self._columns % own.panel
+        self._scale_O, self._sum_O = F.pad(scale_O, (0, missing)), F.pad(bytes_OI.sum(1, dtype=torch.int32), (0, missing))
+        self._bias_O = None if bias_O is None else F.pad(bias_O.float(), (0, missing))
+        self._factor_I = 1 / smooth_I
+        onednn = cast(Any, torch.ops.onednn)
+        packed = onednn.qlinear_prepack(bytes_OI, None)
+        ones_O, zeros_O = torch.ones(self._columns), torch.zeros(self._columns, dtype=torch.int64)
+        self._product: Callable[[Tensor], Tensor] = lambda bytes_RI: onednn.qlinear_pointwise(
+            bytes_RI, 1.0, 0, packed, ones_O, zeros_O, None, 1.0, 0, torch.float32, "none", [], "none"
+        )
+
+    def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
+        rows, narrow = x_RI.shape[0], torch.bfloat16
+        x_RI = x_RI if x_RI.stride(-1) == 1 else x_RI.contiguous()
+        bytes_RI = torch.empty(rows, self._inner, dtype=torch.uint8)
+        scale_R, zero_R = torch.empty(rows), torch.empty(rows, dtype=torch.int32)
+        self._own.quantize(
+            x_RI.data_ptr(), x_RI.dtype == narrow, x_RI.stride(0), rows, self._factor_I.data_ptr(), self._inner,
+            bytes_RI.data_ptr(), scale_R.data_ptr(), zero_R.data_ptr(),
+        )  # fmt: skip
+        sums_RO = self._product(bytes_RI)
+        out_RO = torch.empty(rows, self._columns, dtype=dtype)
+        self._own.finish(
+            self._activation, sums_RO.data_ptr(), rows, self._columns, scale_R.data_ptr(), zero_R.data_ptr(),
+            None if self._bias_O is None else self._bias_O.data_ptr(), self._scale_O.data_ptr(), self._sum_O.data_ptr(),
+            out_RO.data_ptr(), dtype == narrow,
+        )  # fmt: skip
+        return out_RO
+
+
 class Int8Linear:
     """Fallback of `kernels.PackedLinear` in int8, by PyTorch's operators: the same bits before the activation, but slowly."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation, smooth_I: Tensor) -> None:
-        weight_OI = weight_OI.float() * smooth_I
-        most_O = weight_OI.abs().amax(1)
-        self._scale_O = torch.where(most_O > 0, most_O / 127, 1)
-        self._weight_IO = (weight_OI / self._scale_O[:, None]).round().to(torch.int8).T.contiguous()
+        bytes_OI, self._scale_O = to_bytes(weight_OI.float() * smooth_I)
+        self._weight_IO = bytes_OI.T.contiguous()
         self._sum_O = self._weight_IO.sum(0, dtype=torch.int32)
         self._factor_I = 1 / smooth_I
         self._bias_O = None if bias_O is None else bias_O.float()
