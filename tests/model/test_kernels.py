@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -24,6 +26,7 @@ from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, piec
 from whimbrel.model.ops.kernels import Kernels, PackedLinear
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.quantization import Int8Linear, OneDnnInt8Linear, Quantization
+from whimbrel.model.ops.team import Team
 from whimbrel.types.hardware import Cpu
 
 promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."
@@ -316,3 +319,55 @@ def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
     x = torch.zeros(1, 1, 16)
     with pytest.raises(MemoryError):
         own.attend(x, x, x, torch.empty_like(x), seqs, scale=1.0, causal=False, window=None)
+
+
+def test_a_team_computes_the_same_bits(own: Kernels) -> None:
+    """Two threads take turns in leading a helper, and dismiss it at random times: no number is lost or computed twice."""
+    threading.Thread(target=own.help, daemon=True).start()
+    torch.manual_seed(8)
+    linear = PackedLinear(own, "float32", torch.randn(200, 96), torch.randn(200), "gelu")
+    inputs = [torch.randn(rows, 96) for rows in (1, 7, 16, 33)]
+    expected = [linear(x, torch.float32) for x in inputs]
+    wrong: list[int] = []
+    led: list[bool] = []
+
+    def run(seed: int) -> None:
+        turns = random.Random(seed)
+        for turn in range(300):
+            leads = bool(own.lead())
+            led.append(leads)
+            for number, x in enumerate(inputs):
+                if turns.random() < 0.05:
+                    own.dismiss()
+                if not torch.equal(linear(x, torch.float32), expected[number]):
+                    wrong.append(turn)
+            if leads:
+                own.leave()
+
+    threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert any(led)
+
+
+def test_only_a_small_batch_that_is_alone_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            return lambda: calls.append(name) or name == "lead"
+
+    team = Team(Recorder(), 1, lambda: None)  # pyright: ignore[reportArgumentType]
+    with team.batch(16):
+        with team.batch(16):  # between two layers of the other
+            assert calls == ["lead", "dismiss"]
+        assert calls == ["lead", "dismiss"]
+    assert calls == ["lead", "dismiss", "leave"]
+    with team.batch(512):
+        assert calls[3:] == []
+    with pytest.raises(MemoryError), team.batch(1):
+        raise MemoryError
+    assert calls[3:] == ["lead", "leave"]

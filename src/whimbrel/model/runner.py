@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,6 +39,7 @@ from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.quantization import Quantization
+from whimbrel.model.ops.team import Team
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
@@ -103,6 +104,8 @@ class Runner:
                 for tower in self._cards:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
+        own = kernels() if self._copies is None else None
+        self._team = Team(own, plan.num_lanes, self.init_thread) if own is not None and plan.num_lanes > 1 else None
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
 
@@ -131,7 +134,9 @@ class Runner:
 
         `between_layers` is called between any two layers, in this thread; on a CPU it may launch another batch.
         """
-        return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
+        team = nullcontext() if self._team is None else self._team.batch(batch.num_tokens)
+        with team:
+            return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
 
     @torch.inference_mode()
     def _launch(

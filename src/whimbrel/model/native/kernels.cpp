@@ -80,6 +80,14 @@ int whimbrel_has(int kind) {
 // Number of columns to which weights are padded.
 i64 whimbrel_panel() { return PANEL; }
 
+// Lead the team in this thread; 0 if another thread does. Until `whimbrel_leave`, products are shared with its helpers.
+int whimbrel_lead() { return open_team(); }
+void whimbrel_leave() { leave_team(); }
+// Send the helpers to sleep: another lane needs the processor.
+void whimbrel_dismiss() { team.open = 0; }
+// Help whoever leads. Does not return.
+void whimbrel_help() { help_team(); }
+
 // Pack a weight of (columns, inner) float32. `units` holds padded columns * units of 4 bytes; `scales` and `column_sums`, for int8, one
 // number for each padded column.
 void whimbrel_pack(int kind, const float* weight, i64 columns, i64 inner, std::uint32_t* units, float* scales, std::int32_t* column_sums) {

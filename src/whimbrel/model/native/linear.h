@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "product.h"
+#include "team.h"
 
 namespace whimbrel {
 
@@ -156,18 +157,20 @@ void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const We
     const i64 stride = up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
     const i64 block = std::min(rows, std::clamp(BLOCK_BYTES / 4 / stride / MAX_ROWS, i64{4}, BLOCK_ROWS / MAX_ROWS) * MAX_ROWS);
     auto* a = static_cast<std::uint32_t*>(scratch<0>(sizeof(std::uint32_t) * static_cast<std::size_t>(stride * block)));
-    auto* sums = static_cast<typename D::Sum*>(scratch<1>(sizeof(typename D::Sum) * PANEL * BLOCK_ROWS));
     float row_scales[BLOCK_ROWS];
     std::int32_t row_zeros[BLOCK_ROWS];
     for (i64 start = 0; start < rows; start += block) {
         const i64 count = std::min(block, rows - start);
         for (i64 r = 0; r < count; r++) write_units(D{}, x + (start + r) * x_stride, weight, a + r * stride, row_scales + r, row_zeros + r);
-        for (i64 column = 0; column < weight.columns; column += PANEL) {
-            const std::uint32_t* panel = weight.units + column / PANEL * units * PANEL;
+        auto run_panel = [&](i64 number) {
+            auto* sums = static_cast<typename D::Sum*>(scratch<1>(sizeof(typename D::Sum) * PANEL * BLOCK_ROWS));
+            const std::uint32_t* panel = weight.units + number * units * PANEL;
             for (i64 k = 0; k < units; k += BLOCK_UNITS)
                 product<D>(count, a + k, stride, panel + k * PANEL, std::min(BLOCK_UNITS, units - k), sums, PANEL, k == 0);
+            const i64 column = number * PANEL;
             finish(sums, count, weight, column, row_scales, row_zeros, out + start * out_stride + column, out_stride);
-        }
+        };
+        in_parallel(panels_of(weight.columns), run_panel);
     }
 }
 

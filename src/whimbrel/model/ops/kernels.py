@@ -44,6 +44,10 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     ),
     "quantize": (None, (_POINTER, _INT, _LONG, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
     "finish": (None, (_INT, _POINTER, _LONG, _LONG, *[_POINTER] * 6, _INT)),
+    "lead": (_INT, ()),
+    "leave": (None, ()),
+    "dismiss": (None, ()),
+    "help": (None, ()),
     "attend": (
         _INT,
         (
@@ -71,6 +75,7 @@ class Kernels:
         self.pack, self.linear, self.quantize, self.finish = (
             functions[key] for key in ("pack", "linear", "quantize", "finish")
         )
+        self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
         self._attend, self._norm, self._gate = (functions[key] for key in ("attend", "norm", "gate"))
 
     def attend(

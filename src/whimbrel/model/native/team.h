@@ -1,0 +1,90 @@
+// Threads that help the only lane which is busy. A lone small batch then runs on several cores.
+//
+// A lane that leads opens the team, and helpers spin until it closes. Work is shared in parts whose results do not depend on who
+// computes them. Another lane that starts closes the team: the leader goes on alone.
+#pragma once
+
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdint>
+#include <new>
+
+namespace whimbrel {
+
+struct Team {
+    std::atomic<std::int32_t> open{0};
+    std::atomic<std::uint32_t> job{0};  // odd while there is one
+    std::atomic<std::int64_t> next{0};
+    std::atomic<std::int32_t> inside{0};  // helpers that may be at work
+    std::atomic<bool> failed{false};
+    std::int64_t count = 0;
+    void (*run)(void*, std::int64_t) = nullptr;
+    void* context = nullptr;
+
+    void work() {
+        try {
+            for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) run(context, i);
+        } catch (const std::bad_alloc&) {
+            failed = true;
+        }
+    }
+};
+
+inline Team team;
+inline std::atomic<bool> led{false};
+inline thread_local bool leads = false;
+
+// Run f(i) for all i below `count`, with the team if this thread leads it. Throws std::bad_alloc.
+template <class F>
+void in_parallel(std::int64_t count, F& f) {
+    if (!leads || count < 2 || !team.open.load()) {
+        for (std::int64_t i = 0; i < count; i++) f(i);
+        return;
+    }
+    team.count = count, team.context = &f, team.failed = false;
+    team.run = [](void* context, std::int64_t i) { (*static_cast<F*>(context))(i); };
+    team.next = 0;
+    team.job.fetch_add(1);
+    team.work();
+    team.job.fetch_add(1);  // who comes now finds none
+    while (team.inside.load()) _mm_pause();
+    if (team.failed) throw std::bad_alloc();
+}
+
+// Become the leader and wake the helpers. False if another thread leads.
+inline bool open_team() {
+    bool none = false;
+    if (!led.compare_exchange_strong(none, true)) return false;
+    leads = true;
+    team.open = 1;
+    syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+    return true;
+}
+
+inline void leave_team() {
+    team.open = 0;
+    leads = false;
+    led = false;
+}
+
+// Help until the process ends.
+inline void help_team() {
+    for (;;) {
+        while (!team.open.load()) syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+        while (team.open.load()) {
+            const std::uint32_t job = team.job.load();
+            if (job % 2 == 0) {
+                _mm_pause();
+                continue;
+            }
+            team.inside.fetch_add(1);
+            if (team.job.load() == job) team.work();
+            team.inside.fetch_sub(1);
+        }
+    }
+}
+
+}  // namespace whimbrel

@@ -1,0 +1,60 @@
+"""Helpers of a lone small batch: threads that share its products while no other lane is busy.
+
+Lanes are the parallelism of a busy engine. A batch that is alone would leave all cores but one idle, so its products are shared
+in C++ (`native/team.h`) with helper threads, which spin while it runs and sleep otherwise. Each number of a product is computed
+by one thread, so the bits do not depend on the helpers.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Final
+
+from whimbrel.model.ops.kernels import Kernels
+
+_MOST_TOKENS: Final = 128
+"""Largest batch that is shared. Larger ones are split among lanes by the scheduler, as far as they have several texts."""
+_MOST_HELPERS: Final = 7
+
+_started: Final[set[int]] = set()
+_lock: Final = threading.Lock()
+
+
+class Team:
+    """The helpers, and the number of batches that run in this process."""
+
+    def __init__(self, kernels: Kernels, num_lanes: int, init_thread: Callable[[], None]) -> None:
+        self._kernels = kernels
+        self._num_running = 0
+        self._lock = threading.Lock()
+        self._start_helpers(min(num_lanes - 1, _MOST_HELPERS), init_thread)
+
+    @contextmanager
+    def batch(self, num_tokens: int) -> Generator[None]:
+        """Run a batch in this thread, with the helpers if it is small and alone."""
+        with self._lock:
+            self._num_running += 1
+            alone = self._num_running == 1
+        leads = alone and num_tokens <= _MOST_TOKENS and bool(self._kernels.lead())
+        if not alone:
+            self._kernels.dismiss()
+        try:
+            yield
+        finally:
+            if leads:
+                self._kernels.leave()
+            with self._lock:
+                self._num_running -= 1
+
+    def _start_helpers(self, count: int, init_thread: Callable[[], None]) -> None:
+        def help_leaders() -> None:
+            init_thread()
+            self._kernels.help()
+
+        with _lock:  # the helpers serve all engines of this process
+            for number in range(count):
+                if number not in _started:
+                    _started.add(number)
+                    threading.Thread(target=help_leaders, name=f"whimbrel-helper-{number}", daemon=True).start()
