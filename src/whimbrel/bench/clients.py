@@ -134,7 +134,10 @@ def _collect(workers: Sequence[_Worker], progress: Progress | None) -> list[Repo
                 raise
             deadline = monotonic() + _PATIENCE
             _tell_all(workers, "stop")
-    return [reports[worker.reports] for worker in workers]
+    found = [reports[worker.reports] for worker in workers]
+    if deadline is not None and not any(report.interrupted for report in found):  # they had just ended by themselves
+        found[0] = replace(found[0], interrupted=True)
+    return found
 
 
 def _tell_all(workers: Sequence[_Worker], message: object) -> None:
