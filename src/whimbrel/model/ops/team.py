@@ -1,4 +1,4 @@
-"""Helpers of a lone small batch: threads that share its products while no other lane is busy.
+"""Helpers of a lone small batch.
 
 Lanes are the parallelism of a busy engine. A batch that is alone would leave all cores but one idle, so its products are shared
 in C++ (`native/team.h`) with helper threads, which spin while it runs and sleep otherwise. Each number of a product is computed
