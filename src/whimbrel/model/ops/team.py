@@ -1,8 +1,8 @@
 """Helpers of a lone small batch.
 
-Lanes are the parallelism of a busy engine. A batch that is alone would leave all cores but one idle, so its products are shared
-in C++ (`native/team.h`) with helper threads, which spin while it runs and sleep otherwise. Each number of a product is computed
-by one thread, so the bits do not depend on the helpers.
+Lanes are the parallelism of a busy engine. A batch that is alone would leave all cores but one idle. So its products are
+shared in C++ (`native/team.h`) with helper threads, which spin while it runs. Each number of a product is computed by one
+thread, so the bits do not depend on the helpers.
 """
 
 from __future__ import annotations
