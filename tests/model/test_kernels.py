@@ -225,6 +225,18 @@ def test_seqs_after_a_prefix(own: Kernels) -> None:
         assert torch.equal(attend(q[rows], k[rows], v[rows], make_layout([20]), scores)[10:], out[start : start + 10])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_that_a_window_hides_from_all_keys(own: Kernels, dtype: torch.dtype) -> None:
+    """Far expansion tokens of a late-interaction query, to which nothing attends: 0, as from SDPA."""
+    layout = make_layout([100, 40], num_keys=[10, 40])
+    q, k, v = torch.randn(140, 6, 16).to(dtype).split((2, 2, 2), dim=1)
+    for causal in (False, True):
+        scores = ScoreOptions(0.3, causal=causal, window=20)
+        out, expected = attend(q, k, v, layout, scores), attend_reference(q, k, v, layout, scores)
+        assert expected[30:100].isnan().all()
+        assert _near(out, expected.nan_to_num(), 2e-6 if dtype == torch.float32 else 1e-2)
+
+
 def test_nan_in_one_seq_stays_there(own: Kernels) -> None:
     layout = make_layout([20, 20])
     q, k, v = torch.randn(40, 6, 16).split((2, 2, 2), dim=1)
