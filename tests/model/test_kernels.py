@@ -313,6 +313,15 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
     assert "compiled from other sources" in caplog.text
 
 
+def test_a_library_that_cannot_be_loaded_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "kernels.so").write_text("for another machine")
+    monkeypatch.setattr(kernels, "library", lambda _: tmp_path / "kernels.so")
+    assert kernels.kernels.__wrapped__() is None
+    assert "cannot be loaded" in caplog.text
+
+
 def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -324,6 +333,19 @@ def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert native.compile_kernels() == "there are none for linux on aarch64"
     assert not any(tmp_path.iterdir())
+
+
+def test_a_build_in_a_tree_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiler, whose command has a space, fails; what it should have replaced stays."""
+    compiler = tmp_path / "a compiler"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    for name in native.INSTRUCTION_SETS:
+        (tmp_path / f"kernels.{name}.so").mkdir()  # no file that could be removed, whoever runs this
+    monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
+    monkeypatch.setattr(native, "fingerprint", lambda: 2)
+    monkeypatch.setenv("CXX", f"'{compiler}' -m64")
+    assert "Is a directory" in (native.compile_kernels() or "")
 
 
 def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
