@@ -387,16 +387,16 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     assert any(led)
 
 
-def test_only_a_small_batch_that_is_alone_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_small_batch_that_is_alone_is_shared() -> None:
     calls: list[str] = []
 
     class Recorder:
         def __getattr__(self, name: str) -> Any:
             return lambda: calls.append(name) or name == "lead"
 
-    team = Team(Recorder(), 1, lambda: None)  # pyright: ignore[reportArgumentType]
+    team, other = (Team(Recorder(), 1, lambda: None) for _ in range(2))  # pyright: ignore[reportArgumentType]
     with team.batch(16):
-        with team.batch(16):  # between two layers of the other
+        with other.batch(16):  # of another engine, or between two layers of the first
             assert calls == ["lead", "dismiss"]
         assert calls == ["lead", "dismiss"]
     assert calls == ["lead", "dismiss", "leave"]
