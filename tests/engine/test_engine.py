@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
 from typing import Any
 
@@ -18,6 +20,7 @@ from fakes import FakeRunner, block, ids, install
 from texts import TEXTS
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, Overloaded, TooLarge, TooLong, Unavailable
+from whimbrel.model.ops import team
 from whimbrel.types.request import Request
 
 
@@ -195,6 +198,18 @@ def test_overload_is_refused_at_the_door(runner: type[FakeRunner]) -> None:
         runner.gate.set()
         for future in (*running, *queued):
             future.result(30)
+
+
+def test_a_closed_engine_frees_its_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though the threads that help its lanes stay."""
+    monkeypatch.setattr(team, "_started", set[int]())
+    engine = Engine(dtype="float32")
+    engine.embed("a")
+    runner = weakref.ref(engine._lanes._runner)
+    engine.close()
+    del engine
+    gc.collect()
+    assert runner() is None
 
 
 def test_closing_finishes_what_was_accepted(runner: type[FakeRunner]) -> None:

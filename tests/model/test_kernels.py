@@ -225,6 +225,18 @@ def test_seqs_after_a_prefix(own: Kernels) -> None:
         assert torch.equal(attend(q[rows], k[rows], v[rows], make_layout([20]), scores)[10:], out[start : start + 10])
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_queries_that_a_window_hides_from_all_keys(own: Kernels, dtype: torch.dtype) -> None:
+    """Far expansion tokens of a late-interaction query, to which nothing attends: 0, as from SDPA."""
+    layout = make_layout([100, 40], num_keys=[10, 40])
+    q, k, v = torch.randn(140, 6, 16).to(dtype).split((2, 2, 2), dim=1)
+    for causal in (False, True):
+        scores = ScoreOptions(0.3, causal=causal, window=20)
+        out, expected = attend(q, k, v, layout, scores), attend_reference(q, k, v, layout, scores)
+        assert expected[30:100].isnan().all()
+        assert _near(out, expected.nan_to_num(), 2e-6 if dtype == torch.float32 else 1e-2)
+
+
 def test_nan_in_one_seq_stays_there(own: Kernels) -> None:
     layout = make_layout([20, 20])
     q, k, v = torch.randn(40, 6, 16).split((2, 2, 2), dim=1)
@@ -301,6 +313,15 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
     assert "compiled from other sources" in caplog.text
 
 
+def test_a_library_that_cannot_be_loaded_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    (tmp_path / "kernels.so").write_text("for another machine")
+    monkeypatch.setattr(kernels, "library", lambda _: tmp_path / "kernels.so")
+    assert kernels.kernels.__wrapped__() is None
+    assert "cannot be loaded" in caplog.text
+
+
 def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -312,6 +333,19 @@ def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert native.compile_kernels() == "there are none for linux on aarch64"
     assert not any(tmp_path.iterdir())
+
+
+def test_a_build_in_a_tree_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiler, whose command has a space, fails; what it should have replaced stays."""
+    compiler = tmp_path / "a compiler"
+    compiler.write_text("#!/bin/sh\nexit 1\n")
+    compiler.chmod(0o755)
+    for name in native.INSTRUCTION_SETS:
+        (tmp_path / f"kernels.{name}.so").mkdir()  # no file that could be removed, whoever runs this
+    monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
+    monkeypatch.setattr(native, "fingerprint", lambda: 2)
+    monkeypatch.setenv("CXX", f"'{compiler}' -m64")
+    assert "Is a directory" in (native.compile_kernels() or "")
 
 
 def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
@@ -353,16 +387,16 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     assert any(led)
 
 
-def test_only_a_small_batch_that_is_alone_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_a_small_batch_that_is_alone_is_shared() -> None:
     calls: list[str] = []
 
     class Recorder:
         def __getattr__(self, name: str) -> Any:
             return lambda: calls.append(name) or name == "lead"
 
-    team = Team(Recorder(), 1, lambda: None)  # pyright: ignore[reportArgumentType]
+    team, other = (Team(Recorder(), 1, lambda: None) for _ in range(2))  # pyright: ignore[reportArgumentType]
     with team.batch(16):
-        with team.batch(16):  # between two layers of the other
+        with other.batch(16):  # of another engine, or between two layers of the first
             assert calls == ["lead", "dismiss"]
         assert calls == ["lead", "dismiss"]
     assert calls == ["lead", "dismiss", "leave"]

@@ -105,7 +105,7 @@ class Runner:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
         own = kernels() if self._copies is None else None
-        self._team = Team(own, plan.num_lanes, self.init_thread) if own is not None and plan.num_lanes > 1 else None
+        self._team = Team(own, plan.num_lanes, _lower_priority) if own is not None and plan.num_lanes > 1 else None
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
 

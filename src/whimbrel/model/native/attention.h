@@ -1,7 +1,8 @@
 // Attention over a ragged batch: softmax(q k^T) v within each seq, without padding.
 //
 // Keys are taken in blocks that begin at multiples of BLOCK_KEYS, with a running maximum and sum (the online softmax of
-// arXiv:2205.14135). A query's result depends on its own keys alone: it has the same bits in any batch, and in any piece of its text.
+// arXiv:2205.14135). A query's result depends on its own keys alone: it has the same bits in any batch, and in any piece of its text. It
+// is 0 if a window hides all keys.
 #pragma once
 
 #include <algorithm>
@@ -124,11 +125,11 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
         float most[BLOCK_QUERIES], total[BLOCK_QUERIES];
         std::fill(most, most + count, -std::numeric_limits<float>::infinity());
         std::fill(total, total + count, 0.0f);
-        const i64 low = scores.window < 0 ? 0 : std::max<i64>(0, first - scores.window);
+        const auto first_key = [&](i64 query) { return scores.window < 0 ? 0 : std::max<i64>(0, query - scores.window); };
         const i64 ahead = scores.causal ? 0 : scores.window;
         const i64 high = ahead < 0 ? num_keys : std::min(num_keys, first + count + ahead);
         bool begin = true;
-        for (i64 key = low / BLOCK_KEYS * BLOCK_KEYS; key < high; key += BLOCK_KEYS) {
+        for (i64 key = first_key(first) / BLOCK_KEYS * BLOCK_KEYS; key < high; key += BLOCK_KEYS) {
             const i64 end = std::min(key + BLOCK_KEYS, high), columns = end - key;
             const i64 stride = BLOCK_KEYS + 16;
             for (i64 column = 0; column < columns; column += PANEL)
@@ -136,7 +137,7 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
             for (i64 r = 0; r < count; r++) {
                 float* s = at.scores + r * stride;
                 const i64 query = first + r;
-                const i64 from = scores.window < 0 ? 0 : std::max<i64>(0, query - scores.window - key);
+                const i64 from = std::max<i64>(0, first_key(query) - key);
                 const i64 to = ahead < 0 ? columns : std::min(columns, query + ahead + 1 - key);
                 if (to <= from) {
                     std::memset(at.weights + r * stride, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(up_to(columns, PANEL) / D::per_unit));
@@ -171,9 +172,10 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
             begin = false;
         }
         for (i64 r = 0; r < count; r++) {
+            const bool sees_none = first_key(first + r) >= num_keys;
             const Floats share = all(1.0f / total[r]);
             for (i64 k = 0; k < width; k += W)
-                store(out + (row + r) * out_stride + k, mul(load(at.sums + r * padded + k), share), width - k);
+                store(out + (row + r) * out_stride + k, sees_none ? zero() : mul(load(at.sums + r * padded + k), share), width - k);
         }
     }
 }

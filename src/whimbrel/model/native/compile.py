@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -66,7 +67,7 @@ def _compile(command: str, name: str) -> str | None:
     to = library(name)
     part = to.with_suffix(f".{os.getpid()}")
     arguments = [
-        *command.split(),
+        *shlex.split(command),
         *_FLAGS,
         f"-DSOURCES={fingerprint()}u",
         *INSTRUCTION_SETS[name],
@@ -76,12 +77,12 @@ def _compile(command: str, name: str) -> str | None:
     ]
     try:
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
-    except OSError as error:
-        return f"{command}: {error.strerror}"
-    if done.returncode:
+        if done.returncode == 0:
+            part.replace(to)
+            return None
         part.unlink(missing_ok=True)
         to.unlink(missing_ok=True)
-        first = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
-        return f"{command} failed for {name}: {first}"
-    part.replace(to)
-    return None
+    except OSError as error:
+        return f"{command}: {error.strerror}"
+    first = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
+    return f"{command} failed for {name}: {first}"

@@ -169,7 +169,9 @@ class PackedLinear:
         """Return the result in `dtype`, float32 or bfloat16. Raises MemoryError."""
         if x_RI.stride(-1) != 1:
             x_RI = x_RI.contiguous()
-        rows = x_RI.shape[0]
+        rows, inner = x_RI.shape
+        assert inner == self._inner
+        assert x_RI.dtype in (torch.float32, _NARROW)
         out_RO = torch.empty(rows, self._columns, dtype=dtype)
         failed = self._linear(
             self._kind, self._activation, x_RI.data_ptr(), x_RI.dtype == _NARROW, x_RI.stride(0), rows, *self._weight,
@@ -188,20 +190,22 @@ def kernels() -> Kernels | None:
     name = instruction_set(cpu())
     if name is None or not library(name).exists():
         return None
-    if not _is_current(name):
-        logging.getLogger("whimbrel").warning(
-            "The kernels were compiled from other sources, and PyTorch's are used. Build Whimbrel anew: pip install -e ."
-        )
+    if (problem := _problem(name)) is not None:
+        logging.getLogger("whimbrel").warning("The kernels %s, and PyTorch's are used.", problem)
         return None
     return Kernels(name)
 
 
-def _is_current(name: str) -> bool:
-    sources = getattr(ctypes.CDLL(str(library(name))), "whimbrel_sources", None)
-    if sources is None:
-        return False
-    sources.restype = ctypes.c_uint
-    return sources() == fingerprint()
+def _problem(name: str) -> str | None:
+    try:
+        sources = getattr(ctypes.CDLL(str(library(name))), "whimbrel_sources", None)
+    except OSError as error:
+        return f"cannot be loaded ({error})"
+    if sources is not None:
+        sources.restype = ctypes.c_uint
+    if sources is None or sources() != fingerprint():
+        return "were compiled from other sources (build Whimbrel anew: pip install -e .)"
+    return None
 
 
 def instruction_set(found: Cpu) -> str | None:
@@ -234,7 +238,7 @@ def product_kind(dtype: torch.dtype) -> Kind | None:
 
 def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
     """Return whether `Kernels.norm` takes these tensors."""
-    of_rows = x_RD.dtype == torch.float32 and x_RD.dim() == 2 and weight_D.dim() == 1 and x_RD.is_contiguous()
+    of_rows = x_RD.dtype == torch.float32 and x_RD.is_contiguous() and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
     return of_rows and (added_RD is None or (added_RD.is_contiguous() and added_RD.shape == x_RD.shape))
 
 

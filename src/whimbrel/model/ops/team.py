@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from typing import Final
+from typing import ClassVar, Final
 
 from whimbrel.model.ops.kernels import Kernels
 
@@ -19,41 +19,44 @@ _MOST_TOKENS: Final = 128
 _MOST_HELPERS: Final = 7
 
 _started: Final[set[int]] = set()
+"""Numbers of the helpers, which serve all engines of this process."""
 _lock: Final = threading.Lock()
+"""Lock of what belongs to this process: helpers and the number of running batches."""
 
 
 class Team:
     """The helpers, and the number of batches that run in this process."""
 
+    _num_running: ClassVar = 0
+
     def __init__(self, kernels: Kernels, num_lanes: int, init_thread: Callable[[], None]) -> None:
+        """`init_thread` is called by each helper. It is kept until the process ends, as are the helpers."""
         self._kernels = kernels
-        self._num_running = 0
-        self._lock = threading.Lock()
         self._start_helpers(min(num_lanes - 1, _MOST_HELPERS), init_thread)
 
     @contextmanager
     def batch(self, num_tokens: int) -> Generator[None]:
         """Run a batch in this thread, with the helpers if it is small and alone."""
-        with self._lock:
-            self._num_running += 1
-            alone = self._num_running == 1
-        leads = alone and num_tokens <= _MOST_TOKENS and bool(self._kernels.lead())
-        if not alone:
-            self._kernels.dismiss()
+        with _lock:
+            Team._num_running += 1
+            alone = Team._num_running == 1
+            leads = alone and num_tokens <= _MOST_TOKENS and bool(self._kernels.lead())
+            if not alone:
+                self._kernels.dismiss()
         try:
             yield
         finally:
-            if leads:
-                self._kernels.leave()
-            with self._lock:
-                self._num_running -= 1
+            with _lock:
+                Team._num_running -= 1
+                if leads:
+                    self._kernels.leave()
 
     def _start_helpers(self, count: int, init_thread: Callable[[], None]) -> None:
         def help_leaders() -> None:
             init_thread()
             self._kernels.help()
 
-        with _lock:  # the helpers serve all engines of this process
+        with _lock:
             for number in range(count):
                 if number not in _started:
                     _started.add(number)
