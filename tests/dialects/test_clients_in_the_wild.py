@@ -328,7 +328,7 @@ def test_clients_of_tei_on_several_models(small: Small) -> None:
 def test_every_name_of_a_model_is_listed(tmp_path: Path) -> None:
     """langchain-ollama and mem0 look for a name in a list; Mistral's client reads more of each entry of /v1/models."""
     WRITE["dense"](tmp_path)
-    with Engine(str(tmp_path), served_name="dense", aliases=("embed", "embed-2")) as engine:  # pyright: ignore[reportCallIssue]
+    with Engine(str(tmp_path), dtype="float32", served_name="dense", aliases=("embed", "embed-2")) as engine:  # pyright: ignore[reportCallIssue]
         app, names = Recorder(engine), ["dense", "embed", "embed-2"]
         for path in ("/v1/models", "/models"):
             assert [each["id"] for each in app.ask(path)["data"]] == names

@@ -469,7 +469,7 @@ ALLOWED = {
     "bench/clients.py": ["multiprocessing", "multiprocessing.get_context", "multiprocessing.connection",
                          "multiprocessing.connection.Connection", "multiprocessing.connection.wait"],
     "bench/offline.py": ["concurrent.futures.process", "multiprocessing", "multiprocessing.active_children",
-                         "multiprocessing.get_context"],
+                         "multiprocessing.connection", "multiprocessing.connection.Connection", "multiprocessing.get_context"],
     "bench/picture.py": [".import_module"],  # of matplotlib, an extra
     "checkpoint/chat_template.py": ["jinja2", "jinja2.TemplateError", "jinja2.meta", "jinja2.nodes", "jinja2.ext",
                          "jinja2.ext.loopcontrols", "jinja2.sandbox", "jinja2.sandbox.ImmutableSandboxedEnvironment"],
