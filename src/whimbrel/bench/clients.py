@@ -135,9 +135,14 @@ def _collect(workers: Sequence[_Worker], progress: Progress | None) -> list[Repo
             deadline = monotonic() + _PATIENCE
             _tell_all(workers, "stop")
     found = [reports[worker.reports] for worker in workers]
-    if deadline is not None and not any(report.interrupted for report in found):  # they had just ended by themselves
-        found[0] = replace(found[0], interrupted=True)
-    return found
+    return found if deadline is None else _interrupted(found)
+
+
+def _interrupted(reports: list[Report]) -> list[Report]:
+    """Return the reports with one that was interrupted, also if the clients had just ended by themselves."""
+    if any(report.interrupted for report in reports):
+        return reports
+    return [replace(reports[0], interrupted=True), *reports[1:]]
 
 
 def _tell_all(workers: Sequence[_Worker], message: object) -> None:
