@@ -8,6 +8,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two test processes that spin take each other's cores
+os.environ.setdefault("WHIMBREL_HELPERS", "0")  # they spin, too
 
 from collections.abc import Generator, Iterator
 from pathlib import Path

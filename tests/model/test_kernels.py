@@ -26,7 +26,7 @@ from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, piec
 from whimbrel.model.ops.kernels import Kernels, PackedLinear
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.quantization import Int8Linear, OneDnnInt8Linear, Quantization
-from whimbrel.model.ops.team import Team
+from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.types.hardware import Cpu
 
 promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."
@@ -387,6 +387,13 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     assert any(led)
 
 
+def test_the_environment_limits_the_helpers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for stated, found in (("", 3), ("many", 3), ("0", 0), ("2", 2), ("99", 3)):
+        monkeypatch.setenv("WHIMBREL_HELPERS", stated)
+        assert num_helpers(4) == found
+    assert num_helpers(1) == 0
+
+
 def test_only_a_small_batch_that_is_alone_is_shared() -> None:
     calls: list[str] = []
 
@@ -394,7 +401,7 @@ def test_only_a_small_batch_that_is_alone_is_shared() -> None:
         def __getattr__(self, name: str) -> Any:
             return lambda: calls.append(name) or name == "lead"
 
-    team, other = (Team(Recorder(), 1, lambda: None) for _ in range(2))  # pyright: ignore[reportArgumentType]
+    team, other = (Team(Recorder(), 0, lambda: None) for _ in range(2))  # pyright: ignore[reportArgumentType]
     with team.batch(16):
         with other.batch(16):  # of another engine, or between two layers of the first
             assert calls == ["lead", "dismiss"]

@@ -1,8 +1,8 @@
 """Runs the tests that depend on the processor as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
 
 Each level below this machine's own, which the other tests run at, is a child process with the switches that hold oneDNN, ATen,
-MKL and OpenBLAS back; "torch" is this machine without Whimbrel's kernels; "invented" also has products whose bits depend on the
-number of rows (invented.py).
+MKL and OpenBLAS back; "invented" is this machine without Whimbrel's kernels, with products whose bits depend on the number of
+rows (invented.py). "torch", where it is named, is this machine without Whimbrel's kernels.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def run(level: str) -> bool:
 def main() -> None:
     """All levels below this machine's own and the invented one, or those that are named."""
     print(f"this machine: {cpu()}", flush=True)
-    levels = sys.argv[1:] or [*(level for level in reachable() if level != cpu().level), "torch", "invented"]
+    levels = sys.argv[1:] or [*(level for level in reachable() if level != cpu().level), "invented"]
     for level in LEVELS:
         if level not in reachable():
             print(f"{level}: skipped, this machine cannot imitate it", flush=True)

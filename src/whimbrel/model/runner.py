@@ -39,7 +39,7 @@ from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.ops.team import Team
+from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
@@ -105,7 +105,8 @@ class Runner:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
         own = kernels() if self._copies is None else None
-        self._team = Team(own, plan.num_lanes, _lower_priority) if own is not None and plan.num_lanes > 1 else None
+        helpers = num_helpers(plan.num_lanes)
+        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers else None
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
 

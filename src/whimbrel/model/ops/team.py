@@ -7,6 +7,7 @@ thread, so the bits do not depend on the helpers.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
@@ -24,15 +25,21 @@ _lock: Final = threading.Lock()
 """Lock of what belongs to this process: helpers and the number of running batches."""
 
 
+def num_helpers(num_lanes: int) -> int:
+    """Return the number of helpers beside a lane: at most WHIMBREL_HELPERS, if the environment says a number."""
+    stated = os.environ.get("WHIMBREL_HELPERS", "")
+    return max(0, min(num_lanes - 1, int(stated) if stated.isdecimal() else _MOST_HELPERS))
+
+
 class Team:
     """The helpers, and the number of batches that run in this process."""
 
     _num_running: ClassVar = 0
 
-    def __init__(self, kernels: Kernels, num_lanes: int, init_thread: Callable[[], None]) -> None:
+    def __init__(self, kernels: Kernels, num_helpers: int, init_thread: Callable[[], None]) -> None:
         """`init_thread` is called by each helper. It is kept until the process ends, as are the helpers."""
         self._kernels = kernels
-        self._start_helpers(min(num_lanes - 1, _MOST_HELPERS), init_thread)
+        self._start_helpers(num_helpers, init_thread)
 
     @contextmanager
     def batch(self, num_tokens: int) -> Generator[None]:

@@ -1,7 +1,8 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
-Three libraries are tried: numpy, whose OpenBLAS has kernels for small products on some processors; torch.mm; and oneDNN. The
-first that has shapes whose bits agree (`row_blocks.py`) is used: a token may be anywhere in a product of any shape.
+Four ways are tried: numpy, whose OpenBLAS has kernels for small products on some processors; our own kernels; torch.mm, whose
+bits may depend on addresses on Intel's processors; and oneDNN. The first that has shapes whose bits agree (`row_blocks.py`) is
+used: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
@@ -17,12 +18,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whimbrel.model.ops import kernels
 from whimbrel.model.ops.cpu import has_small_kernels
 from whimbrel.model.ops.prepacked import packed_linear, prepacked_supported
 from whimbrel.model.ops.row_blocks import RowBlocks, find_shapes
 from whimbrel.model.ops.trials import Finding, begin, cancelling
 
-Library: TypeAlias = Literal["numpy", "torch", "onednn"]
+Library: TypeAlias = Literal["numpy", "whimbrel", "torch", "onednn"]
 
 _CPU: Final = torch.device("cpu")
 _STEP: Final = 16
@@ -65,7 +67,11 @@ class TileProducts:
 
 def find_tile_products(width: int) -> Finding[TileProducts]:
     """Begin the search for products of vectors with this width."""
-    suits = {"numpy": has_small_kernels() and _SMALL // (width * _STEP) >= _STEP, "onednn": prepacked_supported(_CPU)}
+    suits = {
+        "numpy": has_small_kernels() and _SMALL // (width * _STEP) >= _STEP,
+        "whimbrel": kernels.kernels() is not None,
+        "onednn": prepacked_supported(_CPU),
+    }
     return begin(_Kind(width, tuple(library for library in MULTIPLY if suits.get(library, True))))
 
 
@@ -125,6 +131,13 @@ def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -
     np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
 
 
+def _multiply_own(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
+    del size  # any number of rows has the same bits
+    own = kernels.kernels()
+    assert own is not None
+    out_TQ.copy_(kernels.PackedLinear(own, "float32", query_DQ.T, None, "identity")(x_TD, torch.float32))
+
+
 def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
     for start in range(0, len(x_TD), size):
         rows = slice(start, start + size)
@@ -140,6 +153,7 @@ def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: in
 
 MULTIPLY: Final[dict[Library, Callable[[Tensor, Tensor, Tensor, int], None]]] = {
     "numpy": _multiply_stack,
+    "whimbrel": _multiply_own,
     "torch": _multiply_each,
     "onednn": _multiply_prepacked,
 }
