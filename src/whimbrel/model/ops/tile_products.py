@@ -1,7 +1,7 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
-Four ways are tried: numpy, whose OpenBLAS has kernels for small products on some processors; our own kernels; torch.mm, whose
-bits may depend on addresses on Intel's processors; and oneDNN. The first that has shapes whose bits agree (`row_blocks.py`) is
+Four ways are tried: numpy, whose OpenBLAS has kernels for small products on some processors; our own kernels; oneDNN; and
+torch.mm, whose bits may depend on addresses on Intel's processors. The first that has shapes whose bits agree (`row_blocks.py`) is
 used: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
@@ -24,7 +24,7 @@ from whimbrel.model.ops.prepacked import packed_linear, prepacked_supported
 from whimbrel.model.ops.row_blocks import RowBlocks, find_shapes
 from whimbrel.model.ops.trials import Finding, begin, cancelling
 
-Library: TypeAlias = Literal["numpy", "whimbrel", "torch", "onednn"]
+Library: TypeAlias = Literal["numpy", "whimbrel", "onednn", "torch"]
 
 _CPU: Final = torch.device("cpu")
 _STEP: Final = 16
@@ -154,7 +154,7 @@ def _multiply_prepacked(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: in
 MULTIPLY: Final[dict[Library, Callable[[Tensor, Tensor, Tensor, int], None]]] = {
     "numpy": _multiply_stack,
     "whimbrel": _multiply_own,
-    "torch": _multiply_each,
     "onednn": _multiply_prepacked,
+    "torch": _multiply_each,
 }
 """Products by library, the fastest first."""
