@@ -1,8 +1,8 @@
 """Tile products of MaxSim on a CPU: document tokens times query tokens, in shapes that give a similarity the same bits.
 
 Four ways are tried: numpy, whose OpenBLAS has kernels for small products on some processors; our own kernels; oneDNN; and
-torch.mm, whose bits may depend on addresses on Intel's processors. The first that has shapes whose bits agree (`row_blocks.py`) is
-used: a token may be anywhere in a product of any shape.
+torch.mm, whose bits may depend on addresses on Intel's processors. The first that has shapes whose bits agree
+(`row_blocks.py`) is used: a token may be anywhere in a product of any shape.
 
 Shapes: T document tokens, Q query tokens, D width.
 """
