@@ -35,20 +35,13 @@ struct InFloat32 {
 };
 
 #ifdef __AVX512BF16__
-struct InBfloat16 {
-    using Sum = float;
-    using Vector = Floats;
+struct InBfloat16 : InFloat32 {
     static constexpr int per_unit = 2;
-    static Vector none() { return zero(); }
     static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
         const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
         asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));  // GCC 12 spills with the intrinsic
         return sum;
     }
-    static Vector load_columns(const std::uint32_t* p) { return load(reinterpret_cast<const float*>(p)); }
-    static Vector load_sums(const float* p) { return load(p); }
-    static Vector plus(Vector a, Vector b) { return add(a, b); }
-    static void store_sums(float* p, Vector x) { store(p, x); }
 };
 #endif
 
