@@ -33,6 +33,7 @@ def create_app(
     allowed_hosts: Sequence[str] = (),
     cors_origins: Sequence[str] = (),
     public_metrics: bool = False,
+    playground: bool = True,
     root_path: str = "",
     forwarded_allow_ips: Sequence[str] = (),
     **options: Unpack[Options],
@@ -51,6 +52,7 @@ def create_app(
         allowed_hosts=allowed_hosts,
         cors_origins=cors_origins,
         public_metrics=public_metrics,
+        playground=playground,
         root_path=read_root_path(root_path),
         forwarded_allow_ips=read_proxies(forwarded_allow_ips),
     )

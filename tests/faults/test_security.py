@@ -29,7 +29,7 @@ from serving import Server
 from texts import TEXTS
 from whimbrel import Client, Engine, errors
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.guards import OPEN_PATHS, Keys
+from whimbrel.server.app.guards import OPEN_PAGES, OPEN_PATHS, Keys
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import ModelRegistry
 
@@ -94,7 +94,8 @@ def routes() -> list[tuple[str, str]]:
 def test_H1_every_route_but_the_health_checks_asks_for_a_key(method: str, path: str) -> None:
     app = create_app(ModelRegistry(FakeEmbedder()), guards=KEYS)
     told = asyncio.run(call(app, method, path, body=b'{"input":"a"}', headers={"content_type": "application/json"}))
-    assert told.status == (200 if path in OPEN_PATHS else 401)
+    is_page = path in OPEN_PAGES or path.startswith("/assets/")
+    assert told.status == (200 if path in OPEN_PATHS or (method != "POST" and is_page) else 401)
     assert ("www-authenticate" in told.headers) == (told.status == 401)
     if method != "HEAD" and told.status == 401:
         assert not told.body or b"API key" in told.body  # in the shape of the route's dialect; TEI's is empty
@@ -111,6 +112,7 @@ def test_H1_with_a_key_every_route_answers(method: str, path: str) -> None:
 
 def test_H1_the_open_routes_are_these() -> None:
     assert sorted(OPEN_PATHS) == ["/health", "/health/live", "/health/ready", "/ping"]
+    assert sorted(OPEN_PAGES) == ["/", "/docs", "/openapi.json"]
 
 
 @pytest.mark.parametrize("public", [False, True])

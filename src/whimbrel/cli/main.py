@@ -167,6 +167,9 @@ def serve(
     public_metrics: Annotated[
         bool, flag("--public-metrics", "Serve /metrics without an API key.", panel=SECURITY_PANEL)
     ] = False,
+    no_playground: Annotated[
+        bool, flag("--no-playground", "Answer browsers at / as programs are answered.", panel=SECURITY_PANEL)
+    ] = False,
     ssl_certfile: Annotated[
         Path | None,
         option("PATH", "Speak TLS with this certificate chain (PEM). SIGHUP reads it again.", panel=SECURITY_PANEL),
@@ -299,6 +302,7 @@ def serve(
             allowed_hosts=allowed_host or (),
             cors_origins=cors_origin or (),
             public_metrics=public_metrics,
+            playground=not no_playground,
             root_path=read_root_path(root_path),
             forwarded_allow_ips=read_proxies(forwarded_allow_ips or ()),
             secrets=[ssl_keyfile_password or ""],

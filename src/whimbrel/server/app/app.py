@@ -34,6 +34,7 @@ from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
+from whimbrel.server.pages.files import ASSETS, PLAYGROUND, accepts_html, page_files
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
@@ -49,7 +50,7 @@ class App:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         posts = [HTTPRoute(path, self, methods=["POST"]) for path in ROUTES_BY_PATH]  # for 404 and 405; see _route
-        self.routes = [*posts, *_GetRoutes(served).routes]
+        self.routes = [*posts, *_GetRoutes(served, playground=limits.playground).routes]
         self._router = Router(self.routes, redirect_slashes=False)
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
         self._proxies = ProxyRules(limits)
@@ -239,8 +240,9 @@ async def send_response(response: Response, scope: Scope, send: Send) -> None:
 class _GetRoutes:
     """The GET routes: health, models, metrics and documentation."""
 
-    def __init__(self, served: ModelRegistry) -> None:
+    def __init__(self, served: ModelRegistry, *, playground: bool) -> None:
         self._served = served
+        self._playground = playground
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
@@ -256,12 +258,13 @@ class _GetRoutes:
             "/health/ready": self._check_ready,
             "/ping": self._check_ready,
             "/info": self._info,
-            "/": self._check_ready,
+            "/": self._root,
             "/load": self._count_requests,
             "/metrics": self._render_metrics,
             "/openapi.json": self._openapi,
             "/docs": self._docs,
         }
+        handlers |= {f"{ASSETS}{name}": partial(_send_file, name) for name in page_files()}
         self.routes = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
     async def _page(self, page: GetRoute, http: HTTPRequest) -> HTTPResponse:
@@ -285,6 +288,11 @@ class _GetRoutes:
         if not self._served.ready:
             raise Unavailable(f"{self._served.status}.")
         return _json(b'{"status":"ok"}')
+
+    async def _root(self, http: HTTPRequest) -> HTTPResponse:
+        if self._playground and accepts_html(http.headers.get("accept", "")):
+            return await _send_file(PLAYGROUND, http)
+        return await self._check_ready(http)
 
     async def _info(self, http: HTTPRequest) -> HTTPResponse:
         models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
@@ -321,3 +329,12 @@ class _GetRoutes:
 
 def _json(content: bytes) -> HTTPResponse:
     return HTTPResponse(content, media_type="application/json")
+
+
+async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:
+    """Return a file of the pages, or status 304 where the browser has it."""
+    file = page_files()[name]
+    headers = file.headers | {"vary": "accept"}
+    if file.headers["etag"] in http.headers.get("if-none-match", ""):
+        return HTTPResponse(status_code=304, headers=headers)
+    return HTTPResponse(file.content, headers=headers)

@@ -20,10 +20,14 @@ from whimbrel.errors import Forbidden, HeadersTooLarge, MalformedHTTP, Unauthori
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import context_of, sanitize, send_error
 from whimbrel.server.http.exchange import KEPT_EXTENSION
+from whimbrel.server.pages.files import ASSETS, page_files
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Routes that need no key, for probes."""
+OPEN_PAGES: Final = frozenset({"/", "/docs", "/openapi.json"})
+"""Pages whose GET needs no key, since they are the same on every server. They ask for a key themselves and send it."""
 
+_ASSETS: Final = frozenset(ASSETS + name for name in page_files())
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
     "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-tokens",
@@ -58,7 +62,7 @@ class Keys:
 class GuardMiddleware:
     """ASGI middleware: limits of the head, then CORS if there are `origins`, then origin and key.
 
-    Every route but OPEN_PATHS requires a key if there are keys. The key's tenant is stored in the request's context.
+    Every route but OPEN_PATHS and pages requires a key if there are keys. The request's context stores the key's tenant.
     """
 
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
@@ -127,13 +131,17 @@ class GuardMiddleware:
         try:
             self._check_origin(scope)
             tenant = self._keys.tenant(scope["headers"])
-            if tenant is None and scope["path"] not in self._open:
+            if tenant is None and not self._is_open(scope):
                 raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
         except WhimbrelError as error:
             await send_error(error, scope, send, body=await context.read_small_body(scope["path"]))
         else:
             context.tenant = tenant or ""
             await self._app(scope, receive, send)
+
+    def _is_open(self, scope: Scope) -> bool:
+        path = scope["path"]
+        return path in self._open or (scope["method"] in ("GET", "HEAD") and (path in OPEN_PAGES or path in _ASSETS))
 
     def _check_origin(self, scope: Scope) -> None:
         """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)"""

@@ -34,6 +34,8 @@ class ServerLimits(HttpLimits):
     """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
     """True if /metrics needs no key."""
+    playground: bool = True
+    """True if / answers a browser with the playground."""
     root_path: str = ""
     """Prefix under which clients see the routes behind a proxy, without a slash at its end."""
     forwarded_allow_ips: tuple[str, ...] = ()
@@ -58,6 +60,7 @@ def read_server_limits(
     allowed_hosts: Sequence[str] = (),
     cors_origins: Sequence[str] = (),
     public_metrics: bool = False,
+    playground: bool = True,
     root_path: str = "",
     forwarded_allow_ips: Sequence[str] = (),
     secrets: Sequence[str] = (),
@@ -76,6 +79,7 @@ def read_server_limits(
         hosts=_hosts(allowed_hosts, address),
         origins=tuple(_origin(value) for value in cors_origins),
         public_metrics=public_metrics,
+        playground=playground,
         root_path=root_path,
         forwarded_allow_ips=tuple(forwarded_allow_ips),
     )

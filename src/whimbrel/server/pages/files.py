@@ -1,0 +1,58 @@
+"""Files of the pages, with the headers under which browsers run them.
+
+The pages load nothing but files of this folder and talk to nothing but this server, which the policy holds them to. They
+use relative URLs, so that they work under a proxy's prefix.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+ASSETS: Final = "/assets/"
+"""Prefix of the paths of scripts, styles and pictures."""
+PLAYGROUND: Final = "playground.html"
+
+POLICY: Final = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+)
+"""Content-Security-Policy: no inline script or style, nothing from elsewhere, no HTML made of strings."""
+_TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+
+
+@dataclass(frozen=True, slots=True)
+class PageFile:
+    """A file of the pages and the headers of its answer."""
+
+    content: bytes
+    headers: dict[str, str]
+
+
+@cache
+def page_files() -> dict[str, PageFile]:
+    """Return all files of the pages by name."""
+    paths = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in _TYPES)
+    return {path.name: _read(path) for path in paths}
+
+
+def _read(path: Path) -> PageFile:
+    content = path.read_bytes()
+    headers = {
+        "content-type": f"{_TYPES[path.suffix]}; charset=utf-8",
+        "content-security-policy": POLICY,
+        "x-content-type-options": "nosniff",
+        "referrer-policy": "no-referrer",
+        "cache-control": "no-cache",  # browsers ask each time, so a new release is never mixed with an old one
+        "etag": f'"{sha256(content).hexdigest()[:32]}"',
+    }
+    return PageFile(content, headers)
+
+
+def accepts_html(accept: str) -> bool:
+    """Return whether an Accept header names HTML, as browsers' do. Programs that take anything get JSON."""
+    kinds = [kind.strip().lower().replace(" ", "") for kind in accept.split(",")]
+    return any(kind.split(";")[0] == "text/html" and not kind.endswith((";q=0", ";q=0.0")) for kind in kinds)
