@@ -244,13 +244,13 @@ class _GetRoutes:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         self._playground = limits.playground
-        self._needs_key = bool(limits.api_keys)
+        self._docs_file = partial(docs_file, needs_key=bool(limits.api_keys), playground=limits.playground)
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
-        docs_file("", needs_key=self._needs_key)
+        self._docs_file("")
         handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
@@ -324,7 +324,7 @@ class _GetRoutes:
         return _json(openapi_json(http.scope.get("root_path", "")))
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
-        return _send_page(docs_file(str(http.base_url).rstrip("/"), needs_key=self._needs_key), http)
+        return _send_page(self._docs_file(str(http.base_url).rstrip("/")), http)
 
 
 def _json(content: bytes) -> HTTPResponse:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from whimbrel import __version__
 from whimbrel.dialects import APIS, Route
-from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OWN, openapi_document, post_operation
+from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_document, post_operation
 from whimbrel.server.app.routing import PathRoutes
 from whimbrel.server.pages.files import PageFile, page_headers
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
@@ -18,24 +18,30 @@ from whimbrel.server.pages.reference import Entry, Place, Section, reference_htm
 _BASE_URL: Final = "{base_url}"
 
 
-def docs_file(base_url: str, *, needs_key: bool) -> PageFile:
+def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
     """Return /docs for a server that the client calls by this URL."""
-    template, digest = _template(needs_key)
+    template, digest = _template(needs_key, playground)
     etag = sha256(f"{digest} {base_url}".encode()).hexdigest()
     return PageFile(template.replace(_BASE_URL, escape(base_url)).encode(), page_headers("text/html", etag))
 
 
 @cache
-def _template(needs_key: bool) -> tuple[str, str]:
+def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
     """Return the page with a placeholder for the URL, and its digest. It takes some 50 ms to make, once per process."""
-    page = docs_page(openapi_document(), base_url=_BASE_URL, needs_key=needs_key)
+    page = docs_page(openapi_document(), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
     return page, sha256(page.encode()).hexdigest()
 
 
-def docs_page(document: JSON, *, base_url: str, needs_key: bool = False) -> str:
+def docs_page(document: JSON, *, base_url: str, needs_key: bool = False, playground: bool = True) -> str:
     """Return the OpenAPI document as a page to read. Its script adds search and forms that send requests."""
-    schemas = document["components"]["schemas"]
-    return reference_html(sections(document), schemas, version=__version__, base_url=base_url, needs_key=needs_key)
+    return reference_html(
+        sections(document),
+        document["components"]["schemas"],
+        version=__version__,
+        base_url=base_url,
+        needs_key=needs_key,
+        playground=playground,
+    )
 
 
 def sections(document: JSON) -> list[Section]:
@@ -48,10 +54,11 @@ def sections(document: JSON) -> list[Section]:
             kind = (route.request_type, str(route.response_type), route.error_type, route.example)
             posts.setdefault(kind, []).append(route)
         entries = [_post_entry(routes, schemas) for routes in posts.values()]
-        entries += [_get_entry([page.path], document) for page in api.get_routes]
+        gets = [page.path for page in api.get_routes] or (OF_OPENAI if api is APIS[0] else ())
+        entries += [_get_entry([path], document) for path in gets]
         found.append(Section(api.name, api.about, entries))
     own: dict[str, list[str]] = {}
-    for path, summary, *_ in GETS:
+    for path, summary, *_ in (each for each in GETS if each[0] not in OF_OPENAI):
         own.setdefault(summary, []).append(path)
     return [*found, Section(OWN, ABOUT_OWN, [_get_entry(paths, document) for paths in own.values()])]
 

@@ -86,13 +86,16 @@ _ERRORS: Final = (
 """One error of each kind with its description. Status and body depend on the dialect."""
 
 
+OF_OPENAI: Final = ("/v1/models", "/v1/models/{model}")
+"""Paths of GETS that belong to OpenAI's API."""
 OWN: Final = "Server"
 ABOUT_OWN: Final = "What is served, how the server does, and what it offers."
 _TAGGED: Final = {
     "post": [(api.name, {route.path for route in api.routes}) for api in APIS],
     "get": [
         *((api.name, {page.path for page in api.get_routes}) for api in APIS),
-        (OWN, {path for path, *_ in GETS}),
+        (APIS[0].name, set(OF_OPENAI)),
+        (OWN, {path for path, *_ in GETS if path not in OF_OPENAI}),
     ],
 }
 """Names of APIs with their paths, by method."""

@@ -64,7 +64,7 @@ class Section:
         return f"{self.anchor}-{method}{_slug(entry.places[0].path) or 'root'}"
 
 
-def reference_html(  # noqa: PLR0913
+def reference_html(
     sections: Sequence[Section],
     schemas: JSON,
     *,
@@ -77,35 +77,37 @@ def reference_html(  # noqa: PLR0913
     page = _Page(sections, schemas, base_url)
     link = '<a href="./">Playground</a>' if playground else ""
     key = (
-        "<p>This server asks for an API key: send <code>Authorization: Bearer KEY</code>. This page can be read without one."
+        "It asks for an API key: send <code>Authorization: Bearer KEY</code>. This page can be read without one."
         if needs_key
-        else "<p>This server asks for no API key."
+        else "It asks for no API key."
     )
     return f"""<!doctype html>
 <html lang="en">
+<head>
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>Whimbrel API reference</title>
+<link rel="icon" href="assets/whimbrel.svg" type="image/svg+xml">
 <link rel="stylesheet" href="assets/common.css">
 <link rel="stylesheet" href="assets/docs.css">
 <script type="module" src="assets/docs.js"></script>
+</head>
 <body data-needs-key="{int(needs_key)}">
 <a class="skip" href="#routes">Skip to the routes</a>
-<header class="bar">
-<p class="brand">Whimbrel <span>{escape(version)}</span></p>
+<header class="top">
+<p class="brand"><img src="assets/whimbrel.svg" alt="" width="26" height="26">Whimbrel</p>
+<p class="small muted">version {_text(version)}</p>
 <nav aria-label="Pages">{link}<a href="docs" aria-current="page">API reference</a><a href="openapi.json">openapi.json</a></nav>
-<div id="key"></div>
 </header>
 <div class="columns">
 <aside>
 <div id="search"></div>
-<nav id="contents" aria-label="Routes">{page.contents()}</nav>
+<details class="toc" open><summary>Contents</summary><nav aria-label="Routes">{page.contents()}</nav></details>
 </aside>
 <main id="routes" tabindex="-1">
 <h1>API reference</h1>
-<p class="lead">The routes of this server, by the API that they belong to. Its address is <code>{escape(base_url)}</code>.
-{key}</p>
-<p id="found" role="status"></p>
+<p class="lead">The routes of this server at <code>{_text(base_url)}</code>, by the API that they belong to. {key}</p>
+<div id="tools"></div>
 {page.sections()}
 </main>
 </div>
@@ -121,6 +123,8 @@ class _Page:
         self._sections = sections
         self._schemas = schemas
         self._base_url = base_url
+        self._nested_at: dict[int, str] = {}
+        """The paths of the objects that an entry has shown, by identity."""
         self._at: dict[str, list[tuple[Place, Section, Entry]]] = {}
         """The bodies of POST at each path, those without selectors last."""
         for section in sections:
@@ -132,7 +136,7 @@ class _Page:
 
     def contents(self) -> str:
         lists = (
-            f'<h2><a href="#{section.anchor}">{escape(section.name)}</a></h2><ul>{"".join(self._links(section))}</ul>'
+            f'<h2><a href="#{section.anchor}">{_text(section.name)}</a></h2><ul>{"".join(self._links(section))}</ul>'
             for section in self._sections
         )
         return "".join(lists)
@@ -141,7 +145,7 @@ class _Page:
         for entry in section.entries:
             for place in entry.places:
                 method = "" if entry.method == "POST" else f"<b>{entry.method}</b> "
-                yield f'<li><a href="#{section.anchor_of(entry)}">{method}{escape(place.path)}</a>'
+                yield f'<li><a href="#{section.anchor_of(entry)}">{method}{_text(place.path)}</a>'
 
     def sections(self) -> str:
         return "\n".join(map(self._section, self._sections))
@@ -149,7 +153,7 @@ class _Page:
     def _section(self, section: Section) -> str:
         entries = "\n".join(self._entry(section, entry) for entry in section.entries)
         return (
-            f'<section aria-labelledby="{section.anchor}"><h2 id="{section.anchor}">{escape(section.name)}</h2>'
+            f'<section aria-labelledby="{section.anchor}"><h2 id="{section.anchor}">{_text(section.name)}</h2>'
             f"<p>{self._linked(section.about)}</p>{entries}{self._errors(section)}</section>"
         )
 
@@ -164,6 +168,7 @@ class _Page:
         return re.sub(f"<code>({known})</code>", link, inline(text))
 
     def _entry(self, section: Section, entry: Entry) -> str:
+        self._nested_at.clear()
         anchor, operation, path = section.anchor_of(entry), entry.operation, entry.places[0].path
         request: JSON = operation.get("requestBody", {}).get("content", {})
         answers: JSON = operation["responses"]["200"]["content"]
@@ -183,10 +188,10 @@ class _Page:
             parts.append(f'<details class="answer"><summary>Answer</summary>{answer}</details>')
         if others := ", ".join(f"`{kind}`" for kind in answers if kind != _JSON_TYPE):
             parts.append(f"<p>{inline(f'With another `Accept`: {others}.' if _JSON_TYPE in answers else others)}</p>")
-        parts.append(f'<div class="try"><pre class="curl"><code>{escape(self._curl(entry))}</code></pre></div>')
+        parts.append(f'<div class="try"><pre class="curl"><code>{_text(self._curl(entry))}</code></pre></div>')
         return (
             f'<details class="route" id="{anchor}"{attributes}{opened}><summary><h3><b class="{entry.method.lower()}">'
-            f"{entry.method}</b> <code>{escape(path)}</code></h3> <span>{inline(_summary(section, operation))}</span></summary>"
+            f"{entry.method}</b> <code>{_text(path)}</code></h3> <span>{inline(_summary(section, operation))}</span></summary>"
             f'<div class="body">{"".join(parts)}</div></details>'
         )
 
@@ -196,15 +201,15 @@ class _Page:
             yield f"Made for {_MADE_FOR[entry.made_for]}."
         first, *others = entry.places
         if others:
-            named = ", ".join(f"<code>{escape(place.path)}</code>{_with(place)}" for place in others)
+            named = ", ".join(f"<code>{_text(place.path)}</code>{_with(place)}" for place in others)
             yield f"The same at {named}."
         sharing = self._at.get(first.path, []) if entry.method == "POST" else []
         if len(sharing) > 1:
             rows = "; ".join(self._choice(*each, here=(section, entry)) for each in sharing)
-            yield f"On <code>{escape(first.path)}</code> the fields of the body decide: {rows}."
+            yield f"On <code>{_text(first.path)}</code> the fields of the body decide: {rows}."
 
     def _choice(self, place: Place, section: Section, entry: Entry, *, here: tuple[Section, Entry]) -> str:
-        name = escape(section.name)
+        name = _text(section.name)
         link = f"<b>{name}</b>" if (section, entry) == here else f'<a href="#{section.anchor_of(entry)}">{name}</a>'
         return f"{_selectors(place)}: {link}" if place.selectors else f"else {link}"
 
@@ -227,12 +232,12 @@ class _Page:
             return ""
         return (
             f'<details class="errors" id="{section.anchor}-errors"><summary><h3>Errors</h3> <span>Status codes and bodies of '
-            f'{escape(section.name)}</span></summary><div class="body">{"".join(tables)}</div></details>'
+            f'{_text(section.name)}</span></summary><div class="body">{"".join(tables)}</div></details>'
         )
 
     def _error_table(self, section: Section, entries: Sequence[Entry], *, of_all: bool) -> str:
-        names = dict.fromkeys(f"<code>{escape(entry.places[0].path)}</code>" for entry in entries)
-        title = f"Errors, {escape(section.name)}" + ("" if of_all else f": {', '.join(names)}")
+        names = dict.fromkeys(f"<code>{_text(entry.places[0].path)}</code>" for entry in entries)
+        title = f"Errors, {_text(section.name)}" + ("" if of_all else f": {', '.join(names)}")
         _, *refusals = entries[0].operation["responses"].items()
         rows = "".join(
             f"<tr><th scope=row><code>{status}</code><td>{inline(error['description'])}<td>{_bodies(error)}"
@@ -252,7 +257,7 @@ class _Page:
     def _fields(self, title: str, schema: JSON, prefix: str = "") -> str:
         struct = self._struct(schema)
         if "properties" not in struct:
-            return f"<p><b>{escape(title)}</b>: <code>{escape(self._type(schema))}</code></p>{self._nested('', schema)}"
+            return f"<p><b>{_text(title)}</b>: <code>{_text(self._type(schema))}</code></p>{self._nested('', schema)}"
         return self._table(title, struct, prefix)
 
     def _table(self, title: str, struct: JSON, prefix: str) -> str:
@@ -261,22 +266,25 @@ class _Page:
         for name, field in struct["properties"].items():
             anchor = f' id="{prefix}.{escape(name)}"' if prefix else ""
             mark = " <i>required</i>" if prefix and name in required else ""
+            kind = _text(self._type(field))
             about = inline(field.get("description", "")) + _default(field) + self._nested(name, field)
-            rows.append(
-                f"<tr{anchor}><th scope=row><code>{escape(name)}</code>{mark}<td><code>{escape(self._type(field))}</code><td>{about}"
-            )
+            rows.append(f"<tr{anchor}><th scope=row><code>{_text(name)}</code>{mark}<td><code>{kind}</code><td>{about}")
         return (
             f"<table><caption>{inline(title)}</caption><thead><tr><th scope=col>field<th scope=col>type<th scope=col>meaning"
             f"</thead><tbody>{''.join(rows)}</tbody></table>"
         )
 
     def _nested(self, name: str, schema: JSON) -> str:
-        """Return the tables of objects within a field, closed."""
-        tables = [
-            f"<details><summary>{inline(f'fields of `{path}`')}</summary>{self._table(f'`{path}`', struct, '')}</details>"
-            for path, struct in self._structs(name, schema)
-        ]
-        return "".join(tables)
+        """Return the tables of objects within a field, closed. One that the entry has shown before is named."""
+        parts: list[str] = []
+        for path, struct in self._structs(name, schema):
+            before = self._nested_at.setdefault(id(struct), path)
+            if before != path:
+                parts.append(f"<p>{inline(f'`{path}` has the fields of `{before}`.')}</p>")
+            else:
+                table = self._table(f"`{path}`", struct, "")
+                parts.append(f"<details><summary>{inline(f'fields of `{path}`')}</summary>{table}</details>")
+        return "".join(parts)
 
     def _structs(self, path: str, schema: JSON) -> Iterator[tuple[str, JSON]]:
         if "$ref" in schema:
@@ -307,9 +315,14 @@ class _Page:
         return str(schema.get("type", "any"))
 
 
+def _text(text: str) -> str:
+    """Return a text as HTML outside of attributes, where quotes need no escapes."""
+    return escape(text, quote=False)
+
+
 def inline(text: str) -> str:
     """Return the text as HTML, with <code> in place of backquotes."""
-    pieces = escape(text).split("`")
+    pieces = _text(text).split("`")
     return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))
 
 
@@ -324,7 +337,7 @@ def _slug(text: str) -> str:
 
 
 def _selectors(place: Place) -> str:
-    return " or ".join(f"<code>{escape(name)}</code>" for name in place.selectors)
+    return " or ".join(f"<code>{_text(name)}</code>" for name in place.selectors)
 
 
 def _with(place: Place) -> str:
@@ -336,7 +349,7 @@ def _default(field: JSON) -> str:
     value = field.get("default")
     if value in (None, [], {}) or "efault" in field.get("description", ""):
         return ""
-    return f" Default: <code>{escape(msgspec.json.encode(value).decode())}</code>."
+    return f" Default: <code>{_text(msgspec.json.encode(value).decode())}</code>."
 
 
 def _examples(content: JSON) -> list[str]:
@@ -345,4 +358,4 @@ def _examples(content: JSON) -> list[str]:
 
 def _bodies(error: JSON) -> str:
     examples = _examples(error.get("content", {}).get(_JSON_TYPE, {}))
-    return "<br>".join(f"<code>{escape(body)}</code>" for body in dict.fromkeys(examples))
+    return "<br>".join(f"<code>{_text(body)}</code>" for body in dict.fromkeys(examples))
