@@ -324,6 +324,8 @@ class _GetRoutes:
         return _json(openapi_json(http.scope.get("root_path", "")))
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
+        if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
+            return HTTPResponse(status_code=308, headers={"location": "../docs"})
         return _send_page(self._docs_file(str(http.base_url).rstrip("/")), http)
 
 

@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from whimbrel import __version__
 from whimbrel.dialects import APIS, Route
+from whimbrel.server.app.guards import OPEN_PAGES, OPEN_PATHS
 from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_document, post_operation
 from whimbrel.server.app.routing import PathRoutes
 from whimbrel.server.pages.files import PageFile, page_headers
@@ -69,4 +70,5 @@ def _post_entry(routes: Sequence[Route], schemas: JSON) -> Entry:
 
 
 def _get_entry(paths: Sequence[str], document: JSON) -> Entry:
-    return Entry("GET", [Place(path) for path in paths], document["paths"][paths[0]]["get"])
+    is_open = paths[0] in OPEN_PATHS | OPEN_PAGES
+    return Entry("GET", [Place(path) for path in paths], document["paths"][paths[0]]["get"], open=is_open)

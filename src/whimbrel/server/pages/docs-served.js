@@ -6,9 +6,9 @@ import { gives, readModels } from "./models.js";
 
 /** Kinds of models as the page's data-made-for names them: those made for a route, then those that may answer it too. */
 const KINDS = {
-  dense: [(model) => gives(model, "dense")],
+  dense: [(model) => gives(model, "dense"), (model) => gives(model, "multi_vector")],
   sparse: [(model) => gives(model, "sparse")],
-  multi_vector: [(model) => gives(model, "multi_vector"), (model) => gives(model, "dense")],
+  multi_vector: [(model) => gives(model, "multi_vector")],
   ranking: [(model) => model.card.outputs.scores?.width === 1, (model) => gives(model, "multi_vector"), (model) => gives(model, "dense")],
   classes: [(model) => model.card.outputs.scores?.width > 1, (model) => gives(model, "scores")],
   entities: [(model) => gives(model, "token_scores")],
@@ -33,13 +33,13 @@ export function served(needsKey) {
     onchange(listener) {
       listeners.push(listener);
     },
-    /** Return the name of the served model that fits a kind of route best, and whether it is made for it. */
+    /** Return the name of the served model that fits a kind of route best, whether it is made for it, and whether it answers. */
     choose(kind) {
       for (const [rank, fits] of (KINDS[kind] ?? [() => true]).entries()) {
         const model = state.models.find(fits);
-        if (model) return { name: model.name, suits: rank === 0 };
+        if (model) return { name: model.name, suits: rank === 0, answers: true };
       }
-      return { name: state.models[0]?.name ?? "", suits: false };
+      return { name: state.models[0]?.name ?? "", suits: false, answers: false };
     },
     /** Ask what is served. Without a key, where one is needed, the page says so and asks nothing. */
     async load() {

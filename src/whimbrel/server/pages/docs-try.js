@@ -23,7 +23,7 @@ export function buildTry(route, server) {
   const kind = labelled("Accept", h("select", {}, kinds.map((each) => h("option", { value: each }, each))));
   kind.node.hidden = !body || kinds.length < 2;
   model.node.hidden = true;
-  const advice = h("p", { class: "small muted", hidden: true }, "No served model is made for this route. Send it to see what the server says.");
+  const advice = h("p", { class: "small muted" });
   const send = h("button", { type: "button", class: "primary" }, "Send");
   const reset = body && h("button", { type: "button", class: "plain" }, "Reset");
   const reply = h("div", { class: "reply", role: "status" });
@@ -55,11 +55,14 @@ export function buildTry(route, server) {
 
   function offer() {
     const names = server.models.flatMap(({ names: all }) => all);
-    const { name, suits } = server.choose(madeFor);
+    const { name, suits, answers } = server.choose(madeFor);
     show(model.control, names.map((each) => h("option", { value: each }, each)));
     model.control.value = name;
     model.node.hidden = !(takesModel || inPath) || names.length < (inPath ? 1 : 2);
     advice.hidden = suits || names.length === 0;
+    advice.textContent = answers
+      ? `No served model is made for this route; ${name} answers it${madeFor === "ranking" ? " by the similarity of its vectors" : ""}.`
+      : "No served model is made for this route. Send it to see what the server says.";
     fill();
   }
 
@@ -77,7 +80,7 @@ export function buildTry(route, server) {
 
   async function run() {
     if (running) return running.abort();
-    if (server.needsKey && !server.key && !route.hasAttribute("data-open")) return server.ask();
+    if (server.needsKey && !server.key && !route.dataset.open) return server.ask();
     running = new AbortController();
     send.textContent = "Stop";
     const start = performance.now();
@@ -98,6 +101,13 @@ export function buildTry(route, server) {
       send.textContent = "Send";
     }
   }
+
+  const jump = h("button", { type: "button", class: "plain jump" }, "Try it");
+  jump.addEventListener("click", () => {
+    panel.scrollIntoView();
+    (body ?? send).focus({ preventScroll: true });
+  });
+  route.querySelector(".body").prepend(jump);
 
   send.addEventListener("click", run);
   reset?.addEventListener("click", () => {

@@ -6,10 +6,11 @@ The page can be read without its script, which adds the search and forms that se
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, cast
 
 import msgspec
 
@@ -44,6 +45,8 @@ class Entry:
     places: Sequence[Place]
     operation: JSON
     made_for: ModelKind = "any"
+    open: bool = False
+    """True if the route needs no key on any server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +145,12 @@ class _Page:
         return "".join(lists)
 
     def _links(self, section: Section) -> Iterator[str]:
+        paths = Counter(place.path for entry in section.entries for place in entry.places)
         for entry in section.entries:
             for place in entry.places:
                 method = "" if entry.method == "POST" else f"<b>{entry.method}</b> "
-                yield f'<li><a href="#{section.anchor_of(entry)}">{method}{_text(place.path)}</a>'
+                field = f" <small>{_text(place.selectors[0])}</small>" if paths[place.path] > 1 and place.selectors else ""
+                yield f'<li><a href="#{section.anchor_of(entry)}">{method}{_text(place.path)}{field}</a>'
 
     def sections(self) -> str:
         return "\n".join(map(self._section, self._sections))
@@ -173,6 +178,8 @@ class _Page:
         request: JSON = operation.get("requestBody", {}).get("content", {})
         answers: JSON = operation["responses"]["200"]["content"]
         data = {"method": entry.method, "path": path, "made-for": entry.made_for, "accept": " ".join(answers)}
+        if entry.open:
+            data["open"] = "1"
         if request:
             body = request[_JSON_TYPE]
             data["example"] = next(iter(_examples(body)))
@@ -293,10 +300,10 @@ class _Page:
                 yield path or "{}", struct
         for option in schema.get("anyOf", ()):
             yield from self._structs(path, option)
-        if schema.get("type") == "array" and isinstance(schema.get("items"), Mapping):
+        if schema.get("type") == "array" and isinstance(schema.get("items"), dict):
             yield from self._structs(f"{path}[]", schema["items"])
-        if isinstance(values := schema.get("additionalProperties"), Mapping):
-            yield from self._structs(f"{path}.*", dict(values))
+        if isinstance(values := schema.get("additionalProperties"), dict):
+            yield from self._structs(f"{path}.*", cast(JSON, values))
 
     def _type(self, schema: JSON) -> str:
         """Return a type in a few words; objects are shown apart."""
