@@ -6,12 +6,16 @@ import { askKey } from "./key.js";
 import { readModels } from "./models.js";
 import { makeTabs } from "./tabs.js";
 import { tab as compare } from "./tab-compare.js";
+import { tab as map } from "./tab-map.js";
+import { tab as request } from "./tab-request.js";
+import { tab as tokens } from "./tab-tokens.js";
 
 /**
  * The tabs, in order. A tab is {id, title, needs, fits(models), build(context)}: `fits` returns the models that it can use,
- * `needs` says what is missing if there are none, and `build` returns {node, open()}. `context` has {id, api, models, all}.
+ * `needs` says what is missing if there are none, and `build` returns {node, open()}. `context` has {id, api, models, all, titles}.
  */
-const TABS = [compare];
+const TABS = [compare, map, tokens, request];
+const TITLES = Object.fromEntries(TABS.map(({ id, title }) => [id, title]));
 
 const status = document.getElementById("status");
 const panels = document.getElementById("panels");
@@ -71,7 +75,7 @@ function build(models) {
   const control = makeTabs(document.getElementById("tabs"), panels, tabs, (id) => {
     const { tab, fitting, panel } = tabs.find((each) => each.id === id);
     if (!views.has(id)) {
-      views.set(id, tab.build({ id, api, models: fitting, all: models }));
+      views.set(id, tab.build({ id, api, models: fitting, all: models, titles: TITLES }));
       panel.append(views.get(id).node);
     }
     history.replaceState(null, "", `#${id}`);
