@@ -1,0 +1,99 @@
+/** Fields of the tabs' forms: lines of text, one text, a model, a choice. Each is {node, ...} with its value as a getter. */
+
+import { count, h, newId } from "./dom.js";
+
+function labelled(label, control, note) {
+  control.id ||= newId("field");
+  if (note) {
+    note.id ||= newId("note");
+    control.setAttribute("aria-describedby", note.id);
+  }
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control, note);
+}
+
+/**
+ * Return a field of one text per line: {node, lines, set(lines)}. `lines` has no empty ones and at most `max`; the field says
+ * when there are more.
+ */
+export function linesField(label, { lines = [], max, rows = 4, noun = "line", nouns }) {
+  const note = h("p", { class: "small muted", role: "status" });
+  const area = h("textarea", { rows, spellcheck: "false", oninput: () => describe() });
+  function describe() {
+    const total = read(area.value).length;
+    const cut = total > max;
+    note.className = cut ? "small warn-text" : "small muted";
+    note.textContent = cut ? `${count(total, noun, nouns)}; only the first ${max.toLocaleString("en")} are used.` : count(total, noun, nouns);
+  }
+  const field = {
+    node: labelled(label, area, note),
+    control: area,
+    get lines() {
+      return read(area.value).slice(0, max);
+    },
+    set(texts) {
+      area.value = texts.join("\n");
+      describe();
+    },
+  };
+  field.set(lines);
+  return field;
+}
+
+function read(value) {
+  return value.split(/\r?\n/).filter((line) => line.trim() !== "");
+}
+
+/** Return a field of one text: {node, text, set(text)}. With one row it is a single line, in which Enter runs the tab. */
+export function textField(label, { text = "", rows = 1, placeholder } = {}) {
+  const control = rows === 1
+    ? h("input", { type: "text", spellcheck: "false", autocomplete: "off", placeholder })
+    : h("textarea", { rows, spellcheck: "false", placeholder });
+  control.value = text;
+  return {
+    node: labelled(label, control),
+    control,
+    get text() {
+      return control.value;
+    },
+    set(value) {
+      control.value = value;
+    },
+  };
+}
+
+/** Return a choice: {node, value, setOptions(options)}. An option is a value, or [value, text]. A change runs the tab. */
+export function choiceField(label, options, { value } = {}) {
+  const control = h("select", {});
+  const field = {
+    node: labelled(label, control),
+    control,
+    get value() {
+      return control.value;
+    },
+    setOptions(choices, chosen = control.value) {
+      const pairs = choices.map((choice) => (Array.isArray(choice) ? choice : [choice, choice]));
+      control.replaceChildren(...pairs.map(([key, text]) => h("option", { value: key }, text)));
+      control.value = pairs.some(([key]) => key === chosen) ? chosen : (pairs[0]?.[0] ?? "");
+    },
+  };
+  field.setOptions(options, value);
+  return field;
+}
+
+/** Return a picker of models and their adapters: {node, name, model}. It is hidden where there is but one and `none` is not given. */
+export function modelField(models, { label = "Model", none, value } = {}) {
+  const options = models.flatMap((model) => model.names.map((name) => ({ name, model })));
+  const names = options.map(({ name }) => name);
+  const field = choiceField(label, none === undefined ? names : [["", none], ...names], { value });
+  field.node.hidden = options.length < 2;
+  return {
+    node: field.node,
+    control: field.control,
+    get name() {
+      return field.value;
+    },
+    get model() {
+      return options.find(({ name }) => name === field.value)?.model;
+    },
+  };
+}
