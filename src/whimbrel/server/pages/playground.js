@@ -5,13 +5,18 @@ import { count, h, show } from "./dom.js";
 import { askKey } from "./key.js";
 import { readModels } from "./models.js";
 import { makeTabs } from "./tabs.js";
+import { tab as classify } from "./tab-classify.js";
 import { tab as compare } from "./tab-compare.js";
+import { tab as entities } from "./tab-entities.js";
+import { tab as late } from "./tab-late.js";
+import { tab as rerank } from "./tab-rerank.js";
+import { tab as sparse } from "./tab-sparse.js";
 
 /**
  * The tabs, in order. A tab is {id, title, needs, fits(models), build(context)}: `fits` returns the models that it can use,
  * `needs` says what is missing if there are none, and `build` returns {node, open()}. `context` has {id, api, models, all}.
  */
-const TABS = [compare];
+const TABS = [compare, late, sparse, rerank, classify, entities];
 
 const status = document.getElementById("status");
 const panels = document.getElementById("panels");
