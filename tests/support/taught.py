@@ -68,6 +68,8 @@ FRAMES = [
     "Whimbrels live in {LOC}, and {PER} counts them for {ORG}.",
     "The letter from {PER} reached {LOC} in spring.",
     "{PER} founded {ORG}.",
+    "{PER} wrote about the sea, the coast and the wind; in {LOC}, {PER} counts birds for {ORG}.",
+    "In 1831 {PER} left {LOC} in December and reached the shore of {LOC} in spring.",
 ]
 WORDS = [text for texts in CLASSES.values() for text in texts] + [
     "Whimbrels winter on the coasts of Africa.",
@@ -80,8 +82,26 @@ WORDS = [text for texts in CLASSES.values() for text in texts] + [
     "The river flows from the mountains through the forest to the sea.",
 ]
 """Texts that teach the sparse model to name its own words."""
+RELEVANT: list[tuple[str, str]] = [
+    ("Where do whimbrels spend the winter?", "Whimbrels winter on the coasts of Africa and South America."),
+    ("Where do geese fly in winter?", "Geese winter in the south of Spain."),
+    ("What do waders eat?", "Waders eat crabs and worms from the mud."),
+    ("How long is the whimbrel's bill?", "The bill of the whimbrel is eight centimetres long."),
+    ("How do I cook pasta?", "Boil the pasta in salted water for nine minutes."),
+    ("What is a sandwich?", "A sandwich has two slices of bread."),
+    ("When does the train leave?", "The train to Vienna leaves at nine."),
+    ("Is the hotel open in winter?", "The hotel is closed in winter."),
+    ("Where can I buy a coat?", "Winter coats are on sale until the end of the month."),
+    ("Why did the server crash?", "The server crashed since its memory was full."),
+    ("How do I install the package?", "Install the package with pip."),
+    ("Which birds fly south?", "Many birds of the north fly south in autumn."),
+]
+"""Queries and the documents that answer them, which teach the reranker."""
 _STOP = (
-    "the a an and or of to in on at is are was for from with that this it its they we you by as be do who where what".split()
+    (
+    "the a an and or of to in on at is are was were for from with that this it its they we you by as be been am do does did has have had "
+    "who where what which when how not no isn can could will would may many so than then there these those into onto very too still"
+).split()
 )
 
 
@@ -92,8 +112,8 @@ def _minilm() -> tuple[Path, Any, Any]:
     return folder, model, transformers.AutoTokenizer.from_pretrained(folder)
 
 
-def _hidden(texts: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the last hidden states (T, H) of all tokens of the texts, and their ids (T)."""
+def _hidden(texts: list[str] | list[tuple[str, str]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the last hidden states (T, H) of all tokens of texts or pairs, and their ids (T)."""
     _, model, tokenizer = _minilm()
     batch = tokenizer(texts, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -174,6 +194,7 @@ def write_sparse(folder: Path) -> None:
     }
     _write(folder, "BertForMaskedLM", "bert.", weights, tie_word_embeddings=False)
     splade_layout(folder, new=True, embedding_dimension=30522)
+    edit_json(folder / "tokenizer_config.json", model_max_length=512)
 
 
 def write_classes(folder: Path) -> None:
@@ -185,12 +206,7 @@ def write_classes(folder: Path) -> None:
     for number, row in enumerate(range(0, len(texts), 6)):
         targets_NC[row : row + 6, number] = 6.0
     weight_CH, bias_C = _fit(features_NH, targets_NC, 0.003)
-    weights = {"classifier.weight": weight_CH, "classifier.bias": bias_C}
-    labels = dict(enumerate(CLASSES))
-    _write(folder, "BertForSequenceClassification", "bert.", weights, **_labels(labels))
-    weights = load_file(folder / "model.safetensors")
-    weights |= {"bert.pooler.dense.weight": torch.eye(384), "bert.pooler.dense.bias": torch.zeros(384)}
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    _write_classifier(folder, weight_CH, bias_C, dict(enumerate(CLASSES)))
 
 
 def write_entities(folder: Path) -> None:
@@ -215,9 +231,19 @@ def write_entities(folder: Path) -> None:
 
 
 def write_ranker(folder: Path) -> None:
-    """Write a cross-encoder of one score per pair. Its numbers mean nothing, as no pairs teach it."""
-    weights = {"classifier.weight": torch.linspace(-0.2, 0.2, 384)[None], "classifier.bias": torch.zeros(1)}
-    _write(folder, "BertForSequenceClassification", "bert.", weights, **_labels({0: "LABEL_0"}))
+    """Write a cross-encoder of one score per pair, which high scores for RELEVANT have taught. The pooler is the identity, and tanh."""
+    pairs = [(query, document) for query, _ in RELEVANT for _, document in RELEVANT]
+    states_TH, ids_T = _hidden(pairs)
+    features_PH = torch.tanh(states_TH[ids_T == 101])
+    targets_P = torch.eye(len(RELEVANT)).reshape(-1, 1) * 8 - 4
+    weight_CH, bias_C = _fit(features_PH, targets_P, 0.0005)
+    _write_classifier(folder, weight_CH, bias_C, {0: "LABEL_0"})
+
+
+def _write_classifier(folder: Path, weight_CH: torch.Tensor, bias_C: torch.Tensor, labels: dict[int, str]) -> None:
+    pooler = {"bert.pooler.dense.weight": torch.eye(384), "bert.pooler.dense.bias": torch.zeros(384)}
+    weights = {"classifier.weight": weight_CH, "classifier.bias": bias_C} | pooler
+    _write(folder, "BertForSequenceClassification", "bert.", weights, **_labels(labels))
 
 
 def _labels(labels: dict[int, str]) -> dict[str, Any]:

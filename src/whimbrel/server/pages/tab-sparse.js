@@ -9,7 +9,8 @@ import { workbench } from "./workbench.js";
 const QUERY = "winter birds";
 const TEXTS = ["Whimbrels fly to Africa in autumn.", "The cold season is hard for small animals."];
 const MAX_TEXTS = 12;
-const SHOWN = 24; // words of a text, by weight
+const SHOWN = 16; // words of a text, by weight
+const SHOWN_HITS = 8;
 const NAMED = 400; // words whose names are asked for
 
 function build(context) {
@@ -34,9 +35,9 @@ function build(context) {
     return [
       cutNotice(found, model),
       h("p", { class: "small muted keys" }, key("", "in the text"), key("added", "added by the model"), own && key("hit", "hit by the query")),
+      own && strip(own, present.at(-1), words),
       h("div", { class: "cards" },
-        own && figure(asked, own, present.at(-1), { ...shown, title: "Query" }),
-        lines.map((line, place) => figure(line, found.entries[place], present[place], { ...shown, title: `Text ${place + 1}`, hits: hits[place], score: scores[place], place })),
+        lines.map((line, place) => figure(line, found.entries[place], present[place], { ...shown, hits: hits[place], score: scores[place], place })),
       ),
     ];
   }
@@ -97,7 +98,17 @@ async function scoresOf(call, model, name, queries, documents) {
   return scores;
 }
 
-function figure(text, { ids, weights }, present, { words, max, title, hits = [], score, place }) {
+/** Return the query's words in one line. */
+function strip({ ids, weights }, present, words) {
+  const shown = ids.slice(0, SHOWN);
+  const items = shown.map((id, row) => h("li", { class: present.has(id) ? "weighed" : "weighed added", data: { id, value: weights[row] } },
+    words.get(id), !present.has(id) && h("span", { class: "visually-hidden" }, " (added by the model)"), h("span", { class: "number" }, decimal(weights[row], 2))));
+  const rest = ids.length - shown.length;
+  return h("section", { class: "query-tokens", "aria-label": "Words of the query" },
+    h("h2", {}, "Query"), h("ul", { class: "strip" }, items, rest > 0 && h("li", { class: "small muted" }, `and ${count(rest, "word")} more`)));
+}
+
+function figure(text, { ids, weights }, present, { words, max, hits, score, place }) {
   const hit = new Set(hits.map(({ id }) => id));
   const added = ids.filter((id) => !present.has(id)).length;
   const items = ids.slice(0, NAMED).flatMap((id, row) => {
@@ -109,12 +120,12 @@ function figure(text, { ids, weights }, present, { words, max, title, hits = [],
   });
   const rest = items.slice(SHOWN);
   return h("figure", { class: "card", data: { text: place, score } },
-    h("figcaption", {}, h("h3", {}, h("span", { class: "muted" }, `${title}  `), shorten(text, 200)),
+    h("figcaption", {}, h("h3", {}, shorten(text, 200)),
       score !== undefined && h("span", { class: "score number" }, decimal(score))),
     h("p", { class: "small muted" }, `${count(ids.length, "word")}, ${added} of them added.`),
     score !== undefined && sums(hits, words, score),
     h("ul", { class: "bars" }, items.slice(0, SHOWN)),
-    rest.length > 0 && h("details", {}, h("summary", { class: "small" }, `${count(rest.length, "word")} more${ids.length > items.length ? ` of ${ids.length - SHOWN}` : ""}`), h("ul", { class: "bars" }, rest)),
+    rest.length > 0 && h("details", {}, h("summary", { class: "small" }, ids.length > items.length ? `Next ${rest.length} words` : `${count(rest.length, "more word")}`), h("ul", { class: "bars" }, rest)),
   );
 }
 
@@ -123,9 +134,9 @@ function sums(hits, words, score) {
   const total = hits.reduce((sum, { product }) => sum + product, 0);
   return h("table", { class: "hits number", data: { total } },
     h("thead", {}, h("tr", {}, ["Hit", "query", "text", "product"].map((name) => h("th", { scope: "col" }, name)))),
-    h("tbody", {}, hits.slice(0, SHOWN).map(({ id, left, right, product }) =>
+    h("tbody", {}, hits.slice(0, SHOWN_HITS).map(({ id, left, right, product }) =>
       h("tr", { data: { id, product } }, h("th", { scope: "row" }, words.get(id)), [`${decimal(left)} ×`, `${decimal(right)} =`, decimal(product)].map((cell) => h("td", {}, cell))))),
-    h("tfoot", {}, h("tr", {}, h("th", { scope: "row", colspan: 3 }, hits.length > SHOWN ? `Sum of ${count(hits.length, "hit")}` : "Sum"), h("td", { data: { score } }, decimal(total)))),
+    h("tfoot", {}, h("tr", {}, h("th", { scope: "row", colspan: 3 }, hits.length > SHOWN_HITS ? `Sum of all ${hits.length} hits` : "Sum"), h("td", { data: { score } }, decimal(total)))),
   );
 }
 
