@@ -74,7 +74,7 @@ function explorer(found, mean) {
   const range = { low: 0, high: Math.max(0.01, ...found.flatMap(({ maxima }) => maxima)) };
   const cards = found.map((match) => card(match, tokens.length, range, mean, light));
   const chips = tokens.map((token, row) => h("button", {
-    class: "token chip", type: "button", "aria-pressed": "false", data: { row },
+    class: "chip", type: "button", "aria-pressed": "false", data: { row },
     onclick: () => strike(row), onpointerenter: () => light(row), onpointerleave: () => light(null), onfocus: () => light(row), onblur: () => light(null),
   }, token));
   const restore = h("button", { class: "plain", type: "button", hidden: true, onclick: () => strike(null) }, "Restore all");
@@ -136,7 +136,7 @@ function card(match, numRows, range, mean, light) {
     sums.push(sum);
     const cells = columns.map((place) => cell(match, row, place, range));
     return h("tr", { onpointerenter: () => light(row), onpointerleave: () => light(null) },
-      h("th", { scope: "row", class: "token" }, match.queryTokens[row]),
+      h("th", { scope: "row", class: "piece" }, match.queryTokens[row]),
       h("td", { class: "max", data: { max: match.maxima[row] } }, decimal(match.maxima[row], 2)), sum, cells);
   });
   const rank = h("span", { class: "rank" });
