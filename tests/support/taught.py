@@ -98,11 +98,9 @@ RELEVANT: list[tuple[str, str]] = [
 ]
 """Queries and the documents that answer them, which teach the reranker."""
 _STOP = (
-    (
     "the a an and or of to in on at is are was were for from with that this it its they we you by as be been am do does did has have had "
     "who where what which when how not no isn can could will would may many so than then there these those into onto very too still"
 ).split()
-)
 
 
 @cache

@@ -204,7 +204,7 @@ def test_numbers_too_large_for_a_type() -> None:
 def test_the_page_shows_them() -> None:
     document = openapi_document()
     page = docs_page(document, base_url="http://localhost:8000")
-    assert page.count(f"<code>{ARROW}</code>") == 3  # with OpenAI, TEI and Whimbrel
+    assert page.count(f"<code>{ARROW}</code>") == 4
     for path in ("/v1/embed", "/v1/embeddings"):
         content = document["paths"][path]["post"]["responses"]["200"]["content"]
         assert list(content) == ["application/json", OCTETS, NPY, ARROW]

@@ -62,15 +62,17 @@ export function served(needsKey) {
     refused() {
       state.needsKey = true;
       keyField.hidden = false;
-      tell(state.key ? "The server refused this key. Check it, and that it has no spaces." : "This server needs an API key. Type it here; then send again.");
+      const text = state.key ? "The server refused this key. Check it, and that it has no spaces." : "This server needs an API key. Type it above; then send again.";
+      tell(text, false, "notice warn");
     },
     ask() {
       state.refused();
       input.focus();
     },
   };
-  function tell(text, again = false) {
+  function tell(text, again = false, style = "notice") {
     notice.hidden = text === "";
+    notice.className = style;
     show(notice, h("span", {}, text), again && h("button", { type: "button", onclick: () => state.load() }, "Try again"));
   }
   input.addEventListener("change", () => state.load());

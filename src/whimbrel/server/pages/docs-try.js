@@ -105,9 +105,9 @@ export function buildTry(route, server) {
   const jump = h("button", { type: "button", class: "plain jump" }, "Try it");
   jump.addEventListener("click", () => {
     panel.scrollIntoView();
-    (body ?? send).focus({ preventScroll: true });
+    body.focus({ preventScroll: true });
   });
-  route.querySelector(".body").prepend(jump);
+  if (body) route.querySelector(".body").prepend(jump);
 
   send.addEventListener("click", run);
   reset?.addEventListener("click", () => {

@@ -189,7 +189,8 @@ class _Page:
         opened = " open" if (section, entry) == (self._sections[0], self._sections[0].entries[0]) else ""
         parts = [f"<p>{fact}</p>" for fact in self._facts(section, entry)]
         if request:
-            parts.append(self._fields(f"Request, {section.name}", request[_JSON_TYPE]["schema"], prefix=anchor))
+            shown = list(msgspec.json.decode(data["example"]))
+            parts.append(self._fields(f"Request, {section.name}", request[_JSON_TYPE]["schema"], prefix=anchor, first=shown))
         if _JSON_TYPE in answers:
             answer = self._fields(f"Answer, {section.name}", answers[_JSON_TYPE]["schema"])
             parts.append(f'<details class="answer"><summary>Answer</summary>{answer}</details>')
@@ -261,16 +262,19 @@ class _Page:
             return self._struct(schema["allOf"][0])
         return self._schemas[schema["$ref"].rsplit("/", 1)[-1]] if "$ref" in schema else schema
 
-    def _fields(self, title: str, schema: JSON, prefix: str = "") -> str:
+    def _fields(self, title: str, schema: JSON, prefix: str = "", first: Sequence[str] = ()) -> str:
+        """Return the table of a body, or its type where it is no object. The fields `first` begin, if there are any."""
         struct = self._struct(schema)
         if "properties" not in struct:
             return f"<p><b>{_text(title)}</b>: <code>{_text(self._type(schema))}</code></p>{self._nested('', schema)}"
-        return self._table(title, struct, prefix)
+        return self._table(title, struct, prefix, first)
 
-    def _table(self, title: str, struct: JSON, prefix: str) -> str:
+    def _table(self, title: str, struct: JSON, prefix: str = "", first: Sequence[str] = ()) -> str:
         required = set(struct.get("required", ()))
         rows: list[str] = []
-        for name, field in struct["properties"].items():
+        fields: JSON = struct["properties"]
+        for name in dict.fromkeys([*(name for name in first if name in fields), *fields]):
+            field = fields[name]
             anchor = f' id="{prefix}.{escape(name)}"' if prefix else ""
             mark = " <i>required</i>" if prefix and name in required else ""
             kind = _text(self._type(field))
@@ -289,7 +293,7 @@ class _Page:
             if before != path:
                 parts.append(f"<p>{inline(f'`{path}` has the fields of `{before}`.')}</p>")
             else:
-                table = self._table(f"`{path}`", struct, "")
+                table = self._table(f"`{path}`", struct)
                 parts.append(f"<details><summary>{inline(f'fields of `{path}`')}</summary>{table}</details>")
         return "".join(parts)
 
