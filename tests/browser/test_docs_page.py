@@ -173,6 +173,33 @@ def test_a_key_and_a_hostile_name(watch: Watched, locked: Server) -> None:
     expect(page.get_by_label("API key")).to_have_value("")
 
 
+def test_the_model_that_is_made_for_the_route_is_filled_in(watch: Watched, server: Server) -> None:
+    def model(name: str, outputs: dict[str, Any]) -> dict[str, Any]:
+        return {"card": {"outputs": outputs}, "plan": {"served_name": name, "adapters": {}}, "status": "ready"}
+
+    models = [
+        model("ranks", {"scores": {"width": 1}}),
+        model("embeds", {"dense": {}}),
+        model("sorts", {"scores": {"width": 3}}),
+    ]
+    answers = [{"status": 503, "json": {"error": {"message": "the model is being loaded."}}}, {"json": {"models": models}}]
+    watch.allow("status of 503")
+    watch.page.route("**/info", lambda route: route.fulfill(**answers.pop(0)))
+    page = open_docs(watch, server)
+    expect(page.get_by_text("the model is being loaded.")).to_be_visible()
+    page.get_by_role("button", name="Try again").click()
+    page.get_by_role("button", name="Open all").click()
+    for route, name in {"openai-v1-embeddings": "embeds", "jina-v1-rerank": "ranks", "vllm-classify": "sorts"}.items():
+        panel = page.locator(f"#{route} .try")
+        expect(panel.get_by_label("Model")).to_have_value(name)
+        expect(panel.get_by_label("Body")).to_have_value(re.compile(f'"model": "{name}"'))
+        expect(panel.get_by_text("No served model")).to_be_hidden()
+    panel = page.locator("#tei-embed-sparse .try")
+    expect(panel.get_by_text("No served model is made for this route.")).to_be_visible()
+    panel.get_by_label("Model").select_option("embeds")
+    expect(panel.get_by_label("Body")).to_have_value(re.compile('"model": "embeds"'))
+
+
 def test_a_body_that_is_no_json_and_a_server_that_is_gone(watch: Watched, server: Server) -> None:
     watch.allow(REFUSED, "ERR_FAILED|ERR_INTERNET_DISCONNECTED")
     page = open_docs(watch, server, "openai-v1-embeddings")

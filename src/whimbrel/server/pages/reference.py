@@ -120,7 +120,7 @@ def reference_html(
 
 
 class _Page:
-    """What all parts of the page refer to."""
+    """The parts of the page, with all that they refer to."""
 
     def __init__(self, sections: Sequence[Section], schemas: JSON, base_url: str) -> None:
         self._sections = sections
