@@ -6,6 +6,7 @@ Pages show what these models answer, so their numbers should mean something to a
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -98,11 +99,9 @@ RELEVANT: list[tuple[str, str]] = [
 ]
 """Queries and the documents that answer them, which teach the reranker."""
 _STOP = (
-    (
     "the a an and or of to in on at is are was were for from with that this it its they we you by as be been am do does did has have had "
     "who where what which when how not no isn can could will would may many so than then there these those into onto very too still"
 ).split()
-)
 
 
 @cache
@@ -268,3 +267,13 @@ def _tagged() -> tuple[list[str], list[set[str]]]:
         texts.append(text)
         wanted.append(kinds)
     return texts, wanted
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "late": write_late,
+    "sparse": write_sparse,
+    "ranker": write_ranker,
+    "classes": write_classes,
+    "entities": write_entities,
+}
+"""What writes a model of each kind."""
