@@ -6,6 +6,7 @@ Pages show what these models answer, so their numbers should mean something to a
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,13 @@ def _tagged() -> tuple[list[str], list[set[str]]]:
         texts.append(text)
         wanted.append(kinds)
     return texts, wanted
+
+
+KINDS: dict[str, Callable[[Path], None]] = {
+    "late": write_late,
+    "sparse": write_sparse,
+    "ranker": write_ranker,
+    "classes": write_classes,
+    "entities": write_entities,
+}
+"""What writes a model of each kind."""

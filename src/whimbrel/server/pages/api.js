@@ -28,7 +28,8 @@ export function messageOf(data) {
 
 function sentence(text) {
   const trimmed = text.trim();
-  const first = trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
+  const isPath = /^[\w.[\]]+: /.test(trimmed);
+  const first = isPath ? trimmed : trimmed.charAt(0).toUpperCase() + trimmed.slice(1);
   return /[.!?]$/.test(first) ? first : `${first}.`;
 }
 

@@ -2,6 +2,8 @@
 
 import { count, h, newId } from "./dom.js";
 
+const HUGE = 50_000; // characters
+
 function labelled(label, control, note) {
   control.id ||= newId("field");
   if (note) {
@@ -17,7 +19,7 @@ function labelled(label, control, note) {
  */
 export function linesField(label, { lines = [], max, rows = 4, noun = "line", nouns }) {
   const note = h("p", { class: "small muted", role: "status" });
-  const area = h("textarea", { rows, spellcheck: "false", oninput: () => describe() });
+  const area = h("textarea", { rows, spellcheck: "false", oninput: () => describe(), onbeforeinput: (event) => insertAtOnce(event, area) });
   function describe() {
     const total = read(area.value).length;
     const cut = total > max;
@@ -39,6 +41,15 @@ export function linesField(label, { lines = [], max, rows = 4, noun = "line", no
   return field;
 }
 
+/** Insert a huge text in one step. Browsers insert it line by line, which takes minutes. */
+function insertAtOnce(event, area) {
+  const text = event.data ?? event.dataTransfer?.getData("text/plain") ?? "";
+  if (text.length < HUGE) return;
+  event.preventDefault();
+  area.setRangeText(text, area.selectionStart, area.selectionEnd, "end");
+  area.dispatchEvent(new Event("input", { bubbles: true }));
+}
+
 function read(value) {
   return value.split(/\r?\n/).filter((line) => line.trim() !== "");
 }
@@ -47,7 +58,7 @@ function read(value) {
 export function textField(label, { text = "", rows = 1, placeholder } = {}) {
   const control = rows === 1
     ? h("input", { type: "text", spellcheck: "false", autocomplete: "off", placeholder })
-    : h("textarea", { rows, spellcheck: "false", placeholder });
+    : h("textarea", { rows, spellcheck: "false", placeholder, onbeforeinput: (event) => insertAtOnce(event, control) });
   control.value = text;
   return {
     node: labelled(label, control),

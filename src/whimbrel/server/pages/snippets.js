@@ -149,7 +149,7 @@ function plainLanguages(call, to) {
 function curl({ path, body }, { base, withKey }) {
   const key = withKey ? ` \\\n  -H "Authorization: Bearer $${VARIABLE}"` : "";
   if (body === undefined) return `curl ${shellQuoted(base + path)}${key}`;
-  const json = JSON.stringify(body);
+  const json = literal(body, JSON_STYLE, 2);
   const head = `curl ${shellQuoted(base + path)} -H 'Content-Type: application/json'${key} \\\n  `;
   return json.length > SHELL_LIMIT ? `${head}--data-binary @- <<'JSON'\n${json}\nJSON` : `${head}-d ${shellQuoted(json)}`;
 }
@@ -175,8 +175,9 @@ function javascript({ path, body }, { base, withKey }) {
   return `const answer = await fetch(${literal(base + path, JAVASCRIPT)}, ${options});\nif (!answer.ok) throw new Error(await answer.text());\nconsole.log(await answer.json());`;
 }
 
-const PYTHON = { true: "True", false: "False", null: "None", step: 4, spaced: false };
-const JAVASCRIPT = { true: "true", false: "false", null: "null", step: 2, spaced: true };
+const JSON_STYLE = { step: 2, spaced: false, lastComma: "" };
+const PYTHON = { true: "True", false: "False", null: "None", step: 4, spaced: false, lastComma: "," };
+const JAVASCRIPT = { true: "true", false: "false", null: "null", step: 2, spaced: true, lastComma: "," };
 
 /** Return a JSON value as a literal of a language, over several lines where it is long. `indent` is that of its last line. */
 function literal(value, style, indent = 0) {
@@ -188,7 +189,7 @@ function literal(value, style, indent = 0) {
     ? value.map((each) => literal(each, style, inner))
     : Object.entries(value).map(([name, each]) => `${JSON.stringify(name)}: ${literal(each, style, inner)}`);
   const [open, close] = Array.isArray(value) ? "[]" : "{}";
-  return `${open}${parts.map((part) => `${pad}${part},`).join("")}\n${" ".repeat(indent)}${close}`;
+  return `${open}${parts.map((part) => pad + part).join(",")}${style.lastComma}\n${" ".repeat(indent)}${close}`;
 }
 
 function flatLiteral(value, style) {

@@ -9,37 +9,33 @@ import { workbench } from "./workbench.js";
 
 const MAX = 1000;
 const NEIGHBOURS = 10;
-const WIDTH = 860;
-const HEIGHT = 620;
-const MARGIN = 34;
-const EXAMPLE = `The whimbrel has a curved bill and a striped crown.
-Curlews call over the marsh at dusk.
-Sandpipers run along the edge of the waves.
-Plovers nest on bare gravel.
+const LINKED = 5;
+const MARGIN = 30;
+const LABELLED = 60; // texts of which all have labels, where there is room
+const EXAMPLE = `Whimbrels and curlews are wading birds with curved bills.
+Many birds fly south in autumn and return in spring.
 Godwits fly from Alaska to New Zealand without a stop.
-Swifts sleep while they fly.
+Gulls nest on the cliffs by the sea.
+The owl hunts mice at night.
+Sandpipers are small birds that run along the waves.
 Knead the dough until it is smooth.
 Simmer the tomatoes with garlic and basil.
 Pancakes need milk, eggs and flour.
 Let the bread cool before you cut it.
 Season the soup with salt and pepper.
 Roast the potatoes until they are golden.
-The pointer is used after it was freed.
+The program crashes because of a null pointer.
 A deadlock occurs when two threads wait for each other.
-Use a hash table to find duplicates quickly.
+Use a hash table to find duplicates in the list.
 The compiler warns about an unused variable.
-Unit tests run on every commit.
-The query is slow because the index is missing.
+Our unit tests run on every commit.
+The database query is slow without an index.
 Heavy rain is expected in the afternoon.
 A cold front brings snow to the mountains.
-The wind will ease overnight.
-Fog lies over the valley this morning.
-It was the hottest July on record.
-The goalkeeper saved a penalty in the last minute.
-She won the marathon in just over two hours.
-The match went to extra time.
-He served three aces in a row.
-The team signed a new striker this summer.`.split("\n");
+The wind will ease and the night will be cold.
+It will be sunny and warm at the weekend.
+Fog and drizzle in the morning, then cloudy.
+The storm brings hail and strong wind.`.split("\n");
 
 function build(context) {
   const model = modelField(context.models);
@@ -66,39 +62,60 @@ function build(context) {
 }
 
 function draw(name, texts, vectors, { points, shares }) {
-  const places = scale(points);
+  let places = points;
+  let chosen = 0;
+  let near = [];
   const links = svg("g", { class: "links" });
   const labels = svg("g", { class: "labels", "aria-hidden": "true" });
-  const dots = places.map(([x, y], index) =>
+  const dots = points.map((_, index) =>
     svg("circle", {
-      class: "dot", cx: x.toFixed(1), cy: y.toFixed(1), r: texts.length > 300 ? 4 : 6, role: "option", tabindex: "-1", "aria-selected": "false",
+      class: "dot", r: texts.length > 300 ? 4 : 6, role: "option", tabindex: "-1", "aria-selected": "false",
       "aria-label": shorten(texts[index], 160), data: { index, x: points[index][0], y: points[index][1] },
     }, svg("title", {}, shorten(texts[index], 300))),
   );
-  const plot = svg("svg", { class: "map", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "listbox", "aria-label": "Map of the texts. Arrow keys move between points, Enter chooses one." }, links, svg("g", {}, dots), labels);
+  const plot = svg("svg", { class: "map", role: "listbox", "aria-label": "Map of the texts. Arrow keys move between points, Enter chooses one." }, links, svg("g", {}, dots), labels);
   const side = h("div", { class: "neighbours", "aria-live": "polite" });
 
   function choose(index) {
-    const near = vectors
+    chosen = index;
+    near = vectors
       .map((vector, other) => ({ other, cosine: cosine(vectors[index], vector) }))
       .filter(({ other }) => other !== index)
       .sort((a, b) => b.cosine - a.cosine)
       .slice(0, NEIGHBOURS);
-    const neighbours = new Set(near.map(({ other }) => other));
+    const neighbours = new Set(near.slice(0, LINKED).map(({ other }) => other));
     dots.forEach((dot, place) => {
       dot.classList.toggle("chosen", place === index);
       dot.classList.toggle("near", neighbours.has(place));
       dot.setAttribute("aria-selected", String(place === index));
       dot.setAttribute("tabindex", place === index ? "0" : "-1");
     });
-    show(links, near.slice(0, 5).map(({ other }) => svg("line", { x1: places[index][0], y1: places[index][1], x2: places[other][0], y2: places[other][1] })));
-    label(labels, places, texts, [index, ...near.slice(0, 5).map(({ other }) => other)], dots.length > 40);
+    annotate();
     show(side,
       h("h2", {}, "Nearest to"), h("p", { class: "chosen-text" }, shorten(texts[index], 400)),
       h("ol", {}, near.map(({ other, cosine: value }) =>
         h("li", {}, h("button", { type: "button", class: "plain neighbour", data: { index: other, cosine: value }, onclick: () => choose(other) },
           h("span", { class: "number" }, decimal(value)), h("span", {}, shorten(texts[other], 200)))))),
     );
+  }
+
+  /** Draw lines to the nearest points, and labels. */
+  function annotate() {
+    const linked = near.slice(0, LINKED).map(({ other }) => other);
+    show(links, linked.map((other) => svg("line", { x1: places[chosen][0], y1: places[chosen][1], x2: places[other][0], y2: places[other][1] })));
+    const rest = texts.length > LABELLED ? [] : texts.map((_, index) => index);
+    label(labels, places, texts, [...new Set([chosen, ...linked, ...rest])], 1 + linked.length, plot.viewBox.baseVal.width);
+  }
+
+  function lay({ width }) {
+    const height = Math.round(Math.min(640, Math.max(340, width * 0.72)));
+    plot.setAttribute("viewBox", `0 0 ${Math.round(width)} ${height}`);
+    places = scale(points, width, height);
+    dots.forEach((dot, index) => {
+      dot.setAttribute("cx", places[index][0].toFixed(1));
+      dot.setAttribute("cy", places[index][1].toFixed(1));
+    });
+    annotate();
   }
 
   function move(event) {
@@ -120,7 +137,9 @@ function draw(name, texts, vectors, { points, shares }) {
     const { index } = event.target.dataset;
     if (index !== undefined) choose(Number(index));
   });
+  plot.setAttribute("viewBox", "0 0 800 560");
   choose(0);
+  new ResizeObserver(([entry]) => entry.contentRect.width > 0 && lay(entry.contentRect)).observe(plot);
   const share = ((shares[0] + shares[1]) * 100).toFixed(0);
   return h("figure", { class: "map-figure", data: { model: name } },
     h("figcaption", {}, h("h2", {}, name), h("span", { class: "small muted" }, `${count(texts.length, "text")}; the two axes hold ${share}% of the variance, so judge by the cosines`)),
@@ -129,12 +148,12 @@ function draw(name, texts, vectors, { points, shares }) {
 }
 
 /** Return places in the picture, with one scale for both axes. */
-function scale(points) {
+function scale(points, width, height) {
   const ranges = [0, 1].map((axis) => points.reduce(([low, high], point) => [Math.min(low, point[axis]), Math.max(high, point[axis])], [Infinity, -Infinity]));
   const [wide, tall] = ranges.map(([low, high]) => high - low || 1e-9);
-  const factor = Math.min((WIDTH - 2 * MARGIN) / wide, (HEIGHT - 2 * MARGIN) / tall);
+  const factor = Math.min((width - 2 * MARGIN) / wide, (height - 2 * MARGIN) / tall);
   const [left, top] = ranges.map(([low, high]) => (low + high) / 2);
-  return points.map(([x, y]) => [WIDTH / 2 + (x - left) * factor, HEIGHT / 2 - (y - top) * factor]);
+  return points.map(([x, y]) => [width / 2 + (x - left) * factor, height / 2 - (y - top) * factor]);
 }
 
 /** Return the nearest point in a direction, or the same one. */
@@ -149,21 +168,28 @@ function towards(places, index, [dx, dy]) {
   return best;
 }
 
-/** Write texts beside points, the first ones first, where they hide no other. */
-function label(group, places, texts, first, few) {
+const pen = document.createElement("canvas").getContext("2d");
+
+/** Write texts beside their points, in the order of `order`, where they hide no other. The first `strong` are emphasised. */
+function label(group, places, texts, order, strong, room) {
+  const dots = places.map(([x, y]) => ({ left: x - 6, right: x + 6, top: y - 6, bottom: y + 6 }));
   const taken = [];
   const nodes = [];
-  const others = few ? [] : places.map((_, index) => index);
-  for (const index of new Set([...first, ...others])) {
-    const text = shorten(texts[index], 30);
+  pen.font = getComputedStyle(group).font;
+  order.forEach((index, rank) => {
+    const text = shorten(texts[index], 34);
     const [x, y] = places[index];
-    const width = 6.7 * text.length;
-    const toLeft = x + width + 12 > WIDTH;
-    const box = { left: toLeft ? x - 10 - width : x + 10, right: toLeft ? x - 10 : x + 10 + width, top: y - 9, bottom: y + 9 };
-    if (taken.some((other) => box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom)) continue;
-    taken.push(box);
-    nodes.push(svg("text", { class: index === first[0] ? "chosen" : first.includes(index) ? "near" : "", x: toLeft ? x - 10 : x + 10, y: y + 4.5, "text-anchor": toLeft ? "end" : "start" }, text));
-  }
+    const width = pen.measureText(text).width * (rank === 0 ? 1.08 : 1);
+    for (const toLeft of [false, true]) {
+      const left = toLeft ? x - 10 - width : x + 10;
+      const box = { left, right: left + width, top: y - 8, bottom: y + 8 };
+      const hides = (rank === 0 ? taken : [...taken, ...dots]).some((other) => box.left < other.right && other.left < box.right && box.top < other.bottom && other.top < box.bottom);
+      if (hides || box.left < 2 || box.right > room - 2) continue;
+      taken.push(box);
+      nodes.push(svg("text", { class: rank === 0 ? "chosen" : rank < strong ? "near" : "", x: left, y: y + 4.5 }, text));
+      break;
+    }
+  });
   show(group, nodes);
 }
 

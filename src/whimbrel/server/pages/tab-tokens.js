@@ -29,6 +29,7 @@ function build(context) {
     role.node.hidden = !hasRoles(model.model);
     role.control.value = role.node.hidden ? "" : role.value || "query";
     side.control.value = card.tokenizer.truncate;
+    if (Object.keys(card.text_formats).length) limit.set("");
   }
 
   async function run(call) {
@@ -98,18 +99,18 @@ function result({ name, model, role, side, limit }, tokens, counted, prompt, tex
       ["Text", `${count(Array.from(text).length, "character")}, ${count(tokens.length - numSpecial - numPrompt, "token")}`],
       ["Prompt", prompt ? `${JSON.stringify(prompt)}, ${count(numPrompt, "token")}` : "none"],
       ["Special tokens", numSpecial ? tokens.filter((token) => token.special).slice(0, 6).map(({ text: each }) => each).join(" ") : "none"],
-      added ? ["Added by the model", `${count(added, "token")}: ${addition(model, form, marker)}`] : null,
+      added ? ["Added by the model", `${count(added, "token")}: ${addition(model, form, marker, added)}`] : null,
       ["Limit", `${count(own, "token")}${form ? ` of a ${role}` : ""}${limit ? `; ${limit.toLocaleString("en")} here` : ""}`],
     ].filter(Boolean).map(([term, value]) => [h("dt", {}, term), h("dd", {}, value)])),
-    h("ol", { class: "tokens", "aria-label": "Tokens" }, tokens.slice(0, SHOWN).map((token, index) => chip(token, index, kinds))),
+    h("ol", { class: "tokens", "aria-label": "Tokens" }, chips(tokens.slice(0, SHOWN), kinds, { marker: form?.marker_id, filled: form?.expansion ? added - marker : 0 })),
     tokens.length > SHOWN && h("p", { class: "small muted" }, `The first ${SHOWN.toLocaleString("en")} of ${count(tokens.length, "token")} are shown.`),
     h("p", { class: "small muted token-key" }, h("span", { class: "token special" }, "special"), h("span", { class: "token prompt" }, "prompt"), h("span", { class: "token" }, "text"), h("span", { class: "token cut" }, "cut")),
   );
 }
 
-function addition(model, form, marker) {
+function addition(model, form, marker, added) {
   if (model.card.text_template) return "its chat template around the text";
-  const parts = [marker && "a marker of the text's kind", form?.expansion && "tokens that fill up a short text"].filter(Boolean);
+  const parts = [marker > 0 && "a marker of the text's kind", form?.expansion && added > marker && "tokens that fill up a short text"].filter(Boolean);
   return parts.join(" and ") || "around the text";
 }
 
@@ -124,6 +125,14 @@ function reason({ numCut, used, limit, own, side, role, model, counted }) {
   const stated = !limit && !role && own < model.card.max_length ? `, which --max-length set (the model allows ${model.card.max_length.toLocaleString("en")})` : "";
   const pair = counted ? "" : " A pair shares the limit, so its query takes some of it.";
   return `${count(numCut, "token")} ${where} ${numCut === 1 ? "is" : "are"} cut: ${whose}${stated} includes prompt and special tokens.${pair}`;
+}
+
+/** Return an item per token, and items for those that the model adds to texts of a role. */
+function chips(tokens, kinds, { marker, filled }) {
+  const items = tokens.map((token, index) => chip(token, index, kinds));
+  if (marker != null) items.splice(1, 0, h("li", { class: "token special", title: `id ${marker}` }, "marker"));
+  if (filled > 0) items.push(h("li", { class: "token special" }, `${count(filled, "token")} to fill up`));
+  return items;
 }
 
 function chip(token, index, { promptLength, cut }) {
