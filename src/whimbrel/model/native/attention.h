@@ -186,13 +186,12 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 const float previous = most[r], now = std::max(previous, largest(top));
                 most[r] = now;
                 // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
-                const float unit = D::scaled ? 1.0f : scores.scale, largest_log = D::scaled ? WEIGHT_LOG : 0.0f;
-                const Floats scale = all(unit), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : largest_log - now * unit);
+                const Floats scale = all(scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
                 for (i64 j = 0; j < up_to(columns, PANEL); j += W) {
                     const auto weight = [&] {
-                        const Floats x = fma(load(s + j), scale, shift);
-                        return D::scaled ? rough_power_of_2(x) : exponential(x);
+                        const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
+                        return D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : exponential(mul(x, scale));
                     };
                     const Floats e = j >= to ? zero() : keep(weight(), to - j);
                     if constexpr (D::scaled) sums = fma(e, load(at.value_scales + key + j), sums);
