@@ -8,10 +8,12 @@ from hashlib import sha256
 from html import escape
 from typing import Any, Final
 
+import msgspec
+
 from whimbrel import __version__
 from whimbrel.dialects import APIS, Route
 from whimbrel.server.app.guards import OPEN_PAGES, OPEN_PATHS
-from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_document, post_operation
+from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_json, post_operation
 from whimbrel.server.app.routing import PathRoutes
 from whimbrel.server.pages.files import PageFile, page_headers
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
@@ -29,7 +31,7 @@ def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
 @cache
 def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
     """Return the page with a placeholder for the URL, and its digest. It takes some 50 ms to make, once per process."""
-    page = docs_page(openapi_document(), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
+    page = docs_page(msgspec.json.decode(openapi_json()), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
     return page, sha256(page.encode()).hexdigest()
 
 

@@ -155,8 +155,14 @@ def _structs(infos: Sequence[Any]) -> Iterator[type]:
 
 
 def _schema(kinds: Sequence[Any]) -> JSON:
-    refs, _ = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=_REF)
-    return refs[0] if len(refs) == 1 else any_of(*refs)
+    refs = list(map(_reference, dict.fromkeys(kinds)))
+    return dict(refs[0]) if len(refs) == 1 else any_of(*refs)
+
+
+@cache  # routes share types, and msgspec takes its time
+def _reference(kind: Any) -> JSON:
+    (ref,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+    return ref
 
 
 def post_operation(group: PathRoutes, schemas: JSON) -> JSON:
