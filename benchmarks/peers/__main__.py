@@ -1,7 +1,8 @@
 """Whimbrel against other engines and servers: the same texts and weights, each peer with its own packages, rounds interleaved.
 
     python benchmarks/peers [--only NAME ...] [--tasks dense,rerank,token-vectors,sparse] [--kind engines|servers]
-                            [--workload NAME] [--rounds 3] [--quick] [--out results.json] [--build build/peers] [--table peers.toml]
+                            [--workload NAME] [--rounds 3] [--quick] [--out results.json] [--build build/peers]
+                            [--table peers.toml]
 
 The table of peers is peers.toml. Its environments are built below --build by pip, once. Checkpoints are written there too
 (models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
