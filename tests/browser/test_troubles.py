@@ -138,7 +138,7 @@ def test_ten_thousand_lines(playground: Page) -> None:
     panel.get_by_role("textbox").fill("\n".join(f"line {number} of birds" for number in range(10_000)))
     expect(panel.locator(".inputs")).to_contain_text("10,000 texts; only the first 1,000 are used")
     held: list[Route] = []
-    playground.route("**/v1/embeddings", lambda route: held.append(route))
+    playground.route("**/v1/embeddings", lambda route: held.append(route))  # noqa: PLW0108 - Playwright marks the function
     panel.locator("button.primary").click()
     panel.get_by_role("button", name="Stop", exact=True).click()  # the page answers while it works
     expect(panel.locator(".run-notice")).to_contain_text("Stopped")
