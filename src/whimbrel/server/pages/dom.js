@@ -48,7 +48,8 @@ export function count(number, noun, nouns = `${noun}s`) {
 
 /** Return a number with a fixed number of decimals and a true minus sign. */
 export function decimal(value, digits = 3) {
-  return value.toFixed(digits).replace("-", "\u2212");
+  const text = value.toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : text.replace("-", "\u2212");
 }
 
 /** Return a text of at most `limit` characters, with an ellipsis where it was cut. */

@@ -5,16 +5,21 @@ import { count, h, show } from "./dom.js";
 import { askKey } from "./key.js";
 import { readModels } from "./models.js";
 import { makeTabs } from "./tabs.js";
+import { tab as classify } from "./tab-classify.js";
 import { tab as compare } from "./tab-compare.js";
+import { tab as entities } from "./tab-entities.js";
+import { tab as late } from "./tab-late.js";
 import { tab as map } from "./tab-map.js";
 import { tab as request } from "./tab-request.js";
+import { tab as rerank } from "./tab-rerank.js";
+import { tab as sparse } from "./tab-sparse.js";
 import { tab as tokens } from "./tab-tokens.js";
 
 /**
  * The tabs, in order. A tab is {id, title, needs, fits(models), build(context)}: `fits` returns the models that it can use,
  * `needs` says what is missing if there are none, and `build` returns {node, open()}. `context` has {id, api, models, all, titles}.
  */
-const TABS = [compare, map, tokens, request];
+const TABS = [compare, late, sparse, rerank, classify, entities, tokens, map, request];
 const TITLES = Object.fromEntries(TABS.map(({ id, title }) => [id, title]));
 
 const status = document.getElementById("status");
