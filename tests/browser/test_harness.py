@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from browsing import Watched, watched
 from serving import Server
 
 
 def test_a_page_without_faults(watch: Watched, server: Server) -> None:
-    assert watch.open(server.url).title() == "Whimbrel"
+    assert watch.open(server.url).title() == "Whimbrel playground"
+    expect(watch.page.locator("td[data-cosine]").first).to_be_visible()
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 import subprocess
 import sys
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from browsing import Watched, watched
@@ -84,7 +87,7 @@ def test_late_interaction(watch: Watched, served: Server) -> None:
     documents = lines(panel, "Documents")
     with Client(served.url, model="late") as client:
         found = client.explain(query, documents)
-        query_vectors = client.multi_vector(query, input_type="query")
+        query_vectors = client.multi_vector([query], input_type="query")[0]
         vectors = client.multi_vector(documents, input_type="document")
     cards = {int(card.get_attribute("data-index") or -1): card for card in panel.locator(".match").all()}
     for index, (card, each) in enumerate(zip([cards[place] for place in range(len(found))], found, strict=True)):
@@ -259,30 +262,48 @@ def test_map(watch: Watched, served: Server) -> None:
     np.testing.assert_allclose(numbers(near, "cosine"), cosines[order], rtol=0, atol=1e-6)
 
 
-LANGUAGES = {"curl": ["bash", "-c"], "python": [sys.executable, "-c"], "python-client": [sys.executable, "-c"]}
+RUN_ALL = "import json, sys\nfor code in json.load(sys.stdin):\n    exec(code, {})\n    print('ran')"
 
 
-@pytest.mark.parametrize(("tab", "apis"), [("compare", 7), ("late", 2), ("rerank", 5), ("entities", 1)])
-def test_requests_run_as_they_are(watch: Watched, served: Server, tab: str, apis: int) -> None:
-    open_tab(watch, served, tab)
-    watch.page.locator("#tab-request").click()
-    panel = watch.page.locator("#panel-request")
-    run_codes: list[str] = []
-    names = _options(panel, "API")
-    assert len(names) > apis
-    for api in names:
-        panel.get_by_label("API").select_option(api)
-        for language in _options(panel, "Language"):
-            panel.get_by_label("Language").select_option(language)
-            if language in LANGUAGES:
-                run_codes.append(panel.locator("#snippet").inner_text())
-                command = [*LANGUAGES[language], run_codes[-1].replace("curl ", "curl -sS --fail-with-body ", 1)]
-                if (
-                    tab != "compare" or language == "curl" or api in ("sent", "openai")
-                ):  # each import of a client takes a second
-                    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-                    assert done.returncode == 0, f"{api}, {language}: {run_codes[-1]}\n{done.stdout}{done.stderr}"
-                    assert done.stdout.strip()
+def test_requests_run_as_they_are(watch: Watched, served: Server) -> None:
+    page = watch.open(served.url)
+    for tab in ("classify", "entities", "tokens", "rerank", "late", "compare"):
+        page.locator(f"#tab-{tab}").click()
+        expect(page.locator(f"#panel-{tab} .output > *").first).to_be_visible()
+    page.locator("#tab-request").click()
+    codes = _codes(page.locator("#panel-request"))
+    assert {path for path, _ in codes["curl"]} == {
+        "/v1/classify", "/v1/token_classify", "/tokenize", "/v1/embed", "/v1/rerank", "/v1/score", "/v1/embeddings"
+    }  # fmt: skip
+    curls = [code.replace("curl ", "curl -sS --fail-with-body ", 1) for _, code in codes["curl"]]
+    command = ["bash", "-c", "set -e\n" + "\n".join(f"{code}\necho; echo ran" for code in curls)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.count("\nran\n")) == (0, len(curls)), done.stdout[-500:] + done.stderr
+    pythons = [code for _, code in codes["python"]]
+    command = [sys.executable, "-W", "ignore", "-c", RUN_ALL]
+    done = subprocess.run(command, input=json.dumps(pythons), capture_output=True, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout.count("\nran\n")) == (0, len(pythons)), done.stdout[-500:] + done.stderr
+    for client in ("whimbrel", "openai", "cohere", "voyageai", "ollama", "requests"):
+        assert any(re.search(f"^(from|import) {client}", code, re.MULTILINE) for code in pythons)
+
+
+def _codes(panel: Locator) -> dict[str, list[tuple[str, str]]]:
+    """Return the code of one call of each path, for all APIs: (path, code) of curl and of Python."""
+    codes: dict[str, list[tuple[str, str]]] = {"curl": [], "python": []}
+    seen: set[str] = set()
+    for number, title in enumerate(panel.get_by_label("Call", exact=True).locator("option").all_inner_texts()):
+        path = title.split("POST ")[1].split(",")[0]
+        if path in seen:
+            continue
+        seen.add(path)
+        panel.get_by_label("Call", exact=True).select_option(str(number))
+        for api in _options(panel, "API"):
+            panel.get_by_label("API", exact=True).select_option(api)
+            for language in _options(panel, "Language"):
+                if (kind := language.removesuffix("-client")) in codes:
+                    panel.get_by_label("Language", exact=True).select_option(language)
+                    codes[kind].append((path, panel.locator("#snippet").inner_text()))
+    return codes
 
 
 def _options(panel: Locator, label: str) -> list[str]:
@@ -341,24 +362,27 @@ def test_a_narrow_screen(browser: Browser, served: Server, scheme: Any) -> None:
             assert width == 360, f"{tab} is {width} pixels wide"
 
 
-def test_tabs_that_no_model_serves_say_so(watch: Watched, server: Server) -> None:
-    page = watch.open(server.url)
-    for tab, needed in {
-        "late": "late-interaction",
-        "sparse": "sparse",
-        "classify": "classifier",
-        "entities": "labels tokens",
-    }.items():
-        node = page.locator(f"#tab-{tab}")
-        expect(node).to_have_attribute("aria-disabled", "true")
-        assert needed in (node.get_attribute("title") or "")
-    page.locator("#tab-sparse").click()
-    expect(page.locator("#panel-sparse")).to_be_hidden()
-
-
 def test_the_served_bytes_are_the_vectors(served: Server) -> None:
     """The references above come through the client; this one does not."""
     answer = post(served, "/v1/embeddings", model="all-MiniLM-L6-v2", input=["a"], encoding_format="base64")
     with Client(served.url, model="all-MiniLM-L6-v2") as client:
         vector = np.frombuffer(base64.b64decode(answer["data"][0]["embedding"]), np.float32)
         np.testing.assert_array_equal(vector, client.embed("a"))
+
+
+@pytest.mark.pictures
+@pytest.mark.parametrize("tab", ["compare", "late", "sparse", "rerank", "entities", "map"])
+def test_pictures(browser: Browser, served: Server, tab: str) -> None:
+    """Draw a tab for README and the docs: twice as many pixels as the page has, below 200 kB."""
+    with watched(browser, viewport={"width": 1180, "height": 760}, device_scale_factor=2, color_scheme="light") as watch:
+        panel = open_tab(watch, served, tab)
+        if tab == "rerank":
+            panel.get_by_label("Order before").select_option("all-MiniLM-L6-v2")
+            expect(panel.locator(".before h2")).to_have_text("all-MiniLM-L6-v2")
+        if tab == "late":
+            panel.locator(".chip", has_text="winter").hover()
+            expect(panel.locator("th.column.lit").first).to_be_visible()
+        picture = PICTURES / f"playground-{tab}.webp"
+        with Image.open(BytesIO(watch.page.screenshot(animations="disabled"))) as image:
+            image.save(picture, lossless=True, quality=100, method=6)
+    assert picture.stat().st_size < 200_000

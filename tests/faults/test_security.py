@@ -589,16 +589,21 @@ def test_H17_no_path_leads_to_a_file(path: str, server: Server) -> None:
     assert b"root:" not in told.body
 
 
-def test_H17_the_page_runs_and_loads_only_files_of_this_server(server: Server) -> None:
+PAGES = {"/": {"playground.css", "views.css", "playground.js"}, "/docs": {"docs.css", "docs.js"}}
+"""The files that each page loads besides those of both."""
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_H17_a_page_runs_and_loads_only_files_of_this_server(path: str, server: Server) -> None:
     """Without a key too: the page is the same for all. Its policy allows no script and no style in the page itself."""
-    told = ask(server.port, head("GET", "/docs"))
+    told = ask(server.port, head("GET", path, accept="text/html"))
     assert told.headers["content-security-policy"] == POLICY
     assert told.headers["x-content-type-options"] == "nosniff"
     page = told.body.decode()
     loaded = re.findall(r'<(?:script|img|link)\b[^>]* (?:src|href)="([^"]*)"', page)
-    assert set(loaded) == {"assets/whimbrel.svg", "assets/common.css", "assets/docs.css", "assets/docs.js"}
+    assert set(loaded) == {f"assets/{name}" for name in {"whimbrel.svg", "common.css"} | PAGES[path]}
     assert len(re.findall(r"<(?:script|img|link)\b", page)) == len(loaded)
-    evil = r"<(iframe|object|form|base|style)\b|\son\w+=|\sstyle=|javascript:|https?://(?!127\.0\.0\.1|localhost)"
+    evil = r"<(iframe|object|base|style)\b|\s(on\w+|action|style)=|javascript:|https?://(?!127\.0\.0\.1|localhost)"
     assert not re.search(evil, page)
 
 

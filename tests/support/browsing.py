@@ -49,7 +49,9 @@ def chromium() -> Iterator[Browser]:
     path = chromium_path()
     if path is None:
         pytest.skip(f"no Chromium: none of {', '.join(NAMES)} is on the PATH")
-    from playwright.sync_api import sync_playwright
+    from playwright.sync_api import expect, sync_playwright
+
+    expect.set_options(timeout=TIMEOUT_MS)
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=FLAGS, headless=True)

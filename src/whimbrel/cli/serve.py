@@ -200,11 +200,12 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
             console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
         if len(models) > 1:
             console.print()
+    pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
     processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
     for name, value in {
         "processes": processes,
         "API key": "required" if has_key else "none",
-        "URL": f"{url}  (docs: {url}/docs)" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
+        "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
     }.items():
         console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""

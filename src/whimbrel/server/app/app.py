@@ -17,6 +17,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
+from starlette.responses import RedirectResponse
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Match, Router
 from starlette.routing import Route as HTTPRoute
@@ -293,6 +294,9 @@ class _GetRoutes:
 
     async def _root(self, http: HTTPRequest) -> HTTPResponse:
         if self._playground and accepts_html(http.headers.get("accept", "")):
+            prefix = http.scope.get("root_path", "")
+            if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
+                return RedirectResponse(f"{prefix}/")
             return await _send_file(PLAYGROUND, http)
         return await self._check_ready(http)
 

@@ -54,20 +54,34 @@ function read(value) {
   return value.split(/\r?\n/).filter((line) => line.trim() !== "");
 }
 
-/** Return a field of one text: {node, text, set(text)}. With one row it is a single line, in which Enter runs the tab. */
-export function textField(label, { text = "", rows = 1, placeholder } = {}) {
+/**
+ * Return a field of one text: {node, text, set(text)}. With one row it is a single line, in which Enter runs the tab. `text` has at
+ * most `max` characters; the field says when there are more.
+ */
+export function textField(label, { text = "", rows = 1, placeholder, max = Infinity } = {}) {
+  const note = max === Infinity ? undefined : h("p", { class: "small warn-text", role: "status", hidden: true });
+  const events = { oninput: describe, onbeforeinput: (event) => insertAtOnce(event, control) };
   const control = rows === 1
-    ? h("input", { type: "text", spellcheck: "false", autocomplete: "off", placeholder })
-    : h("textarea", { rows, spellcheck: "false", placeholder, onbeforeinput: (event) => insertAtOnce(event, control) });
+    ? h("input", { type: "text", spellcheck: "false", autocomplete: "off", placeholder, oninput: describe })
+    : h("textarea", { rows, spellcheck: "false", placeholder, ...events });
   control.value = text;
+  function describe() {
+    if (!note) return;
+    note.hidden = control.value.length <= max;
+    note.textContent = note.hidden ? "" : `${count(control.value.length, "character")}; only the first ${max.toLocaleString("en")} are used.`;
+  }
   return {
-    node: labelled(label, control),
+    node: labelled(label, control, note),
     control,
     get text() {
-      return control.value;
+      const { value } = control;
+      if (value.length <= max) return value;
+      const splits = /[\uD800-\uDBFF]/.test(value[max - 1]); // half of a character that takes two places
+      return value.slice(0, splits ? max - 1 : max);
     },
     set(value) {
       control.value = value;
+      describe();
     },
   };
 }

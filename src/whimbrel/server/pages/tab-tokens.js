@@ -8,11 +8,12 @@ import { workbench } from "./workbench.js";
 const EXAMPLE =
   "Whimbrels (Numenius phaeopus) are long-distance travellers: some fly 7,000 km without a stop. " +
   "They breed in the subarctic tundra and spend the winter on tropical coasts, where they pick fiddler crabs from the mud.";
+const MAX = 100_000; // characters
 const SHOWN = 4000;
 
 function build(context) {
   const model = modelField(context.models);
-  const text = textField("Text", { text: EXAMPLE, rows: 7 });
+  const text = textField("Text", { text: EXAMPLE, rows: 7, max: MAX });
   const prompt = choiceField("Prompt", []);
   const role = choiceField("Text is", [["", "neither"], ["query", "a query"], ["document", "a document"]]);
   const side = choiceField("Cut at", [["right", "the end"], ["left", "the start"]]);

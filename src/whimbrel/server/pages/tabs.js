@@ -8,6 +8,7 @@ import { h } from "./dom.js";
  */
 export function makeTabs(list, panels, tabs, onopen) {
   let current = null;
+  const note = h("p", { class: "tab-note small muted", role: "status" });
   const buttons = tabs.map(({ id, title, reason }) =>
     h(
       "button",
@@ -26,6 +27,8 @@ export function makeTabs(list, panels, tabs, onopen) {
     panel.hidden = true;
   });
   list.replaceChildren(...buttons);
+  if (list.nextElementSibling?.classList.contains("tab-note")) list.nextElementSibling.remove();
+  list.after(note);
   panels.replaceChildren(...tabs.map(({ panel }) => panel));
   list.addEventListener("keydown", move);
 
@@ -33,8 +36,8 @@ export function makeTabs(list, panels, tabs, onopen) {
     const index = tabs.findIndex((tab) => tab.id === id);
     if (index < 0) return;
     buttons[index].focus({ preventScroll: true });
-    if (tabs[index].reason) return;
-    select(index);
+    note.textContent = tabs[index].reason ? `${tabs[index].title}: ${tabs[index].reason}` : "";
+    if (!tabs[index].reason) select(index);
   }
 
   function select(index) {
