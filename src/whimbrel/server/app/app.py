@@ -36,7 +36,7 @@ from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
-from whimbrel.server.pages.files import ASSETS, PLAYGROUND, PageFile, accepts_html, page_files
+from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
@@ -267,7 +267,7 @@ class _GetRoutes:
             "/openapi.json": self._openapi,
             "/docs": self._docs,
         }
-        handlers |= {f"{ASSETS}{name}": partial(_send_file, name) for name in page_files()}
+        handlers |= {path: partial(_send_file, name) for path, name in ASSET_PATHS.items()}
         self.routes = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
     async def _page(self, page: GetRoute, http: HTTPRequest) -> HTTPResponse:
@@ -293,7 +293,7 @@ class _GetRoutes:
         return _json(b'{"status":"ok"}')
 
     async def _root(self, http: HTTPRequest) -> HTTPResponse:
-        if self._playground and accepts_html(http.headers.get("accept", "")):
+        if self._playground and accepted_media_type(http.headers.get("accept", ""), [HTML]) == HTML:
             prefix = http.scope.get("root_path", "")
             if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
                 return RedirectResponse(f"{prefix}/")
@@ -344,6 +344,7 @@ async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:
 def _send_page(file: PageFile, http: HTTPRequest) -> HTTPResponse:
     """Return a page, or status 304 where the browser has it."""
     headers = file.headers | {"vary": "accept"}
-    if file.headers["etag"] in http.headers.get("if-none-match", ""):
+    known = ",".join(http.headers.getlist("if-none-match"))
+    if file.headers["etag"] in known or known.strip() == "*":
         return HTTPResponse(status_code=304, headers=headers)
     return HTTPResponse(file.content, headers=headers)

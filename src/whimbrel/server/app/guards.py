@@ -20,14 +20,13 @@ from whimbrel.errors import Forbidden, HeadersTooLarge, MalformedHTTP, Unauthori
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import context_of, sanitize, send_error
 from whimbrel.server.http.exchange import KEPT_EXTENSION
-from whimbrel.server.pages.files import ASSETS, page_files
+from whimbrel.server.pages.files import ASSET_PATHS
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Routes that need no key, for probes."""
 OPEN_PAGES: Final = frozenset({"/", "/docs", "/openapi.json"})
 """Pages whose GET needs no key, since they are the same on every server. They ask for a key themselves and send it."""
 
-_ASSETS: Final = frozenset(ASSETS + name for name in page_files())
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
     "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-tokens",
@@ -141,7 +140,7 @@ class GuardMiddleware:
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
-        return path in self._open or (scope["method"] in ("GET", "HEAD") and (path in OPEN_PAGES or path in _ASSETS))
+        return path in self._open or (scope["method"] in ("GET", "HEAD") and (path in OPEN_PAGES or path in ASSET_PATHS))
 
     def _check_origin(self, scope: Scope) -> None:
         """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)"""

@@ -13,6 +13,11 @@ export class ApiError extends Error {
   }
 }
 
+/** What is wrong with a text as a key, "" if nothing: headers take no other characters. */
+export function faultOfKey(key) {
+  return /^[\x21-\x7e]*$/.test(key) ? "" : "A key has letters, digits and signs of ASCII, and no spaces.";
+}
+
 /** Return the URL of a path of this server, under the prefix that a proxy may have put before it. */
 export function urlOf(path) {
   return new URL(path.replace(/^\//, ""), BASE).href;
@@ -48,12 +53,16 @@ export class Api {
     return this.#key !== "";
   }
 
-  set key(key) {
-    this.#key = key.trim();
+  /** Ask for a key, and keep the one before where the user gives none. Return what was typed. */
+  async changeKey(wasWrong = false) {
+    this.#asking ??= this.askKey(wasWrong).finally(() => (this.#asking = null)); // one dialog for all calls that wait
+    const key = await this.#asking;
+    if (key) this.#key = key;
+    return key;
   }
 
   /**
-   * Send JSON and return {data, headers, status, ms}. Throws ApiError, or AbortError if `signal` aborts.
+   * Send JSON and return {data, headers, status, ms, cut}, `cut` texts beyond the limit. Throws ApiError, or AbortError if `signal` aborts.
    * It asks for a key where one is needed, and waits where the server says when to come back.
    * `onwait` gets a sentence while the call waits, and "" once it goes on.
    */
@@ -61,16 +70,20 @@ export class Api {
     const until = performance.now() + 1000 * PATIENCE;
     for (;;) {
       const start = performance.now();
+      const used = this.#key;
       const { response, text } = await this.#send(path, body, { method, signal, onwait });
       const data = parse(text);
       if (response.ok) {
         if (data === undefined) throw new ApiError("The answer ended early or is not from Whimbrel.", "answer", response.status);
-        const answer = { data, headers: response.headers, status: response.status, ms: performance.now() - start };
+        const { headers, status } = response;
+        const answer = { data, headers, status, ms: performance.now() - start, cut: Number(headers.get("x-whimbrel-truncated") ?? 0) };
         if (tab) this.#remember({ tab, method, path, body, ...answer, data: undefined });
         return answer;
       }
-      if (response.status === 401) await this.#renewKey();
-      else if ([429, 503].includes(response.status) && performance.now() < until) await pause(response, data, signal, onwait);
+      if (response.status === 401) {
+        const renewed = used !== this.#key || (await this.changeKey(used !== ""));
+        if (!renewed) throw new ApiError("This server asks for a key.", "key", 401);
+      } else if (comesBack(response) && performance.now() < until) await pause(response, data, signal, onwait);
       else throw failure(response, data);
     }
   }
@@ -79,7 +92,8 @@ export class Api {
     const headers = body === undefined ? {} : { "content-type": "application/json" };
     if (this.#key) headers.authorization = `Bearer ${this.#key}`;
     const content = body === undefined ? undefined : JSON.stringify(body);
-    const watch = body === undefined ? undefined : setInterval(() => this.#explain(onwait, signal), 1500);
+    const waiting = { told: false, over: false };
+    const watch = body === undefined ? undefined : setInterval(() => this.#explain(onwait, waiting), 1500);
     try {
       const response = await fetch(urlOf(path), { method, headers, body: content, signal, cache: "no-store", credentials: "same-origin" });
       return { response, text: await response.text() };
@@ -89,26 +103,21 @@ export class Api {
       throw new ApiError(`No connection to the server. ${offline}`, "network");
     } finally {
       clearInterval(watch);
+      waiting.over = true;
     }
   }
 
-  /** Tell why a call takes long, where the server is not ready. */
-  async #explain(onwait, signal) {
+  /** Tell why a call takes long, where the server is not ready, and when that is over. */
+  async #explain(onwait, waiting) {
     try {
-      const response = await fetch(urlOf("health"), { signal, cache: "no-store" });
+      const response = await fetch(urlOf("health"), { cache: "no-store" });
       const reason = response.ok ? "" : messageOf(parse(await response.text()) ?? "");
-      if (!signal?.aborted) onwait(reason && `${sentence(reason)} The call waits for it.`);
+      if (waiting.over || (!reason && !waiting.told)) return;
+      waiting.told = reason !== "";
+      onwait(reason && `${sentence(reason)} The call waits for it.`);
     } catch {
       // the call itself reports a lost connection
     }
-  }
-
-  async #renewKey() {
-    const used = this.#key;
-    this.#asking ??= this.askKey(used !== "").finally(() => (this.#asking = null));
-    const key = (await this.#asking).trim();
-    if (!key) throw new ApiError("This server asks for a key.", "key", 401);
-    this.#key = key;
   }
 
   #remember(call) {
@@ -124,6 +133,11 @@ function parse(text) {
   } catch {
     return undefined;
   }
+}
+
+/** Return whether the same call may succeed later. */
+function comesBack({ status, headers }) {
+  return [429, 503].includes(status) && headers.get("x-should-retry") !== "false";
 }
 
 function failure(response, data) {

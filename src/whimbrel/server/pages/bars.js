@@ -15,9 +15,8 @@ export function bar({ label, value, max, kind = "", note, title, digits = 3, dat
   );
 }
 
-/** Return a notice where an answer says that texts were cut at the model's limit, else null. */
-export function cutNotice({ headers }, model) {
-  const cut = Number(headers.get("x-whimbrel-truncated") ?? 0);
+/** Return a notice where `cut` texts of an answer were cut at the model's limit, else null. */
+export function cutNotice({ cut }, model) {
   if (!cut) return null;
   const texts = cut === 1 ? "One text was" : `${cut} texts were`;
   return h("p", { class: "notice warn" }, `${texts} cut: ${model.name} takes ${model.plan.max_length.toLocaleString("en")} tokens.`);

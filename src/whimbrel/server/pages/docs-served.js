@@ -1,6 +1,6 @@
 /** The key and the models that are served, for all forms of the API reference. The key stays in memory. */
 
-import { messageOf, urlOf } from "./api.js";
+import { faultOfKey, messageOf, urlOf } from "./api.js";
 import { h, newId, show } from "./dom.js";
 import { gives, readModels } from "./models.js";
 
@@ -27,8 +27,10 @@ export function served(needsKey) {
     notice,
     needsKey,
     models: [],
+    /** The key, "" where none is typed that can be sent. */
     get key() {
-      return input.value.trim();
+      const key = input.value.trim();
+      return faultOfKey(key) ? "" : key;
     },
     onchange(listener) {
       listeners.push(listener);
@@ -43,7 +45,9 @@ export function served(needsKey) {
     },
     /** Ask what is served. Without a key, where one is needed, the page says so and asks nothing. */
     async load() {
-      if (state.needsKey && !state.key) return tell("Type the API key to send requests and to fill in the name of a served model.");
+      if (state.needsKey && !state.key) {
+        return tell(faultOfKey(input.value.trim()) || "Type the API key to send requests and to fill in the name of a served model.");
+      }
       try {
         const headers = state.key ? { authorization: `Bearer ${state.key}` } : {};
         const response = await fetch(urlOf("info"), { headers, cache: "no-store" });
@@ -62,7 +66,7 @@ export function served(needsKey) {
     refused() {
       state.needsKey = true;
       keyField.hidden = false;
-      const text = state.key ? "The server refused this key. Check it, and that it has no spaces." : "This server needs an API key. Type it above; then send again.";
+      const text = state.key ? "The server refused this key. Check it, and that it has no spaces." : faultOfKey(input.value.trim()) || "This server needs an API key. Type it above; then send again.";
       tell(text, false, "notice warn");
     },
     ask() {

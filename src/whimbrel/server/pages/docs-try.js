@@ -28,7 +28,7 @@ export function buildTry(route, server) {
   const reset = body && h("button", { type: "button", class: "plain" }, "Reset");
   const reply = h("div", { class: "reply", role: "status" });
 
-  const url = () => urlOf(path.replace("{model}", encodeURI(model.control.value || "MODEL")));
+  const url = () => urlOf(path.replace("{model}", () => (model.control.value || "MODEL").split("/").map(encodeURIComponent).join("/")));
 
   /** Return the body of the example, with the model first. */
   function filled() {

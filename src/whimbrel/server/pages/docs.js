@@ -2,7 +2,7 @@
 
 import { served } from "./docs-served.js";
 import { buildTry } from "./docs-try.js";
-import { count, h, newId, show } from "./dom.js";
+import { count, h, newId, show, target as named } from "./dom.js";
 
 const NARROW = matchMedia("(max-width: 820px)");
 const HITS = 8; // names of fields that a route shows as found
@@ -16,7 +16,7 @@ const server = served(document.body.dataset.needsKey === "1");
 
 /** Open what contains the target of the address, and scroll to it. */
 function reveal() {
-  const id = decodeURIComponent(location.hash.slice(1));
+  const id = named();
   const target = id && document.getElementById(id);
   if (!target) return;
   for (let node = target; node; node = node.parentElement) if (node.matches("details")) node.open = true;
@@ -27,14 +27,14 @@ function reveal() {
 /** Mark the target in the contents. */
 function mark(id) {
   const route = id.split(".")[0];
-  for (const [link, target] of links) link.toggleAttribute("aria-current", target === route);
+  for (const [link, target] of links) link[target === route ? "setAttribute" : "removeAttribute"]("aria-current", "true");
   const current = [...links].find(([, target]) => target === route)?.[0];
   if (current && !NARROW.matches) current.scrollIntoView({ block: "nearest" });
 }
 
 for (const route of routes) {
   const build = () => route.open && buildTry(route, server);
-  route.addEventListener("toggle", build, { once: false });
+  route.addEventListener("toggle", build);
   route.querySelector("summary").addEventListener("click", () => {
     if (route.open) return; // it is about to close
     history.replaceState(null, "", `#${route.id}`);

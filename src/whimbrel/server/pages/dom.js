@@ -31,6 +31,15 @@ export function show(node, ...children) {
   return node;
 }
 
+/** Return the id that the address names after its #, "" if none. */
+export function target() {
+  try {
+    return decodeURIComponent(location.hash.slice(1));
+  } catch {
+    return ""; // a % that begins no character
+  }
+}
+
 let last = 0;
 
 /** Return an id that no other element has. */

@@ -12,16 +12,15 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final
 
-ASSETS: Final = "/assets/"
-"""Prefix of the paths of scripts, styles and pictures."""
 PLAYGROUND: Final = "playground.html"
+HTML: Final = "text/html"
 
 POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 )
 """Content-Security-Policy: no inline script or style, nothing from elsewhere, no HTML made of strings."""
-_TYPES: Final = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+_TYPES: Final = {".html": HTML, ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +55,5 @@ def page_headers(media_type: str, digest: str) -> dict[str, str]:
     }
 
 
-def accepts_html(accept: str) -> bool:
-    """Return whether an Accept header names HTML, as browsers' do. Programs that take anything get JSON."""
-    kinds = [kind.strip().lower().replace(" ", "") for kind in accept.split(",")]
-    return any(kind.split(";")[0] == "text/html" and not kind.endswith((";q=0", ";q=0.0")) for kind in kinds)
+ASSET_PATHS: Final = {f"/assets/{name}": name for name in page_files() if name != PLAYGROUND}
+"""Names of scripts, styles and pictures by their paths."""

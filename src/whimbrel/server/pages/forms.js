@@ -50,8 +50,13 @@ function insertAtOnce(event, area) {
   area.dispatchEvent(new Event("input", { bubbles: true }));
 }
 
+/** Return a text without halves of characters, which JSON cannot carry. */
+function whole(text) {
+  return text.toWellFormed?.() ?? text;
+}
+
 function read(value) {
-  return value.split(/\r?\n/).filter((line) => line.trim() !== "");
+  return whole(value).split(/\r?\n/).filter((line) => line.trim() !== "");
 }
 
 /**
@@ -74,7 +79,7 @@ export function textField(label, { text = "", rows = 1, placeholder, max = Infin
     node: labelled(label, control, note),
     control,
     get text() {
-      const { value } = control;
+      const value = whole(control.value);
       if (value.length <= max) return value;
       const splits = /[\uD800-\uDBFF]/.test(value[max - 1]); // half of a character that takes two places
       return value.slice(0, splits ? max - 1 : max);

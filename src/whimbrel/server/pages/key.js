@@ -1,5 +1,7 @@
 /** Dialog that asks for the key. The key is returned and nowhere stored. */
 
+import { faultOfKey } from "./api.js";
+
 const dialog = document.getElementById("key-dialog");
 const input = document.getElementById("key-input");
 const wrong = document.getElementById("key-wrong");
@@ -22,8 +24,8 @@ export function askKey(wasWrong) {
     dialog.querySelector("form").addEventListener("submit", (event) => {
       event.preventDefault();
       const key = input.value.trim();
-      if (/^[\x21-\x7e]+$/.test(key)) finish(key);
-      else wrong.textContent = key ? "A key has letters, digits and signs of ASCII, and no spaces." : "Type the key, or cancel.";
+      wrong.textContent = key ? faultOfKey(key) : "Type the key, or cancel.";
+      if (!wrong.textContent) finish(key);
     }, { signal });
     document.getElementById("key-cancel").addEventListener("click", () => finish(""), { signal });
     dialog.addEventListener("cancel", (event) => {

@@ -1,7 +1,7 @@
 /** The playground: asks what is served, and opens the tabs that the served models allow. */
 
 import { Api } from "./api.js";
-import { count, h, show } from "./dom.js";
+import { count, h, show, target } from "./dom.js";
 import { askKey } from "./key.js";
 import { readModels } from "./models.js";
 import { makeTabs } from "./tabs.js";
@@ -27,10 +27,7 @@ const panels = document.getElementById("panels");
 const keyButton = document.getElementById("key");
 const api = new Api(askKey);
 
-keyButton.addEventListener("click", async () => {
-  const key = await askKey(false);
-  if (key) api.key = key;
-});
+keyButton.addEventListener("click", () => api.changeKey());
 
 async function start() {
   status.textContent = "Asking the server what it serves…";
@@ -40,7 +37,7 @@ async function start() {
     keyButton.hidden = !api.hasKey;
     describe(models, data.version);
     build(models);
-    watch(models, data.version);
+    watch(models);
   } catch (error) {
     status.textContent = "";
     const action = error.kind === "key" ? "Enter the key" : "Try again";
@@ -57,16 +54,17 @@ function describe(models, version) {
 }
 
 /** Ask again while a model is not ready. */
-function watch(models, version) {
+function watch(models) {
   if (models.every(({ ready }) => ready)) return;
   setTimeout(async () => {
     try {
       const { data } = await api.call("/info");
       const fresh = readModels(data);
-      describe(fresh, version);
-      watch(fresh, version);
+      describe(fresh, data.version);
+      watch(fresh);
     } catch (error) {
       status.textContent = error.message;
+      if (error.kind !== "key") watch(models);
     }
   }, 2000);
 }
@@ -86,11 +84,10 @@ function build(models) {
     history.replaceState(null, "", `#${id}`);
     views.get(id).open?.();
   });
-  const wanted = decodeURIComponent(location.hash.slice(1));
+  const wanted = target();
   control.start(tabs.some(({ id, reason }) => id === wanted && !reason) ? wanted : tabs.find(({ reason }) => !reason)?.id);
   window.addEventListener("hashchange", () => {
-    const id = location.hash.slice(1);
-    if (id !== control.current()) control.open(id);
+    if (target() !== control.current()) control.open(target());
   });
 }
 

@@ -1,6 +1,6 @@
 /** Code that repeats a call: in the words of any API that has them, as curl, Python or JavaScript. The key is a variable. */
 
-const SHELL_LIMIT = 100_000; // characters of one argument of a command
+const SHELL_LIMIT = 100_000; // bytes of one argument of a command; Linux takes 131,072
 const WIDTH = 96;
 const VARIABLE = "WHIMBREL_API_KEY";
 
@@ -151,7 +151,7 @@ function curl({ path, body }, { base, withKey }) {
   if (body === undefined) return `curl ${shellQuoted(base + path)}${key}`;
   const json = literal(body, JSON_STYLE, 2);
   const head = `curl ${shellQuoted(base + path)} -H 'Content-Type: application/json'${key} \\\n  `;
-  return json.length > SHELL_LIMIT ? `${head}--data-binary @- <<'JSON'\n${json}\nJSON` : `${head}-d ${shellQuoted(json)}`;
+  return new TextEncoder().encode(json).length > SHELL_LIMIT ? `${head}--data-binary @- <<'JSON'\n${json}\nJSON` : `${head}-d ${shellQuoted(json)}`;
 }
 
 /** Return a text as one word of a POSIX shell. */

@@ -1,5 +1,6 @@
 /** Compare: the cosine of each query with each text, of one model or two side by side. */
 
+import { cutNotice } from "./bars.js";
 import { count, decimal, h, shorten } from "./dom.js";
 import { linesField, modelField } from "./forms.js";
 import { heat, legend, rangeOf } from "./heat.js";
@@ -42,10 +43,10 @@ function build(context) {
 
 async function compare(call, say, { name, model }, { queries, texts }) {
   const roles = hasRoles(model);
-  const left = await embed(call, name, queries, { say, ...(roles && { input_type: "query" }) });
-  const right = await embed(call, name, texts, { say, ...(roles && { input_type: "document" }) });
+  const { vectors: left, cut: cutLeft } = await embed(call, name, queries, { say, ...(roles && { input_type: "query" }) });
+  const { vectors: right, cut: cutRight } = await embed(call, name, texts, { say, ...(roles && { input_type: "document" }) });
   const cosines = right.map((text) => left.map((query) => cosine(query, text)));
-  return grid(name, queries, texts, cosines, left[0].length);
+  return [cutNotice({ cut: cutLeft + cutRight }, model), grid(name, queries, texts, cosines, left[0].length)];
 }
 
 function grid(name, queries, texts, cosines, width) {

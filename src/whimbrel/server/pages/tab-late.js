@@ -1,6 +1,6 @@
 /** Late interaction: query tokens by document tokens, the best match of each, and the score as a running sum of these. */
 
-import { scoredBy } from "./bars.js";
+import { cutNotice, scoredBy } from "./bars.js";
 import { count, decimal, h, show } from "./dom.js";
 import { linesField, modelField, textField } from "./forms.js";
 import { heat, legend } from "./heat.js";
@@ -29,12 +29,12 @@ function build(context) {
     if (!query.text.trim() || !texts.length) throw new Error("Write a query and at least one document.");
     const pooling = Object.keys(model.card.outputs.multi_vector.token_pooling ?? {}).length ? { token_pooling: 1 } : {};
     const options = { model: name, ...pooling };
-    const [queryVectors] = await tokenVectors(call, [query.text], { ...options, input_type: "query" });
-    const vectors = await tokenVectors(call, texts, { ...options, input_type: "document" });
+    const { vectors: [queryVectors], cut: cutQuery } = await tokenVectors(call, [query.text], { ...options, input_type: "query" });
+    const { vectors, cut } = await tokenVectors(call, texts, { ...options, input_type: "document" });
     const { data } = await call("/v1/score", { ...options, queries: query.text, documents: texts, explain: true, ...scoredBy(model, "multi_vector") });
     const found = data.data.map(({ index, score, explanation }) => readMatch(texts[index], index, score, explanation, queryVectors, vectors[index]));
     const kind = model.card.similarity ?? model.card.outputs.multi_vector.similarity;
-    return explorer(found, kind === "meanmaxsim");
+    return [cutNotice({ cut: cut + cutQuery }, model), explorer(found, kind === "meanmaxsim")];
   }
 
   return workbench(context, {
@@ -45,19 +45,19 @@ function build(context) {
   });
 }
 
-/** Return each text's token vectors, a list of Float32Array per text, by /v1/embed. */
+/** Return {vectors, cut}: each text's token vectors, a list of Float32Array per text, by /v1/embed, and how many texts were cut. */
 async function tokenVectors(call, input, options) {
-  const { data } = await call("/v1/embed", { input, outputs: ["multi_vector"], encoding_format: "base64", ...options });
-  return data.outputs.multi_vector.map(({ shape: [tokens, width], data: bytes }) => {
+  const { data, cut } = await call("/v1/embed", { input, outputs: ["multi_vector"], encoding_format: "base64", ...options });
+  const vectors = data.outputs.multi_vector.map(({ shape: [tokens, width], data: bytes }) => {
     const numbers = decodeFloats(bytes);
     return Array.from({ length: tokens }, (_, row) => numbers.subarray(row * width, (row + 1) * width));
   });
+  return { vectors, cut };
 }
 
 function readMatch(text, index, score, explanation, queryVectors, vectors) {
   const { query_tokens: queryTokens, document_tokens: tokens, maxima, places } = explanation;
-  const similarities = queryVectors.map((left) => vectors.map((right) => dot(left, right)));
-  return { text, index, score, queryTokens, tokens, maxima, places, similarities };
+  return { text, index, score, queryTokens, tokens, maxima, places, queryVectors, vectors };
 }
 
 /** Return the columns to show: the tokens that match best, then the first ones, in the order of the document. */
@@ -186,8 +186,9 @@ function card(match, numRows, range, mean, light) {
 }
 
 function cell(match, row, place, range) {
-  const value = match.similarities[row]?.[place];
-  if (value === undefined) return h("td", {}, "");
+  const [left, right] = [match.queryVectors[row], match.vectors[place]];
+  if (!left || !right) return h("td", {}, "");
+  const value = dot(left, right);
   const best = match.places[row] === place;
   const node = h("td", { class: best ? "best" : "", data: { similarity: value, row, place } }, decimal(value, 2), best && h("span", { class: "visually-hidden" }, " (best)"));
   return heat(node, value, range);

@@ -1,5 +1,6 @@
 /** Map: lines as points, by the first two principal components of their vectors. A point shows its nearest neighbours. */
 
+import { cutNotice } from "./bars.js";
 import { count, decimal, h, shorten, show, svg } from "./dom.js";
 import { choiceField, linesField, modelField } from "./forms.js";
 import { gives, hasRoles } from "./models.js";
@@ -47,10 +48,10 @@ function build(context) {
     const texts = lines.lines;
     if (texts.length < 3) throw new Error("Write at least three lines.");
     const roles = hasRoles(model.model) ? { input_type: role.value } : {};
-    const vectors = await embed(call, model.name, texts, { say, ...roles });
+    const { vectors, cut } = await embed(call, model.name, texts, { say, ...roles });
     say(`${count(texts.length, "text")} embedded; now projecting.`);
     const projected = await project(vectors, signal);
-    return draw(model.name, texts, vectors, projected);
+    return [cutNotice({ cut }, model.model), draw(model.name, texts, vectors, projected)];
   }
 
   return workbench(context, {

@@ -24,7 +24,7 @@ function build(context) {
     const lines = texts.lines;
     if (!lines.length) throw new Error("Write at least one text.");
     const found = await sparse(call, name, lines, "document");
-    const [own] = asked ? (await sparse(call, name, [asked], "query")).entries : [];
+    const { entries: [own], cut } = asked ? await sparse(call, name, [asked], "query") : { entries: [], cut: 0 };
     const entries = [...found.entries, ...(own ? [own] : [])];
     const present = await tokensOf(call, name, own ? [...lines, asked] : lines);
     const hits = found.entries.map((entry) => (own ? hitsOf(own, entry) : []));
@@ -33,7 +33,7 @@ function build(context) {
     const max = Math.max(0.01, ...entries.flatMap(({ weights }) => Array.from(weights)).slice(0, 100_000));
     const shown = { words, max };
     return [
-      cutNotice(found, model),
+      cutNotice({ cut: found.cut + cut }, model),
       h("p", { class: "small muted keys" }, key("", "in the text"), key("added", "added by the model"), own && key("hit", "hit by the query")),
       own && strip(own, present.at(-1), words),
       h("div", { class: "cards" },
@@ -54,14 +54,14 @@ function key(kind, text) {
   return h("span", { class: `key ${kind}` }, h("span", { class: "bar-fill", "aria-hidden": "true" }), text);
 }
 
-/** Return {entries, headers}: ids and weights of each text, by falling weight. */
+/** Return {entries, cut}: ids and weights of each text, by falling weight, and how many texts were cut. */
 async function sparse(call, model, input, type) {
-  const { data, headers } = await call("/v1/embed", { model, input, outputs: ["sparse"], input_type: type });
+  const { data, cut } = await call("/v1/embed", { model, input, outputs: ["sparse"], input_type: type });
   const entries = data.outputs.sparse.map(({ ids, weights }) => {
     const order = ids.map((_, place) => place).sort((left, right) => weights[right] - weights[left] || ids[left] - ids[right]);
     return { ids: order.map((place) => ids[place]), weights: order.map((place) => weights[place]) };
   });
-  return { entries, headers };
+  return { entries, cut };
 }
 
 /** Return the ids of the tokens of each text. */
@@ -92,7 +92,7 @@ async function namesOf(call, model, entries, hits) {
 }
 
 async function scoresOf(call, model, name, queries, documents) {
-  const { data } = await call("/v1/score", { model: name, queries, documents, ...scoredBy(model, "sparse") });
+  const { data } = await call("/v1/score", { model: name, queries, documents, truncate_prompt_tokens: -1, ...scoredBy(model, "sparse") });
   const scores = [];
   for (const { index, score } of data.data) scores[index] = score;
   return scores;

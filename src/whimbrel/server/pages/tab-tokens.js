@@ -61,10 +61,10 @@ function promptOf(card, role) {
 /** Return what the model computes of the text: {total, truncated}. */
 async function counts(call, input, { name, role, side, limit }, promptName) {
   const prompt = promptName === undefined ? { prompt: "" } : { prompt_name: promptName };
-  const { data, headers } = await call("/v1/embed", {
+  const { data, cut } = await call("/v1/embed", {
     model: name, input: [input], ...prompt, ...(role && { input_type: role }), truncate: side, ...(limit && { max_tokens: limit }), encoding_format: "base64",
   });
-  return { total: data.usage.prompt_tokens, truncated: Number(headers.get("x-whimbrel-truncated") ?? 0) > 0 };
+  return { total: data.usage.prompt_tokens, truncated: cut > 0 };
 }
 
 /**

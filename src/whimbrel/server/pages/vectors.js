@@ -14,19 +14,20 @@ export function decodeFloats(base64) {
 }
 
 /**
- * Return a Float32Array per text, by /v1/embeddings in chunks. `options` are further fields of the body.
- * `onchunk(vectors, total)` is called after each chunk.
+ * Return {vectors, cut}: a Float32Array per text, by /v1/embeddings in chunks, and how many texts were cut. `options` are further
+ * fields of the body.
  */
-export async function embed(call, model, texts, { say, onchunk, ...options } = {}) {
+export async function embed(call, model, texts, { say, ...options } = {}) {
   const vectors = [];
+  let cut = 0;
   for (let start = 0; start < texts.length; start += CHUNK) {
     if (texts.length > CHUNK) say?.(`${count(start, "text")} of ${texts.length} embedded.`, start / texts.length);
     const input = texts.slice(start, start + CHUNK);
-    const { data } = await call("/v1/embeddings", { model, input, encoding_format: "base64", ...options });
+    const { data, cut: more } = await call("/v1/embeddings", { model, input, encoding_format: "base64", ...options });
     for (const row of data.data) vectors.push(decodeFloats(row.embedding));
-    onchunk?.(vectors, texts.length);
+    cut += more;
   }
-  return vectors;
+  return { vectors, cut };
 }
 
 export function dot(left, right) {

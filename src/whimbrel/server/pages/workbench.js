@@ -73,11 +73,13 @@ export function workbench(context, { intro, fields, run, runLabel = "Run", auto 
     const call = (path, body) => context.api.call(path, body, { signal: controller.signal, onwait, tab: context.id });
     tell("", "");
     stop.hidden = false;
+    output.classList.add("old"); // until it is that of the fields as they are
     output.setAttribute("aria-busy", "true");
     try {
       const nodes = await run(call, say, controller.signal);
       if (!own()) return;
       show(output, nodes);
+      output.classList.remove("old");
       tell("", "");
     } catch (error) {
       if (!own() || error.name === "AbortError") return;
