@@ -200,6 +200,27 @@ def test_the_model_that_is_made_for_the_route_is_filled_in(watch: Watched, serve
     expect(panel.get_by_label("Body")).to_have_value(re.compile('"model": "embeds"'))
 
 
+def test_an_address_that_cannot_be_decoded(watch: Watched, server: Server) -> None:
+    page = open_docs(watch, server, "%")
+    expect(page.locator("#openai-v1-embeddings textarea")).to_have_value(re.compile("all-MiniLM-L6-v2"))
+    page.locator("#tei-embed > summary").click()
+    expect(page.locator(".toc [aria-current]")).to_have_attribute("aria-current", "true")
+
+
+def test_names_in_paths_and_keys_that_no_header_carries(watch: Watched, server: Server) -> None:
+    name = "a/b?c#d e%41"
+    model = {"card": {"outputs": {}}, "plan": {"served_name": name, "adapters": {}}, "status": "ready"}
+    watch.page.route("**/info", lambda route: route.fulfill(json={"models": [model]}))
+    watch.page.route("**/v1/models/**", lambda route: route.fulfill(json=route.request.url, status=401))
+    watch.allow(REFUSED)
+    page = open_docs(watch, server, "openai-get-v1-models-model")
+    expect(page.locator("#openai-v1-embeddings textarea")).to_have_value(re.compile(re.escape(name)))
+    assert send(page, "openai-get-v1-models-model").json() == f"{server.url}/v1/models/a/b%3Fc%23d%20e%2541"
+    page.get_by_label("API key").fill("schlüssel €")
+    page.get_by_label("API key").press("Enter")
+    expect(page.locator("#tools .notice").first).to_contain_text("signs of ASCII")
+
+
 def test_a_body_that_is_no_json_and_a_server_that_is_gone(watch: Watched, server: Server) -> None:
     watch.allow(REFUSED, "ERR_FAILED|ERR_INTERNET_DISCONNECTED")
     page = open_docs(watch, server, "openai-v1-embeddings")

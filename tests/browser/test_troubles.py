@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
+import httpx2
 import pytest
 import torch
 from playwright.sync_api import Page, Route, expect
@@ -188,10 +190,59 @@ def test_an_engine_restarts(playground: Page, guarded: Server) -> None:
     panel.get_by_role("textbox", name=re.compile("^Texts")).fill("after the crash")
     panel.locator("button.primary").click()
     expect(panel.locator(".run-notice")).not_to_be_empty()
-    expect(panel.locator(".notice.warn")).to_contain_text(re.compile("waits|Next try"))
+    expect(panel.locator(".run-notice .warn")).to_contain_text(re.compile("waits|Next try"))
     expect(panel.locator("tbody th")).to_have_text(["after the crash"], timeout=90_000)
     expect(panel.locator(".run-notice")).to_be_empty()
     assert set(guarded.children("engine")).isdisjoint(before)
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        ({"status": 429, "headers": {"x-should-retry": "false"}, "json": {"error": IMAGE}}, IMAGE),
+        ({"status": 404, "json": {"error": {"message": "no model x."}}}, "No model x. Reload the page"),
+        ({"json": {"unknown": 1}}, "cannot read the answer"),
+        ({"json": {"data": [{"embedding": "AADAfwAAwH8="}] * 6}}, "vectors that are not numbers"),
+    ],
+)
+def test_answers_that_are_of_no_use(watch: Watched, server: Server, answer: Any, told: str) -> None:
+    watch.allow(CHROMIUM_LINE, "TypeError")
+    watch.page.route("**/v1/embeddings", lambda route: route.fulfill(**answer))
+    page = watch.open(f"{server.url}/#%")  # an address that cannot be decoded
+    expect(page.locator("#panel-compare .notice.error")).to_contain_text(told)
+    page.unroute("**/v1/embeddings")
+    page.locator("#panel-compare button.primary").click()
+    expect(page.locator("#panel-compare td[data-cosine]").first).to_be_visible()
+    expect(page.locator("#panel-compare .notice")).to_have_count(0)
+
+
+def test_a_model_becomes_ready_after_a_lost_connection(watch: Watched, server: Server) -> None:
+    watch.allow(CHROMIUM_LINE)
+    ready = httpx2.get(f"{server.url}/info").json()
+    model = ready["models"][0]
+    answers = [{**ready, "models": []}, {**ready, "models": [{**model, "status": "loading"}]}, None]
+
+    def answer(route: Route) -> None:
+        following = answers.pop(0) if answers else ready
+        route.fulfill(json=following) if following else route.abort()
+
+    watch.page.route("**/info", answer)
+    page = watch.open(server.url)
+    expect(page.locator(".notice.error")).to_contain_text("no model yet")
+    page.get_by_role("button", name="Try again").click()
+    expect(page.locator("#status")).to_contain_text("loading")
+    expect(page.locator("#status")).to_contain_text("No connection")
+    expect(page.locator("#status")).to_contain_text("ready")
+
+
+def test_halves_of_characters_and_cut_texts(watch: Watched, server: Server) -> None:
+    page = watch.open(server.url)
+    panel = page.locator("#panel-compare")
+    texts = panel.get_by_role("textbox", name=re.compile("^Texts"))
+    texts.evaluate("(area) => { area.value = '\\ud83d bird\\n' + 'bird '.repeat(1000); }")
+    panel.locator("button.primary").click()
+    expect(panel.locator("tbody th").first).to_have_text("\ufffd bird")
+    expect(panel.locator(".notice.warn")).to_contain_text("One text was cut")
 
 
 @contextmanager

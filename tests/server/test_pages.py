@@ -11,6 +11,7 @@ from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 
@@ -19,7 +20,7 @@ from whimbrel import Client
 from whimbrel.errors import InvalidRequest
 from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.server.pages import files
-from whimbrel.server.pages.files import accepts_html, page_files
+from whimbrel.server.pages.files import PLAYGROUND, page_files
 
 FOLDER = Path(files.__file__).parent
 SCRIPTS = sorted(FOLDER.glob("*.js"))
@@ -48,18 +49,34 @@ def test_pages_load_files_of_their_folder_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("accept", "expected"),
+    ("accept", "is_page"),
     [
         ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", True),
-        ("application/json, text/html;q=0.5", True),
+        ("TEXT/HTML; q=0.5, application/json; q=0.4", True),
+        ("application/json, text/html;q=0.5", False),
         ("*/*", False),
         ("", False),
         ("application/json", False),
-        ("text/html;q=0", False),
+        ("text/html;q=0.000", False),
     ],
 )
-def test_browsers_are_known_by_what_they_accept(accept: str, expected: bool) -> None:
-    assert accepts_html(accept) is expected
+def test_browsers_are_known_by_what_they_prefer(server: Server, accept: str, is_page: bool) -> None:
+    answer = httpx2.get(server.url, headers={"accept": accept})
+    assert answer.status_code == 200
+    assert answer.headers["content-type"] == ("text/html; charset=utf-8" if is_page else "application/json")
+
+
+def test_pages_are_sent_once(server: Server) -> None:
+    for path in ("/docs", "/assets/api.js"):
+        etag = httpx2.get(server.url + path).headers["etag"]
+        for known in (etag, f"W/{etag}", f'"other", {etag}', "*"):
+            assert httpx2.get(server.url + path, headers={"if-none-match": known}).status_code == 304
+        assert httpx2.get(server.url + path, headers={"if-none-match": '"other"'}).status_code == 200
+
+
+def test_the_playground_is_no_asset(server: Server) -> None:
+    """Below /assets its relative URLs would lead elsewhere, and --no-playground would not turn it off."""
+    assert httpx2.get(f"{server.url}/assets/{PLAYGROUND}").status_code == 404
 
 
 @needs_node
@@ -161,10 +178,11 @@ def test_snippets_give_what_the_call_gave(server: Server, monkeypatch: pytest.Mo
 
 @needs_node
 def test_a_large_body_goes_to_curl_by_a_pipe(server: Server) -> None:
-    texts = [f"line {number}: {'whimbrel ' * 12}" for number in range(1300)]
-    code = next(each["code"] for each in snippets("/tokenize", {"model": MODEL, "inputs": texts}, server.url)[0]["languages"])
-    assert len(code) > 131_072
-    assert len(curl(code)) == len(texts)
+    for texts in (["whimbrel " * 150] * 130, ["\u9e1f" * 1000] * 50):  # a limit of bytes, not of characters
+        sent = snippets("/tokenize", {"model": MODEL, "inputs": texts}, server.url)[0]
+        code = next(each["code"] for each in sent["languages"])
+        assert len(code.encode()) > 131_072
+        assert len(curl(code)) == len(texts)
 
 
 def test_no_snippet_holds_a_key() -> None:

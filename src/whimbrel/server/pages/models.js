@@ -2,7 +2,7 @@
 
 /** Return the models of /info's answer: {name, names, card, plan, status, ready, outputs}. `names` has the name and those of adapters. */
 export function readModels(info) {
-  if (!Array.isArray(info?.models)) throw new Error("What the server says of its models cannot be read; it may be another program.");
+  if (!info?.models?.every?.(({ card, plan }) => card && plan)) throw new Error("The server tells its models in a way that this page cannot read.");
   return info.models.map(({ card, plan, status }) => ({
     name: plan.served_name,
     names: [plan.served_name, ...Object.keys(plan.adapters).map((adapter) => `${plan.served_name}:${adapter}`)],

@@ -1,4 +1,6 @@
-/** Principal components of vectors: block power iteration with Rayleigh-Ritz, in slices so that the page stays responsive. */
+/** Principal components of vectors: block power iteration with Rayleigh-Ritz, in slices so that the page stays responsive.
+ *
+ * It iterates on the products of rows or of columns, whichever are fewer: both have the same eigenvalues. */
 
 import { breathe } from "./dom.js";
 import { dot, norm } from "./vectors.js";
@@ -16,12 +18,13 @@ export async function project(vectors, signal) {
   const rest = slicer(signal);
   const rows = await centred(vectors, rest);
   const width = rows[0].length;
-  const size = Math.min(BLOCK, width, rows.length);
-  let basis = orthonormal(startingBlock(size, width));
+  const byRows = rows.length < width;
+  const matrix = await products(byRows ? rows : columnsOf(rows), rest);
+  let basis = orthonormal(startingBlock(Math.min(BLOCK, matrix.length), matrix.length));
   let values = [];
   for (let round = 0; round < MAX_ITERATIONS; round += 1) {
-    const images = [];
-    for (const vector of basis) images.push(await covariance(rows, vector, rest));
+    const images = basis.map((vector) => Float64Array.from(matrix, (row) => dot(row, vector)));
+    await rest();
     const projected = basis.map((left) => images.map((right) => dot(left, right)));
     const { eigenvalues, eigenvectors } = eigen(projected);
     const before = values;
@@ -36,7 +39,8 @@ export async function project(vectors, signal) {
   }
   let total = 0;
   for (const row of rows) total += dot(row, row);
-  const axes = [0, 1].map((place) => signed(basis[place] ?? new Float64Array(width)));
+  const found = orthonormal(byRows ? basis.slice(0, 2).map((weights) => combine(rows, weights)) : basis.slice(0, 2));
+  const axes = [0, 1].map((place) => signed(found[place] ?? new Float64Array(width)));
   return {
     points: rows.map((row) => axes.map((axis) => dot(row, axis))),
     shares: [0, 1].map((place) => (total > 0 ? (values[place] ?? 0) / total : 0)),
@@ -64,14 +68,18 @@ async function centred(vectors, rest) {
   return rows;
 }
 
-async function covariance(rows, vector, rest) {
-  const image = new Float64Array(vector.length);
-  for (const row of rows) {
-    const weight = dot(row, vector);
-    for (let column = 0; column < image.length; column += 1) image[column] += weight * row[column];
+function columnsOf(rows) {
+  return Array.from(rows[0], (_, column) => Float64Array.from(rows, (row) => row[column]));
+}
+
+/** Return the symmetric matrix of the products of all pairs of vectors. */
+async function products(vectors, rest) {
+  const matrix = vectors.map(() => new Float64Array(vectors.length));
+  for (const [place, left] of vectors.entries()) {
+    for (let other = 0; other <= place; other += 1) matrix[place][other] = matrix[other][place] = dot(left, vectors[other]);
+    await rest();
   }
-  await rest();
-  return image;
+  return matrix;
 }
 
 /** Return vectors that are the same in every run and not orthogonal to much. */

@@ -25,7 +25,11 @@ const TITLES = Object.fromEntries(TABS.map(({ id, title }) => [id, title]));
 const status = document.getElementById("status");
 const panels = document.getElementById("panels");
 const keyButton = document.getElementById("key");
-const api = new Api(askKey);
+const api = new Api(async (wasWrong) => {
+  const key = await askKey(wasWrong);
+  if (key) keyButton.hidden = false;
+  return key;
+});
 
 keyButton.addEventListener("click", () => api.changeKey());
 
@@ -34,7 +38,7 @@ async function start() {
   try {
     const { data } = await api.call("/info", undefined, { onwait: (text) => (status.textContent = text) });
     const models = readModels(data);
-    keyButton.hidden = !api.hasKey;
+    if (!models.length) throw new Error("The server has no model yet.");
     describe(models, data.version);
     build(models);
     watch(models);

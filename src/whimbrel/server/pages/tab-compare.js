@@ -46,10 +46,10 @@ async function compare(call, say, { name, model }, { queries, texts }) {
   const { vectors: left, cut: cutLeft } = await embed(call, name, queries, { say, ...(roles && { input_type: "query" }) });
   const { vectors: right, cut: cutRight } = await embed(call, name, texts, { say, ...(roles && { input_type: "document" }) });
   const cosines = right.map((text) => left.map((query) => cosine(query, text)));
-  return [cutNotice({ cut: cutLeft + cutRight }, model), grid(name, queries, texts, cosines, left[0].length)];
+  return grid(name, queries, texts, cosines, left[0].length, cutNotice({ cut: cutLeft + cutRight }, model));
 }
 
-function grid(name, queries, texts, cosines, width) {
+function grid(name, queries, texts, cosines, width, notice) {
   const range = rangeOf(cosines.flat());
   const best = queries.map((_, column) => Math.max(...cosines.map((row) => row[column])));
   const head = h("tr", {}, h("th", { scope: "col" }, "Text"), queries.map((query) => h("th", { scope: "col", class: "query", title: query }, h("span", {}, shorten(query, 60)))));
@@ -62,6 +62,7 @@ function grid(name, queries, texts, cosines, width) {
   );
   return h("figure", { class: "grid-figure", data: { model: name } },
     h("figcaption", {}, h("h2", {}, name), h("span", { class: "small muted" }, `${count(width, "column")}; the nearest text of each query is framed`), legend(range)),
+    notice,
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Cosines of ${name}` }, h("table", { class: "heat-table" }, h("thead", {}, head), h("tbody", {}, rows))),
   );
 }

@@ -35,7 +35,7 @@ function build(context) {
 
   async function run(call) {
     const stated = limit.text.trim().replaceAll(",", "");
-    if (stated && !/^[1-9]\d*$/.test(stated)) throw new Error("The limit is a whole number of tokens, or empty for the model's own.");
+    if (stated && !/^[1-9]\d{0,8}$/.test(stated)) throw new Error("The limit is a whole number of tokens, or empty for the model's own.");
     const chosen = { name: model.name, model: model.model, role: role.value || undefined, side: side.value, limit: stated ? Number(stated) : undefined };
     const promptName = prompt.value === "auto" ? promptOf(chosen.model.card, chosen.role) : prompt.value === "none" ? undefined : prompt.value.slice(1);
     const { data } = await call("/tokenize", { model: chosen.name, inputs: text.text, ...(promptName !== undefined && { prompt_name: promptName }) });

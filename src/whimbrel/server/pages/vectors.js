@@ -24,7 +24,11 @@ export async function embed(call, model, texts, { say, ...options } = {}) {
     if (texts.length > CHUNK) say?.(`${count(start, "text")} of ${texts.length} embedded.`, start / texts.length);
     const input = texts.slice(start, start + CHUNK);
     const { data, cut: more } = await call("/v1/embeddings", { model, input, encoding_format: "base64", ...options });
-    for (const row of data.data) vectors.push(decodeFloats(row.embedding));
+    for (const row of data.data) {
+      const vector = decodeFloats(row.embedding);
+      if (!vector.length || !vector.every(Number.isFinite)) throw new Error(`${model} gives vectors that are not numbers.`);
+      vectors.push(vector);
+    }
     cut += more;
   }
   return { vectors, cut };

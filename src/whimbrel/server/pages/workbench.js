@@ -2,6 +2,16 @@
 
 import { h, show } from "./dom.js";
 
+const RELOAD = "Reload the page to see what the server serves now.";
+
+/** Return a sentence for an error; one that the code did not expect goes to the console, too. */
+function describe(error) {
+  if (error.status === 404) return `${error.message} ${RELOAD}`;
+  if (error.constructor === Error || error.kind) return error.message;
+  console.error(error);
+  return `This page cannot read the answer; the server may be of another version. ${RELOAD}`;
+}
+
 /**
  * Return {node, open(), run()} of a tab.
  *
@@ -83,8 +93,7 @@ export function workbench(context, { intro, fields, run, runLabel = "Run", auto 
       tell("", "");
     } catch (error) {
       if (!own() || error.name === "AbortError") return;
-      if (!error.message || error instanceof TypeError || error instanceof ReferenceError) console.error(error);
-      tell(error.message, "error", error.kind && h("button", { type: "button", onclick: start }, "Try again"));
+      tell(describe(error), "error", error.kind && h("button", { type: "button", onclick: start }, "Try again"));
     }
     if (own()) finish();
   }
