@@ -374,7 +374,7 @@ def test_the_served_bytes_are_the_vectors(served: Server) -> None:
 @pytest.mark.parametrize("tab", ["compare", "late", "sparse", "rerank", "entities", "map"])
 def test_pictures(browser: Browser, served: Server, tab: str) -> None:
     """Draw a tab for README and the docs: twice as many pixels as the page has, below 200 kB."""
-    with watched(browser, viewport={"width": 1180, "height": 760}, device_scale_factor=2, color_scheme="light") as watch:
+    with watched(browser, viewport={"width": 1280, "height": 820}, device_scale_factor=2, color_scheme="light") as watch:
         panel = open_tab(watch, served, tab)
         if tab == "rerank":
             panel.get_by_label("Order before").select_option("all-MiniLM-L6-v2")

@@ -8,10 +8,10 @@ import { gives } from "./models.js";
 import { decodeFloats, dot } from "./vectors.js";
 import { workbench } from "./workbench.js";
 
-const QUERY = "Where do whimbrels spend the winter?";
+const QUERY = "Where do birds go in winter?";
 const DOCUMENTS = [
   "In winter the hotels on the coast are closed.",
-  "Whimbrels fly to Africa in autumn and stay there until spring.",
+  "Swallows fly to Africa in autumn and stay until spring.",
   "A sandwich has two slices of bread.",
 ];
 const MAX_DOCUMENTS = 8;
