@@ -1,11 +1,13 @@
 """Hardware description: processor features, cores and GPUs.
 
-Plain data; `model/ops/cpu.py` and `model/runner.py` detect the values.
+Plain data; `model/ops/cpu.py` and `model/runner.py` detect the values. The memory is found here, without PyTorch.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 CpuLevel: TypeAlias = Literal["other", "avx2", "avx512", "avx512_bf16", "amx"]
@@ -61,3 +63,15 @@ class Hardware:
     """Bytes of memory that this process may use; 0: unknown."""
     gpu_memory: int = 0
     """Bytes of memory of the first GPU; 0: unknown."""
+
+
+def usable_memory() -> int:
+    """Return the bytes of memory of the machine or of the container; 0 if the system does not say."""
+    try:
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):
+        return 0
+    try:
+        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return total
