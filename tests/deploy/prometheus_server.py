@@ -127,7 +127,7 @@ class Exporter:
                 self.end_headers()
                 self.wfile.write(page)
 
-            def log_message(self, format: str, *args: Any) -> None:
+            def log_message(self, *args: Any) -> None:
                 pass
 
         self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -23,11 +23,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
+from dashboards import dashboard_queries, rules
+from prometheus_server import FOLDER, RANGE, Alert, Exporter, Prometheus, Series, configuration
 
 import fault_injection
-from dashboards import dashboard_queries, rules
 from load import ask, holds
-from prometheus_server import FOLDER, RANGE, Alert, Exporter, Prometheus, configuration
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
@@ -46,6 +46,7 @@ OF_PROCESSES = {"WhimbrelWorkerRestarts", "WhimbrelConnectionsFull"}
 OF_LOAD = {"WhimbrelOverloaded", "WhimbrelSlowQueue"}
 OF_ENGINES = {"WhimbrelNoEngine", "WhimbrelEngineRestarts"}
 OF_START = {"WhimbrelDown"}
+QUEUED = "sum by (instance) (whimbrel_queue_tokens) > 0 and on (instance) sum by (instance) (whimbrel_engines_up) == 0"
 ALERTS = OF_EXPORTER | OF_TEXTS | OF_PROCESSES | OF_LOAD | OF_ENGINES | OF_START
 
 
@@ -55,10 +56,12 @@ class Report:
 
     server: str
     exporter: str
-    data: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    data: dict[str, list[Series]] = field(default_factory=dict[str, list[Series]])
     healthy: set[Alert] = field(default_factory=set[Alert])
     fired: set[Alert] = field(default_factory=set[Alert])
     left: set[Alert] = field(default_factory=set[Alert])
+    queued: bool = False
+    """True if tokens were in the queue while no engine was up."""
 
     def alert(self, name: str) -> Alert:
         """Return an alert about the target that has its fault."""
@@ -82,7 +85,7 @@ class Site:
         stop = threading.Event()
 
         def run(send: Callable[[httpx2.Client], object]) -> None:
-            with httpx2.Client(base_url=self.server.url, timeout=60, headers={"authorization": f"Bearer {KEYS[0]}"}) as client:
+            with httpx2.Client(base_url=self.server.url, timeout=6, headers={"authorization": f"Bearer {KEYS[0]}"}) as client:
                 while not stop.wait(pause):
                     with suppress(httpx2.HTTPError):
                         send(client)
@@ -109,7 +112,7 @@ def observe_health(site: Site) -> None:
     with site.sending(*requests):
         time.sleep(6)  # until the ranges of all queries are full
         site.report.healthy = site.prometheus.firing()
-        site.report.data = {name: [each.value for each in site.prometheus.query(text)] for name, text in expressions.items()}
+        site.report.data = {name: site.prometheus.query(expression) for name, expression in expressions.items()}
 
 
 def kill(site: Site, kind: str) -> None:
@@ -139,10 +142,11 @@ def make_faults(site: Site) -> None:
         take_all_connections(site)
         kill(site, "worker")
         site.await_alerts(OF_TEXTS | OF_PROCESSES | OF_EXPORTER)
-    with site.sending(*[text(holds("2.5"))] * 8, *[lambda client: ask(client, SOME * 6)] * 3):
+    with site.sending(*[text(holds("2.5"))] * 6, *[lambda client: ask(client, SOME * 6)] * 3):
         site.await_alerts(OF_LOAD)
-    kill(site, "engine")
-    site.await_alerts(OF_ENGINES)
+        kill(site, "engine")
+        site.report.queued = wait_for(lambda: site.prometheus.query(QUEUED))
+        site.await_alerts(OF_ENGINES)
 
 
 @pytest.fixture(scope="module")
@@ -178,9 +182,20 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Report]:
 
 @pytest.mark.parametrize("name", [*dashboard_queries(RANGE), *(each["record"] for each in rules("record"))])
 def test_every_query_gives_data_of_a_loaded_server(name: str, report: Report) -> None:
-    values = report.data[name]
-    assert values, "no data"
-    assert all(math.isfinite(value) for value in values), values
+    series = report.data[name]
+    assert series, "no data"
+    assert all(math.isfinite(each.value) for each in series), series
+
+
+def test_keys_are_told_apart_and_not_told(report: Report) -> None:
+    """Clients send the first key, Prometheus the second."""
+    series = report.data["Requests by key A"]
+    assert {each.labels["key"] for each in series if each.value} >= {"key1", "key2"}
+    assert not any(key in str(each.labels) for every in report.data.values() for each in every for key in KEYS)
+
+
+def test_tokens_that_wait_while_no_engine_is_up_are_in_the_queue(report: Report) -> None:
+    assert report.queued
 
 
 def test_a_healthy_server_has_no_alert(report: Report) -> None:

@@ -65,7 +65,9 @@ def received(route: str = "/x") -> str:
 def test_processes_count_together_and_a_restart_goes_on(tmp_path: Path) -> None:
     in_process(tmp_path, "worker-0", received(), finished(), "trace.count('retries', 2, model='m')")
     in_process(tmp_path, "worker-1", received(), finished(), "trace.gauge('queue_tokens', 30, model='m')")
-    in_process(tmp_path, "engine-0-0", "trace.observe('compute', 0.25, model='m')", "trace.observe('batch_tokens', 100, model='m')")
+    in_process(
+        tmp_path, "engine-0-0", "trace.observe('compute', 0.25, model='m')", "trace.observe('batch_tokens', 100, model='m')"
+    )
     found = in_process(tmp_path, "worker-0", received(), finished("invalid", 400), "trace.gauge('queue_tokens', 5, model='m')")
     assert value(found, "whimbrel_requests_received_total", route="/x") == 3
     assert value(found, "whimbrel_requests_total", route="/x", model="m", outcome="ok", status="200") == 2
