@@ -53,7 +53,7 @@ def configuration(key: Path, *targets: str) -> str:
 
 
 class Prometheus:
-    """A process of Prometheus that reads `targets` with the key in the file `key`, and remembers which alerts fired."""
+    """A process of Prometheus that reads `targets` with the key in the file `key`."""
 
     def __init__(self, folder: Path, key: Path, *targets: str) -> None:
         (folder / "prometheus.yml").write_text(configuration(key, *targets))
@@ -78,7 +78,6 @@ class Prometheus:
         self._client = httpx2.Client(base_url=f"http://127.0.0.1:{port}/api/v1", timeout=30)
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        self.fired = set[Alert]()
 
     def query(self, expression: str) -> list[Series]:
         """Return the series of an instant query. Raises AssertionError with Prometheus' words if it is wrong."""
@@ -87,11 +86,15 @@ class Prometheus:
         return [Series(each["metric"], float(each["value"][1])) for each in answer.json()["data"]["result"]]
 
     def firing(self) -> set[Alert]:
-        """Return the alerts that fire now, and remember them as `fired`."""
-        alerts: list[Any] = self._client.get("/alerts").json()["data"]["alerts"]
-        now = {Alert(each["labels"]["alertname"], each["labels"]["instance"]) for each in alerts if each["state"] == "firing"}
-        self.fired |= now
-        return now
+        """Return the alerts that fire now."""
+        return self._alerts('ALERTS{alertstate="firing"}')
+
+    def fired(self) -> set[Alert]:
+        """Return the alerts that fire or have fired."""
+        return self._alerts('max_over_time(ALERTS{alertstate="firing"}[1h])')
+
+    def _alerts(self, expression: str) -> set[Alert]:
+        return {Alert(each.labels["alertname"], each.labels["instance"]) for each in self.query(expression)}
 
     def __enter__(self) -> Self:
         return self

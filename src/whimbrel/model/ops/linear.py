@@ -60,7 +60,8 @@ class Linear:
         fused = activation if low_rank is None and activation in own.FUSED else "identity"
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
-            self._out_dtype = torch.float32 if wide else self._dtype
+            narrow = self._dtype if quantization is None else own.dtype_around_int8()
+            self._out_dtype = torch.float32 if wide else narrow
             fused = activation in own.FUSED and low_rank is None
         else:
             prepacked = prepacked_supported(weight.device)
@@ -169,6 +170,12 @@ class LowRank:
 
 def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]]]:
     return lru_cache(maxsize=1024)(blocks.cover)
+
+
+def takes_any_rows(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether linear layers of this dtype run any number of rows without blocks, as those of our own kernels do."""
+    kernels = own.kernels()
+    return device.type == "cpu" and kernels is not None and own.product_kind(dtype) in kernels.kinds
 
 
 def round_up_rows(num_rows: int) -> int:
