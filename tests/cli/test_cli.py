@@ -40,7 +40,7 @@ from whimbrel.telemetry import metrics
 from whimbrel.types.hardware import Cpu, Hardware
 
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "bench serve",
+    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
     "bench offline", "bench compare",
 )  # fmt: skip
 

@@ -42,6 +42,7 @@ from whimbrel.cli.options import (
     read_pooling,
     read_reranker,
 )
+from whimbrel.cli.top.command import top
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 
 if TYPE_CHECKING:
@@ -540,6 +541,16 @@ def doctor(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))
+
+
+app.command(
+    help=help_text(
+        "Watch servers in the terminal: requests, tokens, queue, times of stages, engines and caches. q or Ctrl-C ends.",
+        ("whimbrel top", "the server on this machine"),
+        ("whimbrel top http://a:8000 http://b:8000", "two, and their total"),
+        ("whimbrel top --once --json", "for a program"),
+    )
+)(top)
 
 
 app.add_typer(bench)
