@@ -21,13 +21,10 @@ _LONGEST: Final = 60.0
 def render(servers: Sequence[ServerFigures], total: Figures, *, width: int) -> RenderableType:
     """Return the view of the servers and their total for a terminal of `width` columns."""
     parts: list[RenderableType] = [_servers(servers, total, width)]
-    for each in servers:
-        if each.reason:
-            parts.append(Text(f"{each.url}: {each.reason}", style=_STYLES[each.state]))
-    for each in servers:
-        if each.models:
-            version = f"Whimbrel {each.version}: " if each.version else ""
-            parts.append(Text(f"{each.url}  {version}{', '.join(each.models)}", style="dim"))
+    parts += [_text(f"{each.url}: {each.reason}", _STYLES[each.state]) for each in servers if each.reason]
+    for each in (each for each in servers if each.models):
+        version = f"Whimbrel {each.version}: " if each.version else ""
+        parts += [_text(f"{each.url}  {version}{', '.join(each.models)}", "dim")]
     stages, rest = _stages(total.latency_seconds or {}), _rest(total)
     if width >= _WIDE:
         grid = Table.grid(padding=(0, 6))
@@ -62,11 +59,11 @@ def _servers(servers: Sequence[ServerFigures], total: Figures, width: int) -> Ta
     for each in servers:
         cells = ["-" if each.figures is None else text(each.figures) for _, text in shown]
         name = each.url.partition("://")[2] or each.url
-        table.add_row(Text(name), Text(each.state, style=_STYLES[each.state]), *map(Text, cells))
+        table.add_row(_text(name), _text(each.state, _STYLES[each.state]), *map(_text, cells))
     if len(servers) > 1:
         num_up = sum(each.state == "up" for each in servers)
         cells = [text(total) for _, text in shown]
-        table.add_row(Text("total"), Text(f"{num_up} of {len(servers)} up"), *map(Text, cells), style="bold")
+        table.add_row("total", f"{num_up} of {len(servers)} up", *cells, style="bold")
     return table
 
 
@@ -98,7 +95,7 @@ def _rest(total: Figures) -> Table:
     }
     table = Table.grid(padding=(0, 2, 0, 0))
     for name, text in rows.items():
-        table.add_row(Text(name, style="bold"), Text(text))
+        table.add_row(_text(name, "bold"), _text(text))
     return table
 
 
@@ -106,9 +103,9 @@ def number(value: float | None) -> str:
     """Return a number with three digits or more; "-" for None."""
     if value is None:
         return "-"
-    if value >= 100 or value == int(value):  # noqa: PLR2004
+    if value >= 100 or value == int(value):
         return f"{value:,.0f}"
-    return f"{value:.3g}" if value >= 0.01 else "<0.01"  # noqa: PLR2004
+    return f"{value:.3g}" if value >= 0.01 else "<0.01"
 
 
 def time(seconds: float | None) -> str:
@@ -141,3 +138,8 @@ def _failed(outcomes: Mapping[str, float] | None) -> float | None:
 
 def _request(figures: Figures) -> Latency:
     return (figures.latency_seconds or {}).get("request", Latency(0.0, None, None, None))
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return text of a server without control characters, which could change the terminal."""
+    return Text("".join(each if each.isprintable() else "?" for each in text), style=style)

@@ -45,7 +45,7 @@ class Watch:
             self._fail("unreachable", _failure(self._url, error))
             return
         found = ServerFigures(old.url, "up", version=old.version, models=models(self.page) or old.models)
-        if health.status_code != 200:  # noqa: PLR2004
+        if health.status_code != 200:
             found.state = "loading"
             found.reason = to_error(self._url, health.status_code, health.headers, health.content).message
         if before is None or not old.version or not found.models or has_restarted(before, self.page):
@@ -62,9 +62,9 @@ class Watch:
     async def _read_page(self) -> Page:
         reply = await self._get("/metrics", accept="text/plain")
         received = monotonic()
-        if reply.status_code == 401:  # noqa: PLR2004
+        if reply.status_code == 401:
             raise _Refusal("401: the API key is missing or wrong. Pass it with --api-key or WHIMBREL_API_KEY.")
-        if reply.status_code != 200:  # noqa: PLR2004
+        if reply.status_code != 200:
             error = to_error(self._url, reply.status_code, reply.headers, reply.content)
             raise _Refusal(f"{reply.status_code}: {error.message}")
         try:
