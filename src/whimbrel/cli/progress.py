@@ -15,6 +15,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, BinaryIO, Final, Unpack
 
 from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -63,12 +64,16 @@ class LoadProgress:
         self._num_read = dict.fromkeys(self._running, 0)
         columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
         bars = (_IfTotal(BarColumn(_BAR_COLUMNS)), _IfTotal(DownloadColumn()))
-        self._bars = Progress(*columns, *bars, console=console, transient=True, disable=not console.is_terminal)
+        self._bars = Progress(*columns, *bars, console=console, auto_refresh=False)
+        self._live: Live | None = None
+        """Display of the bars; a new one after each pause, as a stopped one does not know where the cursor is."""
         self._tasks: list[TaskID] = [self._bars.add_task(f"{prefix}starting", total=None) for prefix in self._prefixes]
 
     def start(self) -> None:
         """Show that something happens. From now on the terminal's cursor is hidden, until `close`."""
-        self._bars.start()
+        if self._live is None and self._console.is_terminal:
+            self._live = Live(console=self._console, transient=True, get_renderable=self._bars.get_renderable)
+            self._live.start()
 
     def start_phase(self, model: int, name: str) -> None:
         """End the current phase of the model with this index, and begin phase `name`."""
@@ -80,9 +85,9 @@ class LoadProgress:
         self._running[model], self._num_read[model] = (name, now), 0
         self._bars.reset(self._tasks[model], total=None, description=f"{self._prefixes[model]}{name}")
         if name == "finding the checkpoint":
-            self._bars.stop()  # huggingface_hub shows progress bars of its own
+            self.close()  # huggingface_hub shows progress bars of its own
         else:
-            self._bars.start()
+            self.start()
 
     def read(self, model: int, done: int, total: int) -> None:
         """Show the bytes that the current phase has read, of those that it will read."""
@@ -96,7 +101,10 @@ class LoadProgress:
         self.close()
 
     def close(self) -> None:
-        self._bars.stop()
+        """Remove the bars, and show the cursor."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
 def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
