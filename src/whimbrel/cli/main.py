@@ -473,10 +473,14 @@ def convert(
         accept_config=accepted,
     )
     stderr = console.stderr_console()
-    with console.signals_exit(), stderr.status("converting") as status:
-        done = convert_checkpoint(
-            checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
-        )
+    try:
+        with console.signals_exit(), stderr.status("converting") as status:
+            done = convert_checkpoint(
+                checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
+            )
+    except (KeyboardInterrupt, SystemExit):
+        stderr.print(f"stopped: nothing was written to {out}.", markup=False)
+        raise
     size = f"{done.num_bytes / 1e6:,.0f} MB" if done.num_bytes >= 1e7 else f"{done.num_bytes / 1e3:,.0f} kB"
     stderr.print(f"wrote {done.num_tensors:,} tensors, {size}, to {done.folder}", soft_wrap=True)
 
