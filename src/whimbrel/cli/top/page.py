@@ -130,7 +130,7 @@ def models(page: Page) -> list[str]:
 
 
 def quantile(q: float, buckets: Mapping[float, float]) -> float | None:
-    """Return a quantile of a histogram, interpolated within its bucket as Prometheus' `histogram_quantile` does.
+    """Return a quantile of a histogram, interpolated within its bucket, as Prometheus does.
 
     `buckets` has the number of observations up to each upper bound. Beyond the last finite bound, that bound is returned.
     None if there are no observations.
