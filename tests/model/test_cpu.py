@@ -76,6 +76,16 @@ def test_bfloat16(capabilities: dict[str, Any], onednn: bool, expected: str) -> 
     assert find(capabilities, bfloat16=onednn).bfloat16 == expected
 
 
+def test_float16_needs_its_instructions_and_no_switch_against_them() -> None:
+    granite = SAPPHIRE_RAPIDS | {"avx512_fp16": True}
+    assert find(granite).float16
+    assert find(granite, amx=False).float16
+    assert find(granite, ONEDNN_MAX_CPU_ISA="AVX512_CORE_FP16").float16
+    assert not find(granite, ONEDNN_MAX_CPU_ISA="AVX512_CORE_BF16").float16
+    assert not find(granite, ONEDNN_MAX_CPU_ISA="AVX2").float16
+    assert not find(ZEN_4).float16
+
+
 def test_a_line_for_people_names_what_holds_back() -> None:
     assert str(find(ZEN_4)) == "Laptop (AVX-512 with bfloat16)"
     assert str(find(ZEN_4, ATEN_CPU_CAPABILITY="avx2")) == "Laptop (AVX-512 with bfloat16; ATEN_CPU_CAPABILITY=avx2)"

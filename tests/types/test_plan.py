@@ -14,6 +14,7 @@ from whimbrel.types.plan import Options, make_plan
 
 CPU = Hardware(num_cores=3, cpu=Cpu("EPYC", "avx512_bf16", "native"))
 OLD_CPU = replace(CPU, cpu=Cpu("Xeon", "avx512", "slow"))
+WITH_FLOAT16 = replace(CPU, cpu=Cpu("Xeon", "avx512_bf16", "slow", float16=True), kernels="avx512_fp16")
 LAPTOP = replace(CPU, cpu=Cpu("Core", "avx2", "none"))
 GPU = replace(CPU, gpus=("cuda:0", "cuda:1"), gpu_bfloat16=True)
 
@@ -29,6 +30,8 @@ def card(minilm: Path) -> Card:
         (CPU, Options(), "cpu", "bfloat16", 3, 512),
         (OLD_CPU, Options(), "cpu", "float32", 3, 512),
         (OLD_CPU, Options(dtype="bfloat16"), "cpu", "bfloat16", 3, 512),
+        (WITH_FLOAT16, Options(), "cpu", "bfloat16", 3, 512),
+        (replace(WITH_FLOAT16, kernels=""), Options(), "cpu", "float32", 3, 512),
         (LAPTOP, Options(), "cpu", "float32", 3, 512),
         (GPU, Options(), "cuda:0", "bfloat16", 1, 16_384),
         (GPU, Options(device="cuda"), "cuda:0", "bfloat16", 1, 16_384),

@@ -29,7 +29,9 @@ class Cpu:
     level: CpuLevel = "other"
     """Instruction set of linear layers (oneDNN)."""
     bfloat16: Literal["native", "slow", "none"] = "none"
-    """Support for bfloat16 in linear layers: "slow" is exact but slower than float32."""
+    """Support for bfloat16 in oneDNN's linear layers: "slow" is exact but slower than float32."""
+    float16: bool = False
+    """True if the processor multiplies float16 at twice the speed of float32 (AVX512-FP16)."""
     vnni: bool = False
     """True if the processor multiplies int8 fast (VNNI)."""
     vectors: str = "DEFAULT"
@@ -61,3 +63,8 @@ class Hardware:
     """Bytes of memory that this process may use; 0: unknown."""
     gpu_memory: int = 0
     """Bytes of memory of the first GPU; 0: unknown."""
+
+    @property
+    def fast_bfloat16(self) -> bool:
+        """True if the CPU runs models in bfloat16 faster than in float32: natively, or by our kernels for float16."""
+        return self.cpu.bfloat16 == "native" or (self.cpu.bfloat16 == "slow" and self.kernels.endswith("fp16"))

@@ -209,8 +209,8 @@ def _device(value: str, hardware: Hardware, replica: int) -> str:
 def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype:
     cpu = hardware.cpu
     if value == "auto":
-        native = cpu.bfloat16 == "native" if on_cpu else hardware.gpu_bfloat16
-        return "bfloat16" if native else "float32"
+        fast = hardware.fast_bfloat16 if on_cpu else hardware.gpu_bfloat16
+        return "bfloat16" if fast else "float32"
     if value == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
         raise SetupError(
             f"dtype 'bfloat16' is not supported on this CPU, {cpu}.",
@@ -229,7 +229,7 @@ def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype
 
 
 def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
-    fast = "bfloat16" if hardware.cpu.bfloat16 == "native" else "float32"
+    fast = "bfloat16" if hardware.fast_bfloat16 else "float32"
     if not hardware.cpu.vnni:
         raise SetupError(
             f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.",

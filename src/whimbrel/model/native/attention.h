@@ -30,7 +30,28 @@ struct Scores {
 struct Buffers {
     std::uint32_t *queries, *keys, *values, *weights;
     float *scores, *sums;
+    float *key_scales, *value_scales, *value_logs;  // float16: of each key
 };
+
+// In float16 the inner numbers of both products are multiplied with powers of 2. Those of a key k and of its value v are its own:
+//   score + log s, whose maximum is subtracted, makes a weight e of at most 16; the value is divided by s, which is 1 for small values;
+//   the sum of the weights is that of e / s. Logarithms and powers are of 2.
+// So nothing overflows, and a result depends on no key that its query does not see.
+constexpr float WEIGHT_LOG = 4.0f;  // of 16, the largest weight
+constexpr float LOG_OF_E = 1.44269504f;
+constexpr float VALUE_FACTOR = 8.0f;
+constexpr int VALUE_EXPONENT = 1;  // values of less than 2^(1 + 1) are small
+
+template <class T>
+void scale_keys(const T* keys, i64 key_stride, const T* values, i64 value_stride, i64 count, i64 width, const Buffers& at) {
+    for (i64 row = 0; row < up_to(count, PANEL); row++) {
+        const bool exists = row < count;
+        at.key_scales[row] = exists ? 1.0f / power_to_reach(4, largest_magnitude(keys + row * key_stride, width)) : 0.0f;
+        const float shrink = exists ? std::min(1.0f, power_to_reach(VALUE_EXPONENT, largest_magnitude(values + row * value_stride, width))) : 1.0f;
+        at.value_scales[row] = shrink;
+        at.value_logs[row] = static_cast<float>(-std::ilogb(shrink));
+    }
+}
 
 // Write unit u of row r to out[u * PANEL + r].
 inline void transpose(const std::uint32_t (*rows)[W], i64 num_units, std::uint32_t* out) {
@@ -61,9 +82,9 @@ inline void transpose(const std::uint32_t (*rows)[W], i64 num_units, std::uint32
 #endif
 }
 
-// Unit u of row `row`, of a panel of rows: the layout in which keys are the columns of a product.
+// Unit u of row `row`, of a panel of rows: the layout in which keys are the columns of a product. With `scales`, rows are divided by them.
 template <class D, class T>
-void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 units, std::uint32_t* out) {
+void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[maybe_unused]] const float* scales, std::uint32_t* out) {
     alignas(64) std::uint32_t part[PANEL][W];
     for (i64 row = 0; row < count; row += PANEL)
         for (i64 unit = 0; unit < units; unit += W) {
@@ -78,9 +99,10 @@ void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 u
                 if constexpr (D::per_unit == 1) {
                     store(reinterpret_cast<float*>(part[r]), load(in, std::min<i64>(left, W)));
                 } else {
-                    auto* halves = reinterpret_cast<bf16*>(part[r]);
-                    store(halves, load(in, std::min<i64>(left, W)));
-                    store(halves + W, left > W ? load(in + W, std::min<i64>(left - W, W)) : zero());
+                    auto* halves = reinterpret_cast<std::uint16_t*>(part[r]);
+                    const Floats factor = all(D::scaled ? 1.0f / scales[row + r] : 1.0f);
+                    D::put(halves, mul(load(in, std::min<i64>(left, W)), factor), W);
+                    D::put(halves + W, left > W ? mul(load(in + W, std::min<i64>(left - W, W)), factor) : zero(), W);
                 }
             }
             std::uint32_t* to = out + row * units + unit * PANEL;
@@ -88,9 +110,9 @@ void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 u
         }
 }
 
-// Rows become the inner dimension, and columns the columns of panels.
+// Rows become the inner dimension, and columns the columns of panels. With `scales`, rows are multiplied with VALUE_FACTOR and them.
 template <class D, class T>
-void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, std::uint32_t* out) {
+void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[maybe_unused]] const float* scales, std::uint32_t* out) {
     for (i64 column = 0; column < width; column += PANEL)
         for (i64 unit = 0; unit < units; unit++, out += PANEL)
             for (i64 j = 0; j < PANEL; j += W) {
@@ -99,9 +121,13 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, std::
                     store(reinterpret_cast<float*>(out) + j, left > 0 ? load(rows + unit * stride + column + j, left) : zero());
                 } else {
                     const i64 row = 2 * unit;
-                    const Floats even = left > 0 ? load(rows + row * stride + column + j, left) : zero();
-                    const Floats odd = left > 0 && row + 1 < count ? load(rows + (row + 1) * stride + column + j, left) : zero();
-                    store_pairs(out + j, even, odd);
+                    Floats even = left > 0 ? load(rows + row * stride + column + j, left) : zero();
+                    Floats odd = left > 0 && row + 1 < count ? load(rows + (row + 1) * stride + column + j, left) : zero();
+                    if constexpr (D::scaled) {
+                        even = mul(even, all(VALUE_FACTOR * scales[row]));
+                        if (row + 1 < count) odd = mul(odd, all(VALUE_FACTOR * scales[row + 1]));
+                    }
+                    store_pairs<D>(out + j, even, odd);
                 }
             }
 }
@@ -112,14 +138,18 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
     const i64 padded = up_to(width, PANEL);
     for (i64 row = 0; row < num_queries; row += BLOCK_QUERIES) {
         const i64 count = std::min(BLOCK_QUERIES, num_queries - row), first = before + row;
+        float scale_of[BLOCK_QUERIES];  // by which a product becomes a score
         for (i64 r = 0; r < count; r++) {
             std::uint32_t* to = at.queries + r * units;
+            const T* in = q + (row + r) * q_stride;
             if constexpr (D::per_unit == 2)
                 if (width % 2) to[units - 1] = 0;
+            const float factor = D::scaled ? power_to_reach(3, largest_magnitude(in, width)) : 1.0f;
+            scale_of[r] = scores.scale * LOG_OF_E / factor;
             for (i64 k = 0; k < width; k += W) {
-                const Floats x = load(q + (row + r) * q_stride + k, width - k);
+                const Floats x = load(in + k, width - k);
                 if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(to) + k, x, width - k);
-                else store(reinterpret_cast<bf16*>(to) + k, x, width - k);
+                else D::put(reinterpret_cast<std::uint16_t*>(to) + k, D::scaled ? mul(x, all(factor)) : x, width - k);
             }
         }
         float most[BLOCK_QUERIES], total[BLOCK_QUERIES];
@@ -145,22 +175,34 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 }
                 for (i64 j = 0; j < from; j += W) store(s + j, all(-std::numeric_limits<float>::infinity()), from - j);
                 Floats top = all(-std::numeric_limits<float>::infinity());
-                for (i64 j = from / W * W; j < to; j += W) top = greatest(top, keep_or(load(s + j), to - j, top));
+                for (i64 j = from / W * W; j < to; j += W) {
+                    Floats x = load(s + j);
+                    if constexpr (D::scaled) {
+                        x = fma(mul(x, load(at.key_scales + key + j)), all(scale_of[r]), load(at.value_logs + key + j));
+                        store(s + j, x);
+                    }
+                    top = greatest(top, keep_or(x, to - j, top));
+                }
                 const float previous = most[r], now = std::max(previous, largest(top));
                 most[r] = now;
                 // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
-                const Floats scale = all(scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : -now * scores.scale);
+                const Floats scale = all(scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
                 for (i64 j = 0; j < up_to(columns, PANEL); j += W) {
-                    const Floats e = j >= to ? zero() : keep(exponential(fma(load(s + j), scale, shift)), to - j);
-                    sums = add(sums, e);
+                    const auto weight = [&] {
+                        const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
+                        return D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : exponential(mul(x, scale));
+                    };
+                    const Floats e = j >= to ? zero() : keep(weight(), to - j);
+                    if constexpr (D::scaled) sums = fma(e, load(at.value_scales + key + j), sums);
+                    else sums = add(sums, e);
                     if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * stride) + j, e);
-                    else store(reinterpret_cast<bf16*>(at.weights + r * stride) + j, e);
+                    else D::put(reinterpret_cast<std::uint16_t*>(at.weights + r * stride) + j, e, W);
                 }
                 if (begin || previous == now) {
                     total[r] += sum(sums);
                 } else {
-                    const float shrink = previous == -std::numeric_limits<float>::infinity() ? 0.0f : std::exp((previous - now) * scores.scale);
+                    const float shrink = previous == -std::numeric_limits<float>::infinity() ? 0.0f : D::scaled ? std::exp2(previous - now) : std::exp((previous - now) * scores.scale);
                     total[r] = total[r] * shrink + sum(sums);
                     float* v = at.sums + r * padded;
                     for (i64 k = 0; k < padded; k += W) store(v + k, mul(load(v + k), all(shrink)));
@@ -173,7 +215,7 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
         }
         for (i64 r = 0; r < count; r++) {
             const bool sees_none = first_key(first + r) >= num_keys;
-            const Floats share = all(1.0f / total[r]);
+            const Floats share = all(1.0f / (D::scaled ? VALUE_FACTOR * total[r] : total[r]));
             for (i64 k = 0; k < width; k += W)
                 store(out + (row + r) * out_stride + k, sees_none ? zero() : mul(load(at.sums + r * padded + k), share), width - k);
         }
@@ -189,21 +231,24 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
     const i64 units = (width + D::per_unit - 1) / D::per_unit, padded = up_to(width, PANEL), rows = up_to(longest, PANEL);
     const i64 stride = BLOCK_KEYS + 16;
     auto* memory = static_cast<std::uint32_t*>(scratch<2>(
-        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * stride + padded) + rows * units + rows * padded + 64 * W)));
+        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * stride + padded) + rows * units + rows * padded + 3 * rows + 64 * W)));
     Buffers at{};
     at.queries = memory, memory += up_to(BLOCK_QUERIES * units, 16);
     at.weights = memory, memory += BLOCK_QUERIES * stride;
     at.scores = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * stride;
     at.sums = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * padded;
     at.keys = memory, memory += rows * units;
-    at.values = memory;
+    at.values = memory, memory += rows * padded;
+    at.key_scales = reinterpret_cast<float*>(memory), at.value_scales = at.key_scales + rows, at.value_logs = at.value_scales + rows;
     const i64 shared = num_heads / num_key_heads;
     for (i64 b = 0; b < num_seqs; b++) {
         const i64 first = seqs[5 * b], count = seqs[5 * b + 1], key = seqs[5 * b + 2], num_keys = seqs[5 * b + 3], before = seqs[5 * b + 4];
         if (count == 0) continue;
         for (i64 h = 0; h < num_key_heads; h++) {
-            pack_rows_as_columns<D>(k.data + key * k.row_stride + h * k.head_stride, k.row_stride, num_keys, width, units, at.keys);
-            pack_rows<D>(v.data + key * v.row_stride + h * v.head_stride, v.row_stride, num_keys, width, (num_keys + D::per_unit - 1) / D::per_unit, at.values);
+            const T *keys = k.data + key * k.row_stride + h * k.head_stride, *values = v.data + key * v.row_stride + h * v.head_stride;
+            if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
+            pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
+            pack_rows<D>(values, v.row_stride, num_keys, width, (num_keys + D::per_unit - 1) / D::per_unit, at.value_scales, at.values);
             for (i64 n = h * shared; n < (h + 1) * shared; n++)
                 attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
         }

@@ -25,6 +25,7 @@ INSTRUCTION_SETS: Final = {
     "avx512": ("-march=skylake-avx512",),
     "avx512_vnni": ("-march=cascadelake",),
     "avx512_bf16": ("-march=cooperlake",),
+    "avx512_fp16": ("-march=cooperlake", "-DWHIMBREL_FLOAT16"),
 }
 """Name of each library, and the compiler's flags for it. They are written for GCC 11 and Clang 14 or later."""
 

@@ -1,4 +1,4 @@
-// The kernels that Python calls (model/ops/native.py), compiled once for each instruction set (compile.py).
+// The kernels that Python calls (model/ops/kernels.py), compiled once for each instruction set (compile.py).
 //
 // Each call runs in the calling thread. Those that return a number return 1 if memory ran out, else 0. Pointers are of contiguous rows unless a stride is given; strides count numbers.
 #include <cmath>
@@ -74,6 +74,9 @@ int whimbrel_has(int kind) {
 #ifdef __AVX512BF16__
     if (kind == BFLOAT16) return 1;
 #endif
+#ifdef WHIMBREL_FLOAT16
+    if (kind == FLOAT16) return 1;
+#endif
     return kind == FLOAT32;
 }
 
@@ -88,10 +91,10 @@ void whimbrel_dismiss() { team.open = 0; }
 // Help whoever leads. Does not return.
 void whimbrel_help() { help_team(); }
 
-// Pack a weight of (columns, inner) float32. `units` holds padded columns * units of 4 bytes; `scales` and `column_sums`, for int8, one
-// number for each padded column.
+// Pack a weight of (columns, inner) float32. `units` holds padded columns * units of 4 bytes; `scales`, for int8 and float16, and
+// `column_sums`, for int8, one number for each padded column.
 void whimbrel_pack(int kind, const float* weight, i64 columns, i64 inner, std::uint32_t* units, float* scales, std::int32_t* column_sums) {
-    const i64 num_units = units_of(inner, kind), per_unit = kind == INT8 ? 4 : kind == BFLOAT16 ? 2 : 1;
+    const i64 num_units = units_of(inner, kind), in_unit = per_unit(kind);
     std::memset(units, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(num_units * PANEL * panels_of(columns)));
     for (i64 column = 0; column < columns; column++) {
         const float* in = weight + column * inner;
@@ -102,14 +105,21 @@ void whimbrel_pack(int kind, const float* weight, i64 columns, i64 inner, std::u
             step = most > 0.0f ? most / 127.0f : 1.0f;
             scales[column] = step, column_sums[column] = 0;
         }
+        float factor = 1.0f;
+        if (kind == FLOAT16) {
+            factor = power_to_reach(4, largest_magnitude(in, inner));
+            scales[column] = 1.0f / factor;
+        }
         std::uint32_t* out = units + column / PANEL * num_units * PANEL + column % PANEL;
         for (i64 k = 0; k < inner; k++) {
-            std::uint32_t* unit = out + k / per_unit * PANEL;
+            std::uint32_t* unit = out + k / in_unit * PANEL;
             if (kind == INT8) {
                 const auto byte = static_cast<std::int8_t>(std::nearbyint(in[k] / step));
                 reinterpret_cast<std::int8_t*>(unit)[k % 4] = byte, column_sums[column] += byte;
             } else if (kind == BFLOAT16) {
                 reinterpret_cast<bf16*>(unit)[k % 2] = round_to_bf16(in[k]);
+            } else if (kind == FLOAT16) {
+                reinterpret_cast<std::uint16_t*>(unit)[k % 2] = _cvtss_sh(in[k] * factor, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
             } else {
                 std::memcpy(unit, in + k, sizeof(float));
             }
@@ -126,6 +136,9 @@ int whimbrel_linear([[maybe_unused]] int kind, int activation, const void* x, in
 #endif
 #ifdef __AVX512BF16__
         if (kind == BFLOAT16) return run(InBfloat16{});
+#endif
+#ifdef WHIMBREL_FLOAT16
+        if (kind == FLOAT16) return run(InFloat16{});
 #endif
         return run(InFloat32{});
     });
@@ -162,6 +175,9 @@ int whimbrel_attend([[maybe_unused]] int kind, int narrow, const void* q, i64 q_
     return guarded([&] {
 #ifdef __AVX512BF16__
         if (kind == BFLOAT16) return narrow ? run(InBfloat16{}, bf16{}) : run(InBfloat16{}, float{});
+#endif
+#ifdef WHIMBREL_FLOAT16
+        if (kind == FLOAT16) return narrow ? run(InFloat16{}, bf16{}) : run(InFloat16{}, float{});
 #endif
         return narrow ? run(InFloat32{}, bf16{}) : run(InFloat32{}, float{});
     });

@@ -9,35 +9,44 @@
 
 namespace whimbrel {
 
-enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2 };
+enum Kind : int { FLOAT32 = 0, BFLOAT16 = 1, INT8 = 2, FLOAT16 = 3 };
 enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 4 };
 
 constexpr i64 BLOCK_ROWS = 240;  // the most rows that run at once
 constexpr i64 BLOCK_BYTES = 3 << 18;  // their units stay in the L2 cache
 constexpr i64 BLOCK_UNITS = 128;  // units of a panel that stay in the L1 cache
 
-inline i64 units_of(i64 inner, int kind) { const i64 n = kind == INT8 ? 4 : kind == BFLOAT16 ? 2 : 1; return (inner + n - 1) / n; }
+inline i64 per_unit(int kind) { return kind == INT8 ? 4 : kind == FLOAT32 ? 1 : 2; }
+inline i64 units_of(i64 inner, int kind) { return (inner + per_unit(kind) - 1) / per_unit(kind); }
 inline i64 panels_of(i64 columns) { return (columns + PANEL - 1) / PANEL; }
 
-inline Floats logistic(Floats x) { return div(all(1.0f), add(all(1.0f), exponential(sub(zero(), x)))); }
+template <bool rough>
+inline Floats inverse(Floats x) { return rough ? rough_reciprocal(x) : div(all(1.0f), x); }
 
-template <int activation>
+template <bool rough>
+inline Floats power_of_e(Floats x) { return rough ? rough_power_of_2(mul(x, all(1.44269504f))) : exponential(x); }
+
+template <bool rough>
+inline Floats logistic(Floats x) { return inverse<rough>(add(all(1.0f), power_of_e<rough>(sub(zero(), x)))); }
+
+// `rough` is for sums that were rounded to 11 bits or fewer before: the result is within 1e-4 of its size, and of 1e-4 near 0.
+template <int activation, bool rough>
 inline Floats activate(Floats x) {
     if constexpr (activation == RELU) return greatest(zero(), x);
-    if constexpr (activation == SILU) return mul(x, logistic(x));
+    if constexpr (activation == SILU) return mul(x, logistic<rough>(x));
     if constexpr (activation == GELU_TANH) {  // 1 + tanh(z) is twice the logistic function of 2 z
         const Floats inner = mul(x, fma(mul(x, x), all(2.0f * 0.7978845608f * 0.044715f), all(2.0f * 0.7978845608f)));
-        return mul(x, logistic(inner));
+        return mul(x, logistic<rough>(inner));
     }
     if constexpr (activation == GELU) {  // erf by Abramowitz and Stegun, 7.1.26: at most 1.5e-7 from the true value
         const Floats z = mul(magnitude(x), all(0.70710678118f));
-        const Floats t = div(all(1.0f), fma(z, all(0.3275911f), all(1.0f)));
+        const Floats t = inverse<rough>(fma(z, all(0.3275911f), all(1.0f)));
         Floats p = all(1.061405429f);
         p = fma(p, t, all(-1.453152027f));
         p = fma(p, t, all(1.421413741f));
         p = fma(p, t, all(-0.284496736f));
         p = fma(p, t, all(0.254829592f));
-        const Floats tail = mul(mul(p, t), exponential(sub(zero(), mul(z, z))));
+        const Floats tail = mul(mul(p, t), power_of_e<rough>(sub(zero(), mul(z, z))));
         const Floats erf = with_sign_of(sub(all(1.0f), tail), x);
         return mul(mul(all(0.5f), x), add(all(1.0f), erf));
     }
@@ -48,7 +57,7 @@ inline Floats activate(Floats x) {
 struct Weight {
     const std::uint32_t* units;
     const float* bias;  // or null
-    const float* scales;  // int8: of each column
+    const float* scales;  // int8 and float16: of each column
     const std::int32_t* column_sums;  // int8: of each column
     const float* factors;  // int8: of each inner number, by which x is multiplied first
     i64 inner, columns;
@@ -59,6 +68,8 @@ inline Floats read_sums(const typename D::Sum* c, const Weight& weight, i64 colu
     if constexpr (D::per_unit == 4) {
         const Ints exact = sub(load_ints(c), mul(all_ints(row_zero), load_ints(weight.column_sums + column)));
         return mul(from_ints(exact), mul(all(row_scale), load(weight.scales + column)));
+    } else if constexpr (D::scaled) {
+        return mul(mul(load(c), all(row_scale)), load(weight.scales + column));
     } else {
         return load(reinterpret_cast<const float*>(c));
     }
@@ -68,14 +79,14 @@ template <class D, int activation, class Out>
 inline void finish(const typename D::Sum* sums, i64 rows, const Weight& weight, i64 column, const float* row_scales, const std::int32_t* row_zeros, Out* out, i64 out_stride) {
     const i64 width = weight.columns - column < PANEL ? weight.columns - column : PANEL;
     for (i64 r = 0; r < rows; r++) {
-        const float scale = D::per_unit == 4 ? row_scales[r] : 0.0f;
+        const float scale = D::per_unit == 4 || D::scaled ? row_scales[r] : 0.0f;
         const std::int32_t zero_point = D::per_unit == 4 ? row_zeros[r] : 0;
         for (int j = 0; j < NV; j++) {
             const i64 left = width - j * W;
             if (left <= 0) break;
             Floats x = read_sums<D>(sums + r * PANEL + j * W, weight, column + j * W, scale, zero_point);
             if (weight.bias != nullptr) x = add(x, load(weight.bias + column + j * W));
-            x = activate<activation>(x);
+            x = activate<activation, D::rough>(x);
             if (left >= W) store(out + r * out_stride + j * W, x);
             else store(out + r * out_stride + j * W, x, left);
         }
@@ -99,6 +110,16 @@ inline void write_units(InBfloat16, const float* x, const Weight& weight, std::u
 inline void write_units(InBfloat16, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
     if (weight.inner % 2) units[weight.inner / 2] = 0;
     std::memcpy(units, x, sizeof(bf16) * static_cast<std::size_t>(weight.inner));
+}
+#endif
+#ifdef WHIMBREL_FLOAT16
+template <class In>
+inline void write_units(InFloat16, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t*) {
+    const i64 n = weight.inner;
+    const float factor = power_to_reach(3, largest_magnitude(x, n));
+    *scale = 1.0f / factor;
+    if (n % 2) units[n / 2] = 0;
+    for (i64 k = 0; k < n; k += W) InFloat16::put(reinterpret_cast<std::uint16_t*>(units) + k, mul(load(x + k, n - k), all(factor)), n - k);
 }
 #endif
 // x * factor = scale * (byte - zero point). The row's own scale and zero point make its least number 0 and its largest 255.
@@ -140,7 +161,7 @@ inline void finish_floats(const float* sums, const Weight& weight, float row_sca
         const Floats exact = sub(load(sums + n, left), mul(zero_point, from_ints(load_ints(weight.column_sums + n))));
         Floats x = mul(exact, mul(scale, load(weight.scales + n)));
         if (weight.bias != nullptr) x = add(x, load(weight.bias + n));
-        store(out + n, activate<activation>(x), left);
+        store(out + n, activate<activation, true>(x), left);
     }
 }
 

@@ -41,7 +41,7 @@ void gate(const T* x, i64 rows, i64 width, T* out) {
     for (i64 r = 0; r < rows; r++)
         for (i64 k = 0; k < width; k += W) {
             const Floats up = load(x + (2 * r + 1) * width + k, width - k);
-            store(out + r * width + k, mul(activate<activation>(load(x + 2 * r * width + k, width - k)), up), width - k);
+            store(out + r * width + k, mul(activate<activation, false>(load(x + 2 * r * width + k, width - k)), up), width - k);
         }
 }
 

@@ -1,9 +1,12 @@
 // Products of a block of rows and a panel of columns, from which linear layers and attention are built.
 //
-// A panel has 2 W columns. Along the inner dimension numbers lie in units of 4 bytes: a float32, two bfloat16 or four int8. A unit of
-// each row is multiplied with the units of all columns of the panel, in order of the inner dimension. So a number of the result has the
-// same bits in every number of rows and in every block.
+// A panel has 2 W columns. Along the inner dimension numbers lie in units of 4 bytes: a float32, two bfloat16 or float16, or four int8. A
+// unit of each row is multiplied with the units of all columns of the panel, in order of the inner dimension. So a number of the result
+// has the same bits in every number of rows and in every block.
 #pragma once
+
+#include <algorithm>
+#include <cmath>
 
 #include "simd.h"
 
@@ -22,6 +25,9 @@ struct InFloat32 {
     using Sum = float;
     using Vector = Floats;
     static constexpr int per_unit = 1;
+    static constexpr i64 most_units = i64{1} << 40;  // that one sum may hold
+    static constexpr bool scaled = false;  // whether rows and columns are multiplied with powers of 2 of their own
+    static constexpr bool rough = false;  // whether sums are less exact than float32
     static Vector none() { return zero(); }
     static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
         float x;
@@ -29,14 +35,18 @@ struct InFloat32 {
         return fma(all(x), columns, sum);
     }
     static Vector load_columns(const std::uint32_t* p) { return load(reinterpret_cast<const float*>(p)); }
-    static Vector load_sums(const float* p) { return load(p); }
-    static Vector plus(Vector a, Vector b) { return add(a, b); }
-    static void store_sums(float* p, Vector x) { store(p, x); }
+    static Floats total(Vector x) { return x; }
+    static Floats load_sums(const float* p) { return load(p); }
+    static Floats plus(Floats a, Floats b) { return add(a, b); }
+    static void store_sums(float* p, Floats x) { store(p, x); }
+    static void put(float* p, Floats x, i64 n) { store(p, x, n); }
 };
 
 #ifdef __AVX512BF16__
 struct InBfloat16 : InFloat32 {
     static constexpr int per_unit = 2;
+    static __m256i narrow(Floats x) { return to_bf16(x); }
+    static void put(std::uint16_t* p, Floats x, i64 n) { store(p, x, n); }
     static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
         const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
         asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));  // GCC 12 spills with the intrinsic
@@ -45,12 +55,68 @@ struct InBfloat16 : InFloat32 {
 };
 #endif
 
+#ifdef WHIMBREL_FLOAT16
+// Sums of up to 64 products are float16, those of more are float32. With the powers of 2 of rows and columns, numbers are below 32 on
+// one side and 16 on the other, so that no sum overflows. The instructions are written out: GCC 11 does not know them.
+struct InFloat16 {
+    using Sum = float;
+    using Vector = __m512i;  // for each column a sum of the first numbers of units, and one of the second
+    static constexpr int per_unit = 2;
+    static constexpr i64 most_units = 64;
+    static constexpr bool scaled = true, rough = true;
+    static Vector none() { return _mm512_setzero_si512(); }
+    static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
+        const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
+        asm("vfmadd231ph %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));
+        return sum;
+    }
+    static Vector load_columns(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
+    static Floats total(Vector x) {
+        const __m512i second = _mm512_srli_epi32(x, 16);
+        asm("vaddph %1, %0, %0" : "+v"(x) : "v"(second));
+        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x));
+    }
+    static Floats load_sums(const float* p) { return load(p); }
+    static Floats plus(Floats a, Floats b) { return add(a, b); }
+    static void store_sums(float* p, Floats x) { store(p, x); }
+    static __m256i narrow(Floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+    static void put(std::uint16_t* p, Floats x, i64 n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
+};
+#endif
+
+// Store pairs of numbers of 2 bytes, the first of which comes first in memory. Only AVX-512 has kinds of such numbers.
+template <class D>
+void store_pairs(std::uint32_t* p, Floats first, Floats second);
+#ifdef __AVX512F__
+template <class D>
+inline void store_pairs(std::uint32_t* p, Floats first, Floats second) {
+    const __m512i low = _mm512_cvtepu16_epi32(D::narrow(first)), high = _mm512_cvtepu16_epi32(D::narrow(second));
+    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
+}
+#endif
+
+// Power of 2 that makes a number of this magnitude at least 2^exponent and less than twice that. 1 for 0.
+inline float power_to_reach(int exponent, float magnitude) {
+    if (magnitude == 0.0f) return 1.0f;
+    return std::ldexp(1.0f, exponent - std::max(-100, std::min(127, std::ilogb(magnitude))));
+}
+
+// The largest magnitude among n numbers. NaN is passed over.
+template <class T>
+inline float largest_magnitude(const T* x, i64 n) {
+    Floats most = zero();
+    for (i64 k = 0; k < n; k += W) most = greatest(magnitude(load(x + k, n - k)), most);
+    return largest(most);
+}
+
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define WHIMBREL_INT8
 struct InInt8 {
     using Sum = std::int32_t;
     using Vector = Ints;
     static constexpr int per_unit = 4;
+    static constexpr i64 most_units = i64{1} << 40;
+    static constexpr bool scaled = false, rough = true;
     static Vector none() { return all_ints(0); }
     static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
 #ifdef __AVX512VNNI__
@@ -62,6 +128,7 @@ struct InInt8 {
 #endif
     }
     static Vector load_columns(const std::uint32_t* p) { return load_ints(reinterpret_cast<const std::int32_t*>(p)); }
+    static Ints total(Vector x) { return x; }
     static Vector load_sums(const std::int32_t* p) { return load_ints(p); }
     static Vector plus(Vector a, Vector b) { return add(a, b); }
 #ifdef __AVX512F__
@@ -94,7 +161,8 @@ inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* pane
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) {
             auto* to = c + i * c_stride + j * W;
-            D::store_sums(to, begin ? sums[i][j] : D::plus(D::load_sums(to), sums[i][j]));  // a sum per block: less is lost
+            const auto total = D::total(sums[i][j]);
+            D::store_sums(to, begin ? total : D::plus(D::load_sums(to), total));  // a sum per block: less is lost
         }
 }
 
@@ -112,13 +180,16 @@ inline void tile_of(int rows, const std::uint32_t* a, i64 a_stride, const std::u
 template <class D>
 __attribute__((noinline)) void product(i64 rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool half = false) {
     const i64 tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
-    for (i64 t = 0, row = 0; t < tiles; t++) {
-        const int count = static_cast<int>((rows - row + tiles - t - 1) / (tiles - t));
-        if (half)
-            tile_of<D, 1>(count, a + row * a_stride, a_stride, panel, units, c + row * c_stride, c_stride, begin);
-        else
-            tile_of<D, 2>(count, a + row * a_stride, a_stride, panel, units, c + row * c_stride, c_stride, begin);
-        row += count;
+    for (i64 k = 0; k < units; k += D::most_units, begin = false) {
+        const i64 some = std::min(D::most_units, units - k);
+        for (i64 t = 0, row = 0; t < tiles; t++) {
+            const int count = static_cast<int>((rows - row + tiles - t - 1) / (tiles - t));
+            if (half)
+                tile_of<D, 1>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin);
+            else
+                tile_of<D, 2>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin);
+            row += count;
+        }
     }
 }
 

@@ -47,15 +47,11 @@ inline __m256i to_bf16(Floats x) {
 #endif
 }
 inline void store(bf16* p, Floats x, i64 n) { _mm256_mask_storeu_epi16(p, first(n), to_bf16(x)); }
-// Store pairs of bfloat16, the first of which comes first in memory.
-inline void store_pairs(std::uint32_t* p, Floats first, Floats second) {
-    const __m512i low = _mm512_cvtepu16_epi32(to_bf16(first)), high = _mm512_cvtepu16_epi32(to_bf16(second));
-    _mm512_storeu_si512(p, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
-}
 inline Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm512_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm512_mul_ps(a, b); }
 inline Floats div(Floats a, Floats b) { return _mm512_div_ps(a, b); }
+inline Floats rough_reciprocal(Floats x) { return _mm512_rcp14_ps(x); }
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 inline Floats least(Floats limit, Floats x) { return _mm512_min_ps(limit, x); }
 inline Floats greatest(Floats limit, Floats x) { return _mm512_max_ps(limit, x); }
@@ -115,14 +111,14 @@ inline void store(bf16* p, Floats x, i64 n) {
     _mm_store_si128((__m128i*)part, to_bf16(x));
     std::memcpy(p, part, sizeof(bf16) * static_cast<std::size_t>(n > W ? W : n));
 }
-inline void store_pairs(std::uint32_t* p, Floats first, Floats second) {
-    const __m256i low = _mm256_cvtepu16_epi32(to_bf16(first)), high = _mm256_cvtepu16_epi32(to_bf16(second));
-    _mm256_storeu_si256((__m256i*)p, _mm256_or_si256(low, _mm256_slli_epi32(high, 16)));
-}
 inline Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 inline Floats sub(Floats a, Floats b) { return _mm256_sub_ps(a, b); }
 inline Floats mul(Floats a, Floats b) { return _mm256_mul_ps(a, b); }
 inline Floats div(Floats a, Floats b) { return _mm256_div_ps(a, b); }
+inline Floats rough_reciprocal(Floats x) {  // a Newton step after an estimate of 12 bits
+    const Floats r = _mm256_rcp_ps(x);
+    return _mm256_mul_ps(r, _mm256_fnmadd_ps(x, r, _mm256_set1_ps(2.0f)));
+}
 inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c); }
 inline Floats least(Floats limit, Floats x) { return _mm256_min_ps(limit, x); }
 inline Floats greatest(Floats limit, Floats x) { return _mm256_max_ps(limit, x); }
@@ -184,6 +180,20 @@ inline Floats exponential(Floats x) {
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
     p = add(fma(mul(p, r), r, r), all(1.0f));
+    return times_power_of_2(p, n);
+}
+
+// 2^x within 3e-6 of its size. Below -200 it is 0; above 127 it is infinity with AVX-512, and 2^127 with AVX2.
+inline Floats rough_power_of_2(Floats x) {
+    x = greatest(all(-200.0f), x);
+#ifndef __AVX512F__
+    x = least(all(127.0f), x);
+#endif
+    const Floats n = nearest(x), f = sub(x, n);
+    Floats p = fma(f, all(9.570102e-3f), all(5.591786255e-2f));
+    p = fma(p, f, all(2.402474484e-1f));
+    p = fma(p, f, all(6.931218145e-1f));
+    p = fma(p, f, all(9.999992614e-1f));
     return times_power_of_2(p, n);
 }
 

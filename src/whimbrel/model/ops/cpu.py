@@ -75,6 +75,7 @@ def find_cpu(
         name=str(capabilities.get("cpu_name") or capabilities.get("architecture") or "unknown").strip(),
         level=level,
         bfloat16=bfloat16,
+        float16=_has_float16(capabilities, environ, level),
         vnni=_has_vnni(capabilities, environ, level),
         vectors=torch.backends.cpu.get_cpu_capability(),
         switches=tuple(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
@@ -115,16 +116,24 @@ def _halves_bfloat16(capabilities: Mapping[str, Any]) -> bool:
     return "intel" in str(capabilities.get("cpu_name")).lower() and bool(capabilities.get("avx512_fp16"))
 
 
+def _has_float16(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
+    if level not in ("avx512_bf16", "amx") or _isa_limit(environ) == "avx512_core_bf16":
+        return False
+    return bool(capabilities.get("avx512_fp16"))
+
+
 def _has_vnni(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
-    limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
-    if level == "other" or limit in _ISA_WITHOUT_VNNI:
+    if level == "other" or _isa_limit(environ) in _ISA_WITHOUT_VNNI:
         return False
     return bool(capabilities.get("avx_vnni" if level == "avx2" else "avx512_vnni"))
 
 
 def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
-    value = next((environ[name] for name in _ISA_VARIABLES if environ.get(name)), "")
-    return _ISA_LEVELS.get(value.lower()) or "amx"
+    return _ISA_LEVELS.get(_isa_limit(environ)) or "amx"
+
+
+def _isa_limit(environ: Mapping[str, str]) -> str:
+    return next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
 
 
 def _permit_amx() -> bool:

@@ -25,14 +25,16 @@ from whimbrel.types.arrays import Int64Array
 from whimbrel.types.hardware import Cpu
 from whimbrel.types.heads import Activation
 
-Kind: TypeAlias = Literal["float32", "bfloat16", "int8"]
-"""Numbers that a product multiplies. Sums are float32, of int8 exact."""
+Kind: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
+"""Numbers that a product multiplies. Sums are float32, of int8 exact.
+
+float16: rows and columns are multiplied with powers of 2, so that nothing overflows, and sums of 64 products are float16."""
 
 FUSED: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 """Activations that products and gates apply, with their numbers in C++."""
 
-_KINDS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2}
-_PER_UNIT: Final[Mapping[Kind, int]] = {"float32": 1, "bfloat16": 2, "int8": 4}
+_KINDS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
+_PER_UNIT: Final[Mapping[Kind, int]] = {"float32": 1, "bfloat16": 2, "int8": 4, "float16": 2}
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "has": (_INT, (_INT,)),
@@ -98,12 +100,20 @@ class Kernels:
         strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
         narrow = v_RKH.dtype == _NARROW
         failed = self._attend(
-            _KINDS["bfloat16" if narrow and fast_bfloat16(cpu()) and "bfloat16" in self.kinds else "float32"], narrow, *strides,
+            _KINDS[self.attention_kind(v_RKH.dtype)], narrow, *strides,
             out_RNH.data_ptr(), out_RNH.stride(0), len(seqs_B5), seqs_B5.ctypes.data,
             q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window,
         )  # fmt: skip
         if failed:
             raise MemoryError("attention needs more memory than there is")
+
+    def attention_kind(self, dtype: torch.dtype) -> Kind:
+        """Return the numbers in which queries, keys and values of this dtype are multiplied."""
+        if dtype != _NARROW:
+            return "float32"
+        if fast_bfloat16(cpu()) and "bfloat16" in self.kinds:
+            return "bfloat16"
+        return "float16" if "float16" in self.kinds else "float32"
 
     def norm(
         self, x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, centred: bool
@@ -150,7 +160,7 @@ class PackedLinear:
         units = -(-self._inner // _PER_UNIT[kind])
         quantized = kind == "int8"
         self._units = torch.empty(padded * units, dtype=torch.int32)
-        self._scales = torch.zeros(padded) if quantized else None
+        self._scales = torch.zeros(padded) if kind in ("int8", "float16") else None
         self._column_sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
         self._bias = None if bias_O is None else torch.nn.functional.pad(bias_O.float(), (0, padded - self._columns))
         weight_OI = weight_OI.float().contiguous()
@@ -211,7 +221,7 @@ def _problem(name: str) -> str | None:
 def instruction_set(found: Cpu) -> str | None:
     """Return the name of the most capable instruction set of a processor that has kernels."""
     if found.level in ("avx512_bf16", "amx"):
-        return "avx512_bf16"
+        return "avx512_fp16" if found.float16 else "avx512_bf16"
     if found.level in ("avx2", "avx512"):
         return f"{found.level}_vnni" if found.vnni else found.level
     return None
@@ -225,15 +235,21 @@ def fast_bfloat16(found: Cpu) -> bool:
 def product_kind(dtype: torch.dtype) -> Kind | None:
     """Return the kind of product for weights of this dtype; None: PyTorch's is better.
 
-    With AMX, oneDNN multiplies bfloat16 six times as fast. Where bfloat16 is slower than float32, weights of bfloat16 are
-    multiplied as float32.
+    With AMX, oneDNN multiplies bfloat16 six times as fast. Where bfloat16 is slower than float32, its weights are multiplied as
+    float16, which holds them exactly, or else as float32.
     """
     found = cpu()
     if dtype == torch.float32:
         return "float32"
     if dtype != torch.bfloat16 or (found.level == "amx" and found.bfloat16 == "native"):
         return None
-    return "bfloat16" if fast_bfloat16(found) else "float32"
+    return "bfloat16" if fast_bfloat16(found) else "float16" if found.float16 else "float32"
+
+
+def dtype_around_int8() -> torch.dtype:
+    """Return the dtype of results of products in int8: bfloat16 where attention is faster in it than in float32."""
+    own = kernels()
+    return torch.float32 if own is None or own.attention_kind(_NARROW) == "float32" else _NARROW
 
 
 def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:

@@ -60,7 +60,8 @@ class Linear:
         fused = activation if low_rank is None and activation in own.FUSED else "identity"
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
-            self._out_dtype = torch.float32 if wide else self._dtype
+            narrow = self._dtype if quantization is None else own.dtype_around_int8()
+            self._out_dtype = torch.float32 if wide else narrow
             fused = activation in own.FUSED and low_rank is None
         else:
             prepacked = prepacked_supported(weight.device)

@@ -49,7 +49,7 @@ class Quantization:
 
 
 class QuantizedLinear:
-    """Linear layer: activation(x @ weight.T + bias), in float32 at first and in int8 after `quantize`."""
+    """Linear layer: activation(x @ weight.T + bias), in int8 after `quantize`. Before, all is float32, also the result."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation) -> None:
         self._parts: tuple[Tensor, Tensor | None, Activation] | None = (weight_OI.float(), bias_O, activation)
@@ -70,7 +70,7 @@ class QuantizedLinear:
                 self._largest_I = torch.maximum(self._largest_I, x_RI.abs().amax(0))
                 self._sum_I += x_RI.double().sum(0)
                 self._num_rows += len(x_RI)
-        return ACTIVATIONS[activation](F.linear(x_RI, weight_OI, bias_O)).to(dtype)
+        return ACTIVATIONS[activation](F.linear(x_RI, weight_OI, bias_O))
 
     def quantize(self) -> None:
         assert self._parts is not None
