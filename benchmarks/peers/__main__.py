@@ -1,7 +1,8 @@
 """Whimbrel against other engines and servers: the same texts and weights, each peer with its own packages, rounds interleaved.
 
-    python benchmarks/peers [--only NAME ...] [--tasks dense,rerank,token-vectors] [--kind engines|servers] [--workload NAME]
-                            [--rounds 3] [--quick] [--out results.json] [--build build/peers] [--table peers.toml]
+    python benchmarks/peers [--only NAME ...] [--tasks dense,rerank,token-vectors,sparse] [--kind engines|servers]
+                            [--workload NAME] [--rounds 3] [--quick] [--out results.json] [--build build/peers]
+                            [--table peers.toml]
 
 The table of peers is peers.toml. Its environments are built below --build by pip, once. Checkpoints are written there too
 (models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
@@ -43,7 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", default=[], help="peers whose name contains this")
     parser.add_argument("--workload", default="", help="workloads of engines whose name contains this")
-    parser.add_argument("--tasks", default="dense,rerank,token-vectors", type=lambda text: text.split(","))
+    parser.add_argument("--tasks", default="dense,rerank,token-vectors,sparse", type=lambda text: text.split(","))
     parser.add_argument("--kind", choices=["engines", "servers"], help="default: both")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--quick", action="store_true", help="fewer texts, to test that all runs")

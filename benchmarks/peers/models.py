@@ -4,6 +4,10 @@
 - `bge-base`: random weights in the layout and shape of BAAI/bge-base-en-v1.5.
 - `cross-encoder`: the packaged model's layers under a random head, as cross-encoder/ms-marco-MiniLM-L6-v2 is laid out.
 - `colbert`: the packaged model's layers under a random projection, as colbert-ir/colbertv2.0 is laid out.
+- `splade`: the packaged model's layers under a random decoder, as naver/splade-v3 is laid out.
+- `modernbert`: random weights in the shape of answerdotai/ModernBERT-base, with mean pooling and the packaged tokenizer.
+- `qwen3`, `qwen3-reranker`: random weights in the shape of Qwen3-Embedding-0.6B and of its reranker with one class, of whose 28
+  layers there are 8, with the packaged tokenizer.
 """
 
 from __future__ import annotations
@@ -27,6 +31,11 @@ _CONFIG: Final[dict[str, Any]] = {
     "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "position_embedding_type": "absolute",
 }  # fmt: skip
 _SMALL: Final = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+_QWEN3: Final[dict[str, Any]] = {
+    "vocab_size": 30_522, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 16,
+    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 101,
+    "eos_token_id": 102, "rope_theta": 1e6, "tie_word_embeddings": True,
+}  # fmt: skip
 _BASE: Final = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 
 
@@ -55,16 +64,7 @@ def _write_bge_base(folder: Path) -> None:
     _write_json(folder / "config.json", _CONFIG | _BASE | {"architectures": ["BertModel"]})
     _write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": True})
     _write_json(folder / "config_sentence_transformers.json", {"__version__": {"sentence_transformers": "2.2.2"}})
-    rows = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (path, kind) in enumerate(rows)
-    ]
-    _write_json(folder / "modules.json", modules)
-    pooling = {"word_embedding_dimension": _BASE["hidden_size"], "pooling_mode_cls_token": True}
-    pooling |= {f"pooling_mode_{mode}": False for mode in ("mean_tokens", "max_tokens", "mean_sqrt_len_tokens")}
-    _write_json(folder / "1_Pooling/config.json", pooling)
-    (folder / "2_Normalize").mkdir()
+    _write_modules(folder, "cls_token", _BASE["hidden_size"])
     save_file(_random_bert(**_BASE), folder / "model.safetensors", {"format": "pt"})
 
 
@@ -100,11 +100,88 @@ def _write_colbert(folder: Path) -> None:
     save_file(_packaged_layers() | pooler | linear, folder / "model.safetensors", {"format": "pt"})
 
 
+def _write_splade(folder: Path) -> None:
+    _copy_tokenizer(folder)
+    _write_json(folder / "config.json", _CONFIG | _SMALL | {"architectures": ["BertForMaskedLM"], "tie_word_embeddings": True})
+    width, generator = _SMALL["hidden_size"], torch.Generator().manual_seed(0)
+    layers = _packaged_layers()
+    words = layers["bert.embeddings.word_embeddings.weight"]
+    head = {
+        "cls.predictions.transform.dense.weight": torch.randn(width, width, generator=generator) / width**0.5,
+        "cls.predictions.transform.dense.bias": torch.zeros(width),
+        "cls.predictions.transform.LayerNorm.weight": torch.ones(width),
+        "cls.predictions.transform.LayerNorm.bias": torch.zeros(width),
+        "cls.predictions.bias": torch.full((len(words),), -0.2),
+    }
+    save_file(layers | head, folder / "model.safetensors", {"format": "pt"})
+    rows = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
+        for i, (path, kind) in enumerate(rows)
+    ]
+    _write_json(folder / "modules.json", modules)
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+    pooling = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": len(words)}
+    _write_json(folder / "1_SpladePooling/config.json", pooling)
+
+
+def _write_modernbert(folder: Path) -> None:
+    from transformers import ModernBertConfig, ModernBertModel
+
+    special = {"pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102, "cls_token_id": 101, "sep_token_id": 102}
+    _write_transformers(folder, ModernBertModel(ModernBertConfig(vocab_size=30_522, **special)))
+    _write_modules(folder, "mean_tokens", 768)
+
+
+def _write_qwen3(folder: Path) -> None:
+    from transformers import Qwen3Config, Qwen3Model
+
+    _write_transformers(folder, Qwen3Model(Qwen3Config(**_QWEN3)))
+    _write_modules(folder, "lasttoken", _QWEN3["hidden_size"])
+
+
+def _write_qwen3_reranker(folder: Path) -> None:
+    from transformers import Qwen3Config, Qwen3ForSequenceClassification
+
+    _write_transformers(folder, Qwen3ForSequenceClassification(Qwen3Config(**_QWEN3, num_labels=1)))
+
+
+def _write_transformers(folder: Path, model: Any) -> None:
+    """Write a model of transformers with weights with which the results of different texts differ."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
+    model.save_pretrained(folder)
+    _copy_tokenizer(folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    _write_json(folder / "tokenizer_config.json", settings | {"model_max_length": MAX_TOKENS})
+    _write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+
+
+def _write_modules(folder: Path, mode: str, width: int) -> None:
+    rows = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(rows)
+    ]
+    _write_json(folder / "modules.json", modules)
+    modes = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "lasttoken")
+    pooling = {"word_embedding_dimension": width} | {f"pooling_mode_{each}": each == mode for each in modes}
+    _write_json(folder / "1_Pooling/config.json", pooling)
+    (folder / "2_Normalize").mkdir()
+
+
 WRITERS: Final[dict[str, Callable[[Path], None]]] = {
     "minilm": _write_minilm,
     "bge-base": _write_bge_base,
     "cross-encoder": _write_cross_encoder,
     "colbert": _write_colbert,
+    "splade": _write_splade,
+    "modernbert": _write_modernbert,
+    "qwen3": _write_qwen3,
+    "qwen3-reranker": _write_qwen3_reranker,
 }
 
 

@@ -7,7 +7,10 @@ from typing import Any, Final
 
 from common import MIXED, SHORT, chunks, make_texts
 
-MODELS: Final = {"minilm": "dense", "bge-base": "dense", "cross-encoder": "rerank", "colbert": "token-vectors"}
+MODELS: Final = {
+    "minilm": "dense", "bge-base": "dense", "cross-encoder": "rerank", "colbert": "token-vectors", "modernbert": "dense",
+    "qwen3": "dense", "qwen3-reranker": "rerank", "splade": "sparse",
+}  # fmt: skip
 """Task of each checkpoint."""
 _LONG: Final = (400, 450)
 
@@ -46,6 +49,10 @@ def make_workloads(*, quick: bool = False) -> list[Workload]:
         Workload("bge-base", "bge-base, 32 mixed texts", [texts(32, MIXED, 6)]),
         Workload("cross-encoder", "a query and 100 documents", [{"query": query, "documents": texts(100, MIXED, 5)}]),
         Workload("colbert", "token vectors of 64 mixed", [texts(64, MIXED, 7)]),
+        Workload("modernbert", "ModernBERT-base, 32 mixed", [texts(32, MIXED, 8)]),
+        Workload("qwen3", "8 layers of Qwen3-0.6B, 32 mixed", [texts(32, MIXED, 10)]),
+        Workload("qwen3-reranker", "its reranker, 32 documents", [{"query": query, "documents": texts(32, MIXED, 11)}]),
+        Workload("splade", "SPLADE, 64 mixed", [texts(64, MIXED, 12)]),
     ]
 
 

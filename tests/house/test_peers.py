@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = Path(__file__).parents[2] / "benchmarks/peers"
-TASKS = {"dense", "rerank", "token-vectors"}
+TASKS = {"dense", "rerank", "token-vectors", "sparse"}
 
 HERE = """
 [environments.here]

@@ -62,12 +62,13 @@ def _pad(encoded: Sequence[Any], *, marker: bool) -> Inputs:
     extra = int(marker)
     shape = len(encoded), max(len(each.ids) for each in encoded) + extra
     ids, mask, types = (np.zeros(shape, np.int64) for _ in range(3))
+    positions = np.broadcast_to(np.arange(shape[1]), shape).copy()
     for row, each in enumerate(encoded):
         end = len(each.ids) + extra
         ids[row, extra:end], types[row, extra:end], mask[row, :end] = each.ids, each.type_ids, 1
         if marker:
             ids[row, :2] = each.ids[0], 2
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types, "position_ids": positions}
 
 
 def _finishers(folder: str, task: str, tokenizer: Tokenizer) -> tuple[Callable[[np.ndarray, Inputs], Sequence[Any]], int]:
@@ -84,7 +85,20 @@ def _finishers(folder: str, task: str, tokenizer: Tokenizer) -> tuple[Callable[[
             return [_normalize(states[rows].astype(np.float32) @ weight) for states, rows in zip(hidden, kept, strict=True)]
 
         return tokens, metadata["doc_maxlen"] - 1
-    if json.loads(Path(folder, "1_Pooling/config.json").read_text())["pooling_mode_cls_token"]:
+    if task == "sparse":
+
+        def words(logits: np.ndarray, inputs: Inputs) -> Sequence[Any]:
+            np.maximum(logits, 0, out=logits)
+            rows = [np.log1p(each[: int(n)].max(0)) for each, n in zip(logits, inputs["attention_mask"].sum(1), strict=True)]
+            return [(ids := row.nonzero()[0], row[ids]) for row in rows]
+
+        return words, MAX_TOKENS
+    pooling = json.loads(Path(folder, "1_Pooling/config.json").read_text())
+    if pooling.get("pooling_mode_lasttoken"):
+        return lambda hidden, inputs: _normalize(
+            hidden[np.arange(len(hidden)), inputs["attention_mask"].sum(1) - 1].astype(np.float32)
+        ), MAX_TOKENS
+    if pooling["pooling_mode_cls_token"]:
         return lambda hidden, _: _normalize(hidden[:, 0].astype(np.float32)), MAX_TOKENS
 
     def mean(hidden: np.ndarray, inputs: Inputs) -> np.ndarray:

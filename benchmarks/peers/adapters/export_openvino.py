@@ -15,14 +15,15 @@ from typing import Any
 import nncf
 import numpy as np
 import openvino as ov
-from optimum.intel import OVModelForFeatureExtraction, OVModelForSequenceClassification
+from optimum.intel import OVModelForFeatureExtraction, OVModelForMaskedLM, OVModelForSequenceClassification
 from tokenizers import Tokenizer
 
 
 def main() -> None:
     """Export one checkpoint."""
     folder, task, texts = Path(sys.argv[1]), sys.argv[2], json.loads(Path(sys.argv[3]).read_text())
-    kind = OVModelForSequenceClassification if task == "rerank" else OVModelForFeatureExtraction
+    kinds = {"rerank": OVModelForSequenceClassification, "sparse": OVModelForMaskedLM}
+    kind = kinds.get(task, OVModelForFeatureExtraction)
     out = folder / "openvino"
     shutil.rmtree(out, ignore_errors=True)
     kind.from_pretrained(folder, export=True, compile=False, load_in_8bit=False).save_pretrained(out)
@@ -37,6 +38,7 @@ def main() -> None:
     def inputs(text: Any) -> dict[str, Any]:
         encoded = tokenizer.encode(*text) if isinstance(text, tuple) else tokenizer.encode(text)
         values = {"input_ids": encoded.ids, "attention_mask": encoded.attention_mask, "token_type_ids": encoded.type_ids}
+        values["position_ids"] = list(range(len(encoded.ids)))
         return {name: np.array([values[name]], np.int64) for name in names}
 
     quantised = nncf.quantize(model, nncf.Dataset(texts, inputs), model_type=nncf.ModelType.TRANSFORMER, subset_size=len(texts))

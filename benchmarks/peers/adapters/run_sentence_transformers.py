@@ -12,7 +12,9 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 def load(folder: str, task: str, *, threads: int, backend: str = "torch", **model_kwargs: Any) -> Callable[[Any], Any]:
     """Return the function that runs one call."""
     torch.set_num_threads(threads)
-    loaders: dict[str, Callable[..., Callable[[Any], Any]]] = {"dense": _dense, "rerank": _rerank, "token-vectors": _tokens}
+    loaders: dict[str, Callable[..., Callable[[Any], Any]]] = {
+        "dense": _dense, "rerank": _rerank, "token-vectors": _tokens, "sparse": _sparse,
+    }  # fmt: skip
     options = {"backend": backend, "device": "cpu", "local_files_only": True}
     if model_kwargs:
         options["model_kwargs"] = model_kwargs
@@ -33,3 +35,9 @@ def _tokens(folder: str, **options: Any) -> Callable[[Any], Any]:
 
     encode = MultiVectorEncoder(folder, **options).encode_document
     return lambda texts: [rows.float() for rows in encode(texts)]  # numpy has no bfloat16
+
+
+def _sparse(folder: str, **options: Any) -> Callable[[Any], Any]:
+    from sentence_transformers import SparseEncoder
+
+    return SparseEncoder(folder, **options).encode

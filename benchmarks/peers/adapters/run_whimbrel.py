@@ -20,4 +20,4 @@ def load(folder: str, task: str, *, threads: int, dtype: str) -> Callable[[Any],
     def token_vectors(texts: list[str]) -> Any:
         return engine.multi_vector(texts, input_type="document")
 
-    return {"dense": engine.embed, "rerank": rerank, "token-vectors": token_vectors}[task]
+    return {"dense": engine.embed, "rerank": rerank, "token-vectors": token_vectors, "sparse": engine.sparse}[task]

@@ -22,6 +22,9 @@ from typing import Any
 
 import numpy as np
 
+WORDS = 30_522
+"""Columns of sparse vectors: the vocabulary of the packaged tokenizer."""
+
 
 def main() -> None:
     """Serve one engine until stdin ends."""
@@ -50,8 +53,19 @@ def time_calls(run: Callable[[Any], Any], calls: list[Any]) -> float:
 
 def save(file: str, results: list[Any]) -> None:
     """Save the rows of all results: one row per text, one number per document, or one row per token."""
-    items = [np.atleast_2d(np.asarray(item, np.float32)) for result in results for item in result]
+    items = [np.atleast_2d(_whole(item)) for result in results for item in result]
     np.savez(file, rows=np.concatenate(items), sizes=np.array([len(item) for item in items]))
+
+
+def _whole(item: Any) -> np.ndarray:
+    """Return a row as an array: sparse ones are PyTorch's, or (ids, weights)."""
+    if getattr(item, "is_sparse", False):
+        item = item.float().to_dense()
+    if isinstance(item, tuple):
+        row = np.zeros(WORDS, np.float32)
+        row[item[0]] = item[1]
+        return row
+    return np.asarray(item, np.float32)
 
 
 if __name__ == "__main__":

@@ -53,15 +53,18 @@ class _Prefix:
 class Forward:
     """Forward passes of one model, or of the towers that a checkpoint has."""
 
-    def __init__(self, models: Sequence[Model], put: Put, cache: PrefixCache, *, piece_tokens: int | None) -> None:
-        """`piece_tokens`: None: no text runs in pieces."""
+    def __init__(
+        self, models: Sequence[Model], put: Put, cache: PrefixCache, *, piece_tokens: int | None, any_rows: bool = False
+    ) -> None:
+        """`piece_tokens`: None: no text runs in pieces. `any_rows`: the models run any number of rows, so none are added."""
         self._models = models
         self._put = put
         self._cache = cache
         self._piece_tokens = piece_tokens
+        self._round_up: Callable[[int], int] = int if any_rows else round_up_rows
 
     def __call__(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
-        """Return the hidden states of the batch's tokens, (R, D), where R is T rounded up.
+        """Return the hidden states of the tokens, (R, D), where R is T, rounded up unless the models run any number of rows.
 
         `between` is called between any two layers, and between any two pieces of a layer.
         """
@@ -79,7 +82,7 @@ class Forward:
     def _run(
         self, batch: Batch, tokens_R: NDArray[np.integer], layout: AttentionLayout, between: Callable[[], None] | None
     ) -> Tensor:
-        num_rows = round_up_rows(tokens_R.size)
+        num_rows = self._round_up(tokens_R.size)
         inputs = (batch.ids_T, batch.positions_T, batch.type_ids_T)
         arrays = [self._put(_pad(each[tokens_R], num_rows)) for each in inputs]
         return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
@@ -88,7 +91,7 @@ class Forward:
         if not (batch.adapters_B >= 0).any():
             return None
         adapters_T = np.repeat(batch.adapters_B, np.diff(batch.cu_seqlens))
-        return self._put(_pad(adapters_T[tokens_R], round_up_rows(tokens_R.size)))
+        return self._put(_pad(adapters_T[tokens_R], self._round_up(tokens_R.size)))
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = np.diff(batch.cu_seqlens)
@@ -113,7 +116,7 @@ class Forward:
         masks: dict[tuple[object, ...], Tensor] = {}
         parts = [
             (
-                slice(first, last if last < batch.num_tokens else round_up_rows(last)),
+                slice(first, last if last < batch.num_tokens else self._round_up(last)),
                 AttentionLayout(
                     self._put(np.array([0, last - first], np.int32)),
                     [(0, 1, last - first, last - first)],
@@ -217,7 +220,7 @@ class Forward:
         cached = list({prefix: None for prefix in prefix_B if prefix is not None and prefix.cached is not None})
         begins = accumulate((each.num_tokens for each in cached), initial=hidden_RD.shape[0])
         starts = starts | dict(zip(cached, begins, strict=False))
-        row_T = np.zeros(round_up_rows(batch.num_tokens), np.int32)
+        row_T = np.zeros(self._round_up(batch.num_tokens), np.int32)
         row_T[tokens_R] = np.arange(tokens_R.size)
         for token, prefix in zip(batch.cu_seqlens[:-1].tolist(), prefix_B, strict=True):
             if prefix is not None:

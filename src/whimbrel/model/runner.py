@@ -35,7 +35,7 @@ from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
 from whimbrel.model.ops.kernels import kernels
-from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.quantization import Quantization
@@ -44,6 +44,7 @@ from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
 from whimbrel.model.prefix_cache import PrefixCache
+from whimbrel.model.transformer import Transformer
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch
@@ -95,6 +96,7 @@ class Runner:
                 self._put,
                 self.prefix_cache,
                 piece_tokens=plan.max_batch_tokens if plan.chunked_prefill else None,
+                any_rows=takes_any_rows(dtype, self._device) and all(isinstance(each, Transformer) for each in self._models),
             )
             self._poolings = [
                 {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}

@@ -172,6 +172,12 @@ def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]
     return lru_cache(maxsize=1024)(blocks.cover)
 
 
+def takes_any_rows(dtype: torch.dtype, device: torch.device) -> bool:
+    """Return whether linear layers of this dtype run any number of rows without blocks, as those of our own kernels do."""
+    kernels = own.kernels()
+    return device.type == "cpu" and kernels is not None and own.product_kind(dtype) in kernels.kinds
+
+
 def round_up_rows(num_rows: int) -> int:
     """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
     step = 16 if num_rows <= 256 else 32
