@@ -11,7 +11,7 @@
 # make peers      build the environments of other engines and run them beside ours (benchmarks/peers; ARGS="--rounds 7")
 # make models     run the parity tests and write docs/models.md from what they measure
 # make docs       build the docs site in site/; a broken link is an error
-# make pictures   draw the pictures of README anew: docs/pictures
+# make pictures   draw the pictures of README and of the playground anew: docs/pictures
 # make lock       resolve the dependencies anew into requirements/
 # make clean      remove the environment and caches
 #
@@ -39,7 +39,7 @@ test: $(VENV)/.whimbrel-dev
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/.whimbrel-dev
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow" $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not pictures" $(ARGS)
 
 test-cpus: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/cpus.py $(ARGS)
@@ -94,8 +94,9 @@ FORCE:
 docs: $(VENV)/.whimbrel-dev
 	$(BIN)/python docs/site.py
 
-pictures: $(VENV)/.whimbrel-serve
+pictures: $(VENV)/.whimbrel-dev
 	$(BIN)/python docs/pictures/draw.py
+	$(BIN)/pytest -n 0 -m pictures tests/browser
 
 lock:
 	requirements/lock

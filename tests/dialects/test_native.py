@@ -15,7 +15,8 @@ from fake import FakeModel
 from vectors import codes_of, same_bits, told, vectors
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
-from whimbrel.server.app.openapi import docs_page, openapi_document
+from whimbrel.server.app.docs import docs_page
+from whimbrel.server.app.openapi import openapi_document
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 
@@ -151,4 +152,4 @@ def floats(text: str) -> np.ndarray:
 def test_the_page_shows_every_field() -> None:
     page = docs_page(openapi_document(), base_url="http://localhost:8000")
     for field in (*native.EmbedRequest.__struct_fields__, *native.EmbedOutputs.__struct_fields__):
-        assert f"<code>{field}</code>" in page or f"{field}: " in page
+        assert f"<code>{field}</code>" in page

@@ -85,7 +85,9 @@ class _Collector:
 
 def main(paths: list[str]) -> int:
     collector = _Collector()
-    code = pytest.main([*(paths or ["tests"]), "-q", "-m", "not slow", f"--rootdir={ROOT}"], plugins=[collector])
+    code = pytest.main(
+        [*(paths or ["tests"]), "-q", "-m", "not slow and not pictures", f"--rootdir={ROOT}"], plugins=[collector]
+    )
     if code != pytest.ExitCode.OK:
         return int(code)
     before = read_results()

@@ -19,7 +19,8 @@ from rich.markup import escape
 
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.console import LoadProgress, kernels_of, memory_of_batches
+from whimbrel.cli.console import kernels_of, memory_of_batches
+from whimbrel.cli.progress import LoadProgress
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import BACKLOG, limit_silence
@@ -108,7 +109,9 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
 
     async def run() -> int:
         asyncio.get_running_loop().call_soon(progress.start)  # when the supervisor handles signals
-        return await Supervisor(options, listener, on_phase=progress.start_phase, on_ready=on_ready).run()
+        return await Supervisor(
+            options, listener, on_phase=progress.start_phase, on_bytes=progress.read, on_ready=on_ready
+        ).run()
 
     with closing(progress):
         code = asyncio.run(run())
@@ -200,11 +203,12 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
             console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
         if len(models) > 1:
             console.print()
+    pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
     processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
     for name, value in {
         "processes": processes,
         "API key": "required" if has_key else "none",
-        "URL": f"{url}  (docs: {url}/docs)" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
+        "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
     }.items():
         console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""

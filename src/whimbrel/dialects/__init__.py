@@ -23,11 +23,43 @@ from whimbrel.dialects import (
     voyage,
 )
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
-from whimbrel.dialects.common.route import MESSAGE_PACK, GetRoute, Route
+from whimbrel.dialects.common.route import API, MESSAGE_PACK, GetRoute, Route
 
-__all__ = ["GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response", "Route", "ServedModel"]
+__all__ = ["API", "APIS", "GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response", "Route", "ServedModel"]
 
 _DIALECTS: Final = (openai, native, rerank, tei, ollama, cohere, voyage, jina, vllm, infinity, mixedbread, nvidia, llama_cpp)
 
 ROUTES: Final[tuple[Route, ...]] = tuple(route for dialect in _DIALECTS for route in dialect.ROUTES)
 GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES, *infinity.GET_ROUTES)
+
+_JINA_RERANK: Final = tuple(route for route in rerank.ROUTES if route.path == "/v1/rerank")
+_VLLM_SCORE: Final = tuple(route for route in rerank.ROUTES if route.path != "/v1/rerank")
+
+APIS: Final = (
+    API(
+        "OpenAI",
+        "Clients of OpenAI work when their base URL is this server's, followed by `/v1`. Azure's paths work too.",
+        openai.ROUTES,
+    ),
+    API(
+        "Whimbrel",
+        "Our own routes give all that a model has: any outputs from one pass, also sparse and token vectors, in any format.",
+        native.ROUTES,
+    ),
+    API("Cohere", "Versions 1 and 2, for texts.", cohere.ROUTES),
+    API("Jina", "Vectors of texts and of tokens, and rerank.", (*jina.ROUTES, *_JINA_RERANK)),
+    API("Voyage", "Vectors in several types of numbers, and rerank.", voyage.ROUTES),
+    API(
+        "vLLM",
+        "The routes of pooling models. `/v1/embeddings` is OpenAI's, `/v1/rerank` Jina's, `/v2/rerank` Cohere's.",
+        (*vllm.ROUTES, *_VLLM_SCORE),
+        vllm.GET_ROUTES,
+    ),
+    API("TEI", "The API of text-embeddings-inference. Its `/v1/embeddings` is OpenAI's.", tei.ROUTES),
+    API("Ollama", "The part of its API that embeds. Its `/v1/embeddings` is OpenAI's.", ollama.ROUTES, ollama.GET_ROUTES),
+    API("Infinity", "Bodies with `raw_scores`. Its `/embeddings` is listed with TEI.", infinity.ROUTES, infinity.GET_ROUTES),
+    API("Mixedbread", "Rerank with texts in `input`. Its `/v1/embeddings` is OpenAI's.", mixedbread.ROUTES),
+    API("NVIDIA", "NIM's ranking, also at `/v1/retrieval/{model}/reranking`. Its `/v1/embeddings` is OpenAI's.", nvidia.ROUTES),
+    API("llama.cpp", "Its own path of embeddings and its paths of rerank. Its `/v1/embeddings` is OpenAI's.", llama_cpp.ROUTES),
+)
+"""The APIs in the order of /docs. Each route of ROUTES and of GET_ROUTES is listed with one of them."""

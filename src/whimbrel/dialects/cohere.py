@@ -432,12 +432,13 @@ ROUTES: Final = (
     _COHERE(
         "/v2/embed", "Dense vectors of texts, in several types of numbers (Cohere v2).",
         parse_embed, render_embed, response_type=CohereEmbedResponse,
+        made_for="dense",
         example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document", "embedding_types": ["float", "int8"]}',
     ),
     _COHERE(
         "/v1/embed", "Dense vectors of texts: a body with `texts` (Cohere v1).",
         parse_embed, partial(render_embed, version="1"), response_type=CohereEmbedResponse,
-        example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
+        made_for="dense", example='{"texts": ["A whimbrel is a wader."], "input_type": "search_document"}',
         discriminators=frozenset(("texts", "images")),
     ),
     _COHERE(
@@ -452,18 +453,18 @@ ROUTES: Final = (
     _COHERE(
         "/v1/classify", "The classes of texts: a body with `inputs` (Cohere v1).",
         parse_classify, render_classify, response_type=CohereClassifyResponse,
-        example='{"inputs": ["What a fine bird."]}', terms=_TERMS.extended({"input": "inputs"}),
+        made_for="classes", example='{"inputs": ["What a fine bird."]}', terms=_TERMS.extended({"input": "inputs"}),
         discriminators=frozenset(("inputs", "examples")),
     ),
     _COHERE(
         "/v2/rerank", "Documents ranked by a query (Cohere v2, vLLM).",
         parse_rerank, render_rerank, response_type=CohereRerankResponse,
-        example=f'{{{_RANKING}, "top_n": 1}}', terms=RERANK_TERMS,
+        made_for="ranking", example=f'{{{_RANKING}, "top_n": 1}}', terms=RERANK_TERMS,
     ),
     _COHERE(
         "/v1/rerank", "Documents ranked by a query: a body with `rank_fields` or `max_chunks_per_doc` (Cohere v1).",
         parse_rerank_v1, partial(render_rerank, version="1"), response_type=CohereRerankResponse,
-        example=f'{{{_RANKING}, "max_chunks_per_doc": 1}}',
+        made_for="ranking", example=f'{{{_RANKING}, "max_chunks_per_doc": 1}}',
         terms=RERANK_TERMS.extended({}, {"truncate": "max_chunks_per_doc=1"}),
         discriminators=frozenset(("rank_fields", "max_chunks_per_doc")),
     ),

@@ -166,13 +166,14 @@ ROUTES: Final = (
     _INFINITY(
         "/rerank", "Documents ranked by a query: a body with `raw_scores` (Infinity).",
         parse_rerank, render_rerank, response_type=InfinityRerankResponse,
+        made_for="ranking",
         example='{"query": "What is a whimbrel?", "documents": ["A wader.", "A sandwich."], "raw_scores": false}',
         terms=RERANK_TERMS, media_types=(JSON, *MESSAGE_PACK), of_client=_is_litellm,
     ),
     _INFINITY(
         "/classify", "The classes of texts: a body with `raw_scores` (Infinity).",
         parse_classify, render_classify, response_type=InfinityClassifyResponse,
-        example='{"input": ["What a fine bird."], "raw_scores": false}',
+        made_for="classes", example='{"input": ["What a fine bird."], "raw_scores": false}',
         terms=ErrorTerms({"outputs": "model"}),
     ),
 )  # fmt: skip

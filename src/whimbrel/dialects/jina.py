@@ -170,12 +170,12 @@ ROUTES: Final = (
         "/v1/embeddings",
         "Vectors of texts: a body with `task`, `embedding_type`, `normalized` or `return_multivector` (Jina).",
         parse_embeddings, render_embeddings, response_type=JinaEmbeddingsResponse,
-        example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
+        made_for="dense", example=f'{{{_EXAMPLE}, "task": "retrieval.passage", "embedding_type": "ubinary"}}',
         discriminators=frozenset(("task", "embedding_type", "encoding_type", "normalized", "return_multivector")),
     ),
     _JINA(
         "/v1/multi-vector", "A vector for each token of texts (Jina).",
         parse_multi_vector, render_embeddings, response_type=JinaEmbeddingsResponse,
-        example=f'{{{_EXAMPLE}, "input_type": "document"}}',
+        made_for="multi_vector", example=f'{{{_EXAMPLE}, "input_type": "document"}}',
     ),
 )  # fmt: skip

@@ -77,7 +77,7 @@ def _normalized(vectors_ND: Float32Array, norm: int | None) -> Float32Array:
 _EMBEDDING: Final = Route(
     "/embedding", "Dense vectors of texts (llama.cpp).",
     parse_embedding, render_embedding, response_type=list[LlamaEmbedding],
-    example='{"content": "A whimbrel is a wader."}',
+    made_for="dense", example='{"content": "A whimbrel is a wader."}',
     render=render_error, error_type=OpenAIError, placeholders=PLACEHOLDERS,
     terms=ErrorTerms({"input": "content", "outputs": "model"}, {"truncate": None}),
 )  # fmt: skip

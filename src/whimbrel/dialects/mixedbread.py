@@ -90,7 +90,7 @@ ROUTES: Final = tuple(
     Route(
         path, "Texts ranked by a query: a body with `input` (Mixedbread).",
         parse_rerank, render_rerank, response_type=MixedbreadRerankResponse,
-        example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
+        made_for="ranking", example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
         render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
         terms=RERANK_TERMS.extended({"input": _locate, "documents": "input"}), media_types=(JSON, *MESSAGE_PACK),
         discriminators=frozenset({"input"}),

@@ -323,11 +323,11 @@ ROUTES: Final = (
     _NATIVE(
         "/v1/classify", "The classes of texts or of pairs (Whimbrel's own).",
         parse_classify, render_classify, response_type=ClassifyResponse,
-        example='{"input": ["A whimbrel is a wader."]}', terms=_CLASS_TERMS,
+        made_for="classes", example='{"input": ["A whimbrel is a wader."]}', terms=_CLASS_TERMS,
     ),
     _NATIVE(
         "/v1/token_classify", "The entities in texts (Whimbrel's own).",
         parse_token_classify, render_token_classify, response_type=TokenClassifyResponse,
-        example='{"input": ["Whimbrels winter in Ghana."]}', terms=_CLASS_TERMS,
+        made_for="entities", example='{"input": ["Whimbrels winter in Ghana."]}', terms=_CLASS_TERMS,
     ),
 )  # fmt: skip

@@ -90,6 +90,7 @@ def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> 
 ROUTES: Final = tuple(
     Route(
         path, "Passages ranked by a query (NVIDIA).", parse_ranking, render_ranking, response_type=RankingResponse,
+        made_for="ranking",
         example='{"query": {"text": "What is a whimbrel?"}, "passages": [{"text": "A wader."}, {"text": "A sandwich."}]}',
         render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
         terms=RERANK_TERMS.extended(

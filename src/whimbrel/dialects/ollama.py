@@ -296,12 +296,12 @@ ROUTES: Final = (
     _OLLAMA(
         "/api/embed", "Dense vectors of texts, of norm 1 (Ollama).",
         parse_embed, render_embed, response_type=OllamaEmbedResponse,
-        example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+        made_for="dense", example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
     ),
     _OLLAMA(
         "/api/embeddings", "The dense vector of a text (Ollama, before /api/embed).",
         parse_embeddings, render_embeddings, response_type=OllamaEmbeddingsResponse,
-        example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
+        made_for="dense", example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
     ),
     _OLLAMA(
         "/api/show", "The kind and the limits of a model (Ollama).", parse_show, render_show, response_type=ShowResponse,

@@ -506,7 +506,7 @@ _OPENAI: Final = partial(Route, render=render_detailed_error, error_type=Detaile
 ROUTES: Final = (
     _OPENAI(
         "/v1/embeddings", "Dense vectors of texts (OpenAI).", parse_request, render_response, response_type=EmbeddingsResponse,
-        example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+        made_for="dense", example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
         accepts=binary_formats(parse_request),
     ),
 )  # fmt: skip

@@ -406,11 +406,13 @@ ROUTES: Final = (
     _RERANK(
         "/v1/rerank", "Documents ranked by a query (Jina, vLLM).",
         parse_rerank, render_rerank, response_type=RerankResponse,
+        made_for="ranking",
         example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
         terms=RERANK_TERMS,
     ),
     _RERANK(
         "/v1/score", "The scores of pairs of texts (vLLM).", parse_score, render_score, response_type=ScoreResponse,
+        made_for="ranking",
         example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
         terms=SCORE_TERMS,
     ),

@@ -448,7 +448,7 @@ ROUTES: Final = (
     _VLLM(
         "/classify", "The scores of a classifier's classes (vLLM).",
         parse_classify, render_classify, response_type=VLLMClassifyResponse,
-        example='{"input": ["What a fine bird."]}', terms=_CLASSIFY_TERMS,
+        made_for="classes", example='{"input": ["What a fine bird."]}', terms=_CLASSIFY_TERMS,
     ),
     *_PAIRS,
     _VLLM(

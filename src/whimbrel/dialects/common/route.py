@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Self, TypeAlias, get_args, get_type_hints
+from typing import Any, Final, Literal, Self, TypeAlias, get_args, get_type_hints
 
 from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Locate, Location, WhimbrelError
@@ -17,6 +17,7 @@ ANY: Final = ()
 PLACEHOLDERS: Final = frozenset(("", "tei", "text-embeddings-inference", "default/not-specified"))
 """Names that clients send where a server takes any: mem0's and LiteLLM's of TEI and of Infinity, and none at all."""
 _FORMATS: Final = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
+ModelKind: TypeAlias = Literal["any", "dense", "sparse", "multi_vector", "ranking", "classes", "entities"]
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
 ParseRequest: TypeAlias = Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]
 """Parser of bytes to (body, request); the request may be a function of the model. Both raise InvalidRequest, TooLarge.
@@ -103,6 +104,8 @@ class Route:
     """Return whether headers are of a client of this API whose bodies look like those of the route without discriminators."""
     placeholders: frozenset[str] = frozenset()
     """Names of models that clients of this API send without meaning one; they count as none."""
+    made_for: ModelKind = "any"
+    """The kind of model whose answers the route is for. Other models may answer it too."""
     accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])
     """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
     body_type: type | None = None
@@ -127,6 +130,17 @@ class GetRoute:
     render_error: Callable[[WhimbrelError], bytes]
     error_type: type
     response_type: Any
+
+
+@dataclass(frozen=True, slots=True)
+class API:
+    """An API and the routes that its documentation describes. Routes that it shares with others are listed with one of them."""
+
+    name: str
+    about: str
+    """A sentence for readers of /docs."""
+    routes: tuple[Route, ...]
+    get_routes: tuple[GetRoute, ...] = ()
 
 
 def binary_types(formats: Sequence[str]) -> list[str]:

@@ -229,22 +229,22 @@ _EXAMPLE: Final = '{"inputs": "What is a whimbrel?"}'
 ROUTES: Final = (
     TEI(
         "/embed", "Dense vectors of texts (TEI).", parse_embed, render_embed, response_type=list[list[float]],
-        example=_EXAMPLE,
+        made_for="dense", example=_EXAMPLE,
     ),
     TEI(
         "/embed_all", "A vector for each token of texts (TEI).",
         parse_embed_all, render_embed_all, response_type=list[list[list[float]]],
-        example=_EXAMPLE,
+        made_for="multi_vector", example=_EXAMPLE,
     ),
     TEI(
         "/embed_sparse", "Weights of vocabulary entries for texts (TEI).",
         parse_embed_sparse, render_embed_sparse, response_type=list[list[SparseValue]],
-        example=_EXAMPLE,
+        made_for="sparse", example=_EXAMPLE,
     ),
     TEI(
         "/similarity", "The cosine similarity of a sentence to others (TEI).",
         parse_similarity, render_similarity, response_type=list[float],
-        example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
+        made_for="dense", example='{"inputs": {"source_sentence": "A wader.", "sentences": ["A bird.", "A sandwich."]}}',
         terms=_SIMILARITY_TERMS,
     ),
 )  # fmt: skip

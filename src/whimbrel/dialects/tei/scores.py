@@ -206,12 +206,12 @@ ROUTES: Final = (
     TEI(
         "/rerank", "Texts ranked by a query (TEI).",
         parse_rerank, render_rerank, response_type=list[Rank],
-        example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
+        made_for="ranking", example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
         terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
     ),
     TEI(
         "/predict", "The classes of texts, or of pairs (TEI).",
         parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
-        example='{"inputs": "I like whimbrels."}',
+        made_for="classes", example='{"inputs": "I like whimbrels."}',
     ),
 )  # fmt: skip

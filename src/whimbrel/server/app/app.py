@@ -17,6 +17,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
+from starlette.responses import RedirectResponse
 from starlette.responses import Response as HTTPResponse
 from starlette.routing import Match, Router
 from starlette.routing import Route as HTTPRoute
@@ -27,14 +28,15 @@ from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, opena
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import EngineCall, ParseRequest
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
+from whimbrel.server.app.docs import docs_file
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
-from whimbrel.server.app.openapi import ServerLoad, docs_html, openapi_json
+from whimbrel.server.app.openapi import ServerLoad, openapi_json
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
-from whimbrel.server.pages.files import ASSETS, PLAYGROUND, accepts_html, page_files
+from whimbrel.server.pages.files import ASSETS, PLAYGROUND, PageFile, accepts_html, page_files
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.hardware import usable_memory
@@ -51,7 +53,7 @@ class App:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         posts = [HTTPRoute(path, self, methods=["POST"]) for path in ROUTES_BY_PATH]  # for 404 and 405; see _route
-        self.routes = [*posts, *_GetRoutes(served, playground=limits.playground).routes]
+        self.routes = [*posts, *_GetRoutes(served, limits).routes]
         self._router = Router(self.routes, redirect_slashes=False)
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
         self._proxies = ProxyRules(limits)
@@ -241,15 +243,16 @@ async def send_response(response: Response, scope: Scope, send: Send) -> None:
 class _GetRoutes:
     """The GET routes: health, models, metrics and documentation."""
 
-    def __init__(self, served: ModelRegistry, *, playground: bool) -> None:
+    def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
-        self._playground = playground
+        self._playground = limits.playground
+        self._docs_file = partial(docs_file, needs_key=bool(limits.api_keys), playground=limits.playground)
         self._created = int(time.time())
         self._metrics = Metrics([embedder.plan.served_name for embedder in served])
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
-        docs_html("")
+        self._docs_file("")
         handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
         handlers |= {
             "/v1/models": self._list_models,
@@ -292,6 +295,9 @@ class _GetRoutes:
 
     async def _root(self, http: HTTPRequest) -> HTTPResponse:
         if self._playground and accepts_html(http.headers.get("accept", "")):
+            prefix = http.scope.get("root_path", "")
+            if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
+                return RedirectResponse(f"{prefix}/")
             return await _send_file(PLAYGROUND, http)
         return await self._check_ready(http)
 
@@ -325,9 +331,9 @@ class _GetRoutes:
         return _json(openapi_json(http.scope.get("root_path", "")))
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
-        page = docs_html(str(http.base_url).rstrip("/"))
-        policy = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-        return HTTPResponse(page, media_type="text/html", headers={"content-security-policy": policy})
+        if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
+            return HTTPResponse(status_code=308, headers={"location": "../docs"})
+        return _send_page(self._docs_file(str(http.base_url).rstrip("/")), http)
 
 
 def _json(content: bytes) -> HTTPResponse:
@@ -335,8 +341,11 @@ def _json(content: bytes) -> HTTPResponse:
 
 
 async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:
-    """Return a file of the pages, or status 304 where the browser has it."""
-    file = page_files()[name]
+    return _send_page(page_files()[name], http)
+
+
+def _send_page(file: PageFile, http: HTTPRequest) -> HTTPResponse:
+    """Return a page, or status 304 where the browser has it."""
     headers = file.headers | {"vary": "accept"}
     if file.headers["etag"] in http.headers.get("if-none-match", ""):
         return HTTPResponse(status_code=304, headers=headers)

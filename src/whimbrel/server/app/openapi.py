@@ -1,19 +1,15 @@
-"""API documentation: /openapi.json and the page /docs, from the types of the dialects' routes.
-
-The page has no scripts and loads nothing, so it works offline and under a strict content security policy.
-"""
+"""The document /openapi.json, from the types of the dialects' routes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from html import escape
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 
 from whimbrel import __version__, errors
-from whimbrel.dialects import GET_ROUTES, ROUTES, Route, openai
+from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
 from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.dialects.common.body_rules import REPLACES, any_of
@@ -23,7 +19,6 @@ from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 
 JSON: TypeAlias = dict[str, Any]
 
-_BASE_URL: Final = "{base_url}"
 _REF: Final = "#/components/schemas/{name}"
 _HTML: Final = "text/html"
 _METRICS: Final = ("text/plain", "application/openmetrics-text")
@@ -42,12 +37,11 @@ class ServerLoad(msgspec.Struct):
     server_load: Annotated[int, msgspec.Meta(description="Requests that have not ended; requests for pages do not count.")]
 
 
-_GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
+GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
     ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, (JSON_TYPE,)),
     ("/v1/models/{model}", "One model.", openai.NamedModel, (JSON_TYPE,)),
-    ("/health", f"{_READY}; also /health/ready, /ping and /.", Status, (JSON_TYPE,)),
+    *((path, f"{_READY}.", Status, (JSON_TYPE,)) for path in ("/health", "/health/ready", "/ping", "/")),
     ("/health/live", "Whether the process runs.", Status, (JSON_TYPE,)),
-    *((path, f"{_READY}, as /health does.", Status, (JSON_TYPE,)) for path in ("/health/ready", "/ping", "/")),
     (
         "/info", "What the checkpoint says (card) and how it is run (plan); and what TEI says.",
         dict[str, Any], (JSON_TYPE,),
@@ -92,8 +86,23 @@ _ERRORS: Final = (
 """One error of each kind with its description. Status and body depend on the dialect."""
 
 
+OF_OPENAI: Final = ("/v1/models", "/v1/models/{model}")
+"""Paths of GETS that belong to OpenAI's API."""
+OWN: Final = "Server"
+ABOUT_OWN: Final = "What is served, how the server does, and what it offers."
+_TAGGED: Final = {
+    "post": [(api.name, {route.path for route in api.routes}) for api in APIS],
+    "get": [
+        *((api.name, {page.path for page in api.get_routes}) for api in APIS),
+        (APIS[0].name, set(OF_OPENAI)),
+        (OWN, {path for path, *_ in GETS if path not in OF_OPENAI}),
+    ],
+}
+"""Names of APIs with their paths, by method."""
+
+
 def openapi_document() -> JSON:
-    gets = [*_GETS, *((page.path, page.summary, page.response_type, (JSON_TYPE,)) for page in GET_ROUTES)]
+    gets = [*GETS, *((page.path, page.summary, page.response_type, (JSON_TYPE,)) for page in GET_ROUTES)]
     types = [each for route in ROUTES for each in (route.request_type, route.response_type, route.error_type)]
     types += [kind for _, _, kind, _ in gets]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
@@ -101,12 +110,16 @@ def openapi_document() -> JSON:
     for kind in dict.fromkeys(_structs(msgspec.inspect.multi_type_info(types))):
         if rules := getattr(kind, "RULES", ()):
             schemas[kind.__name__]["allOf"] = list(rules)
-    paths: dict[str, JSON] = {path: {"post": _post(group, schemas)} for path, group in ROUTES_BY_PATH.items()}
+    paths: dict[str, JSON] = {path: {"post": post_operation(group, schemas)} for path, group in ROUTES_BY_PATH.items()}
     for path, summary, kind, media_types in gets:
         paths.setdefault(path, {})["get"] = _get(path, summary, kind, media_types)
+    for path, methods in paths.items():
+        for method, operation in methods.items():
+            operation["tags"] = list(dict.fromkeys(api for api, routes in _TAGGED[method] if path in routes))
     return {
         "openapi": "3.1.0",
         "info": {"title": "Whimbrel", "version": __version__, "summary": "Embeddings from pooling models."},
+        "tags": [{"name": api.name, "description": api.about} for api in APIS] + [{"name": OWN, "description": ABOUT_OWN}],
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
@@ -117,16 +130,6 @@ def openapi_document() -> JSON:
 def openapi_json(root_path: str = "") -> bytes:
     """Return /openapi.json for a server under a prefix. It takes some 50 ms to make, once per process."""
     return msgspec.json.encode(openapi_document() | ({"servers": [{"url": root_path}]} if root_path else {}))
-
-
-def docs_html(base_url: str) -> str:
-    """Return /docs for a server that the client calls by this URL."""
-    return _docs_template().replace(_BASE_URL, escape(base_url))
-
-
-@cache
-def _docs_template() -> str:
-    return docs_page(openapi_document(), base_url=_BASE_URL)
 
 
 def _replaced(schema: Any) -> Any:
@@ -152,11 +155,17 @@ def _structs(infos: Sequence[Any]) -> Iterator[type]:
 
 
 def _schema(kinds: Sequence[Any]) -> JSON:
-    refs, _ = msgspec.json.schema_components(list(dict.fromkeys(kinds)), ref_template=_REF)
-    return refs[0] if len(refs) == 1 else any_of(*refs)
+    refs = list(map(_reference, dict.fromkeys(kinds)))
+    return dict(refs[0]) if len(refs) == 1 else any_of(*refs)
 
 
-def _post(group: PathRoutes, schemas: JSON) -> JSON:
+@cache  # routes share types, and msgspec takes its time
+def _reference(kind: Any) -> JSON:
+    (ref,), _ = msgspec.json.schema_components([kind], ref_template=_REF)
+    return ref
+
+
+def post_operation(group: PathRoutes, schemas: JSON) -> JSON:
     routes = group.routes
     schema = _body(routes)
     body: JSON = {each: {"schema": schema} for each in group.media_types or (JSON_TYPE,)}
@@ -237,98 +246,3 @@ def _get(path: str, summary: str, kind: Any, media_types: Sequence[str]) -> JSON
         name: JSON = {"type": "string", "minLength": 1}
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
     return operation
-
-
-_STYLE: Final = """
-:root { color-scheme: light dark; --line: #8884; --soft: #8882 }
-body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
-h2 { margin-top: 2.5rem; border-top: 1px solid var(--line); padding-top: 1.5rem; font-size: 1.15rem }
-h2 b { font-size: .75rem; padding: .15rem .5rem; border-radius: .3rem; background: var(--soft); margin-right: .6rem }
-table { border-collapse: collapse; width: 100%; font-size: .92rem }
-th, td { text-align: left; vertical-align: top; padding: .35rem .6rem; border-bottom: 1px solid var(--line) }
-th { font-weight: 600 } code, pre { font: .88rem/1.45 ui-monospace, monospace }
-pre { background: var(--soft); padding: .8rem 1rem; border-radius: .4rem; overflow-x: auto }
-summary { cursor: pointer; margin: .8rem 0 .4rem }
-"""
-
-
-def docs_page(document: JSON, *, base_url: str) -> str:
-    """Return the OpenAPI document as a page to read, with a curl command for each route."""
-    sections = [
-        _section(method.upper(), path, operation, document["components"]["schemas"], base_url)
-        for path, operations in document["paths"].items()
-        for method, operation in operations.items()
-    ]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>Whimbrel API</title><style>{_STYLE}</style>"
-        f"<h1>Whimbrel {escape(__version__)}</h1><p>Machine-readable: <a href=/openapi.json>/openapi.json</a>. "
-        "With an API key, send <code>Authorization: Bearer KEY</code>.</p>" + "".join(sections) + "</html>"
-    )
-
-
-def _section(method: str, path: str, operation: JSON, schemas: JSON, base_url: str) -> str:
-    parts = [f"<h2><b>{method}</b><code>{escape(path)}</code></h2><p>{_inline(operation['summary'])}</p>"]
-    commands = [command := f"curl {base_url}{path}"]
-    if (request := operation.get("requestBody")) is not None:
-        content = request["content"][JSON_TYPE]
-        commands = [f"{command} -H 'Content-Type: application/json' \\\n  -d '{body}'" for body in _examples(content)]
-        parts.append(_fields("Request", content["schema"], schemas))
-    answer, *refusals = operation["responses"].items()
-    if JSON_TYPE in (contents := answer[1]["content"]):
-        parts.append(_fields("Answer", contents[JSON_TYPE]["schema"], schemas))
-        if others := ", ".join(f"`{kind}`" for kind in contents if kind != JSON_TYPE):
-            parts.append(f"<p>{_inline(f'With another `Accept`: {others}.')}</p>")
-    if refusals:
-        rows = "".join(f"<tr><td>{status}<td>{_inline(error['description'])}<td>{_bodies(error)}" for status, error in refusals)
-        parts.append(f"<details><summary>Errors</summary><table>{rows}</table></details>")
-    parts += [f"<pre>{escape(command)}</pre>" for command in commands]
-    return "".join(parts)
-
-
-def _bodies(error: JSON) -> str:
-    examples = _examples(error.get("content", {}).get(JSON_TYPE, {}))
-    return "<br>".join(f"<code>{escape(body)}</code>" for body in dict.fromkeys(examples))
-
-
-def _examples(content: JSON) -> list[str]:
-    return [msgspec.json.encode(each["value"]).decode() for each in content.get("examples", {}).values()]
-
-
-def _fields(title: str, schema: JSON, schemas: JSON) -> str:
-    if "anyOf" in schema:  # dialects that share a path
-        return "".join(_fields(title, each, schemas) for each in schema["anyOf"])
-    if "allOf" in schema:  # a type, and rules
-        return _fields(title, schema["allOf"][0], schemas)
-    if "$ref" not in schema:
-        return f"<details open><summary>{title}</summary><p>{escape(_type(schema, schemas))}</details>"
-    struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
-    required = set(struct.get("required", ()))
-    rows = "".join(
-        f"<tr><td><code>{escape(name)}</code>{' *' if name in required else ''}<td>{escape(_type(field, schemas))}"
-        f"<td>{_inline(field.get('description', ''))}"
-        for name, field in struct["properties"].items()
-    )
-    return f"<details open><summary>{title}</summary><table><tr><th>field<th>type<th>meaning{rows}</table></details>"
-
-
-def _type(schema: JSON, schemas: JSON) -> str:
-    if "$ref" in schema:
-        struct = schemas[schema["$ref"].rsplit("/", 1)[-1]]
-        inner = ", ".join(f"{name}: {_type(field, schemas)}" for name, field in struct["properties"].items())
-        return "{" + inner + "}"
-    if "anyOf" in schema:
-        return " | ".join(_type(option, schemas) for option in schema["anyOf"] if option.get("type") != "null")
-    if "enum" in schema:
-        return " | ".join(msgspec.json.encode(value).decode() for value in schema["enum"] if value is not None)
-    if "prefixItems" in schema:
-        return f"[{', '.join(_type(each, schemas) for each in schema['prefixItems'])}]"
-    if schema.get("type") == "array":
-        return f"[{_type(schema.get('items', {}), schemas)}]"
-    return str(schema.get("type", "any"))
-
-
-def _inline(text: str) -> str:
-    """Return the text as HTML, with <code> in place of backquotes."""
-    pieces = escape(text).split("`")
-    return "".join(f"<code>{piece}</code>" if i % 2 else piece for i, piece in enumerate(pieces))

@@ -41,15 +41,19 @@ def page_files() -> dict[str, PageFile]:
 
 def _read(path: Path) -> PageFile:
     content = path.read_bytes()
-    headers = {
-        "content-type": f"{_TYPES[path.suffix]}; charset=utf-8",
+    return PageFile(content, page_headers(_TYPES[path.suffix], sha256(content).hexdigest()))
+
+
+def page_headers(media_type: str, digest: str) -> dict[str, str]:
+    """Return the headers of a page or of a file that it loads."""
+    return {
+        "content-type": f"{media_type}; charset=utf-8",
         "content-security-policy": POLICY,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",  # browsers ask each time, so a new release is never mixed with an old one
-        "etag": f'"{sha256(content).hexdigest()[:32]}"',
+        "etag": f'"{digest[:32]}"',
     }
-    return PageFile(content, headers)
 
 
 def accepts_html(accept: str) -> bool:

@@ -53,12 +53,18 @@ class Supervisor:
         listener: socket.socket,
         *,
         on_phase: Callable[[int, str], None],
+        on_bytes: Callable[[int, int, int], None],
         on_ready: Callable[[list[messages.Planned]], None],
     ) -> None:
-        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready."""
+        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready.
+
+        `on_bytes` gets a model's index, the bytes of its weights that were read, and the bytes of all its files. Of replicas,
+        the first one's load is told.
+        """
         self._options = options
         self._listener = listener
         self._on_phase = on_phase
+        self._on_bytes = on_bytes
         self._on_ready = on_ready
         self._engines = [
             EngineChild(f"engine-{model}-{replica}", model=model, replica=replica)
@@ -175,8 +181,11 @@ class Supervisor:
 
     def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
         if isinstance(message, messages.Phase):
-            if not self._was_ready:
+            if not self._was_ready and not engine.replica:
                 self._on_phase(engine.model, message.text)
+        elif isinstance(message, messages.BytesRead):
+            if not self._was_ready and not engine.replica:
+                self._on_bytes(engine.model, message.done, message.total)
         elif isinstance(message, messages.Planned):
             engine.planned = message
             self._refuse_shared_names()

@@ -1,0 +1,92 @@
+/** Request: the calls that the other tabs made, as code to paste. */
+
+import { urlOf } from "./api.js";
+import { count, h, show } from "./dom.js";
+import { choiceField } from "./forms.js";
+import { gives } from "./models.js";
+import { snippetsOf } from "./snippets.js";
+
+const SHOWN = 20_000;
+const HEADERS = ["x-whimbrel-tokens", "x-whimbrel-truncated", "x-request-id"];
+
+function build(context) {
+  const chosen = { call: choiceField("Call", []), api: choiceField("API", []), language: choiceField("Language", []) };
+  const code = h("code", { id: "snippet" });
+  const note = h("p", { class: "small muted", role: "status" });
+  const about = h("div", { class: "call-facts" });
+  const copy = h("button", { type: "button", class: "primary", onclick: copyAll }, "Copy");
+  let calls = [];
+  let snippets = [];
+  let text = "";
+
+  chosen.call.control.addEventListener("change", showCall);
+  chosen.api.control.addEventListener("change", showApi);
+  chosen.language.control.addEventListener("change", showCode);
+
+  function open() {
+    calls = context.api.log.length ? [...context.api.log].reverse() : [example(context)];
+    chosen.call.setOptions(calls.map((call, index) => [String(index), titleOf(call, context.titles)]), "0");
+    showCall();
+  }
+
+  function showCall() {
+    const call = calls[Number(chosen.call.value)];
+    snippets = snippetsOf(call, { base: urlOf(""), withKey: context.api.hasKey });
+    chosen.api.setOptions(snippets.map(({ api, title }) => [api, title]));
+    show(about, call.headers && facts(call));
+    showApi();
+  }
+
+  function showApi() {
+    const { languages } = snippets.find(({ api }) => api === chosen.api.value);
+    chosen.language.setOptions(languages.map(({ id, title }) => [id, title]));
+    showCode();
+  }
+
+  function showCode() {
+    const { languages } = snippets.find(({ api }) => api === chosen.api.value);
+    text = languages.find(({ id }) => id === chosen.language.value).code;
+    code.textContent = text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text;
+    const cut = text.length > SHOWN ? `The first ${SHOWN.toLocaleString("en")} of ${count(text.length, "character")} are shown; Copy takes all. ` : "";
+    note.textContent = cut + (context.api.hasKey ? "Set WHIMBREL_API_KEY to the key first; the code does not hold it." : "");
+  }
+
+  async function copyAll() {
+    try {
+      await navigator.clipboard.writeText(text);
+      note.textContent = "Copied.";
+    } catch {
+      getSelection().selectAllChildren(code);
+      note.textContent = "This browser gives pages no clipboard here; the code is selected, so copy it with Ctrl+C.";
+    }
+  }
+
+  const form = h("div", { class: "inputs" },
+    h("p", { class: "intro muted" }, "What the other tabs asked, as code to paste into a program."),
+    chosen.call.node, h("div", { class: "row" }, chosen.api.node, chosen.language.node), about);
+  const result = h("div", { class: "output" }, h("div", { class: "snippet" }, h("div", { class: "snippet-bar" }, copy, note), h("pre", { tabindex: "0", "aria-label": "Code" }, code)));
+  return { node: h("div", { class: "workbench" }, form, result), open };
+}
+
+function titleOf({ tab, method = "POST", path, body, ms }, titles) {
+  const texts = body?.input ?? body?.inputs ?? body?.documents ?? [];
+  const size = Array.isArray(texts) ? `, ${count(texts.length, "text")}` : "";
+  const time = ms === undefined ? "not sent yet" : `${ms.toFixed(0)} ms`;
+  return `${titles[tab] ?? "Example"}: ${method} ${path}${size}, ${time}`;
+}
+
+/** Return what is known of an answer: the time of each stage, and some headers. */
+function facts({ status, ms, headers }) {
+  const stages = (headers.get("server-timing") ?? "").split(",").map((part) => part.trim().split(";dur=")).filter(([, duration]) => duration);
+  const rows = [["Status", status], ["Time in the browser", `${ms.toFixed(1)} ms`], ...stages.map(([name, duration]) => [name === "total" ? "Server in all" : `Server: ${name}`, `${duration} ms`])];
+  for (const name of HEADERS) if (headers.get(name)) rows.push([name, headers.get(name)]);
+  return h("dl", { class: "facts small" }, rows.map(([term, value]) => [h("dt", {}, term), h("dd", { class: "number" }, String(value))]));
+}
+
+function example({ all }) {
+  const dense = all.find((model) => gives(model, "dense"));
+  const path = dense ? "/v1/embeddings" : "/v1/embed";
+  return { method: "POST", path, body: { model: (dense ?? all[0]).name, input: ["A whimbrel is a wader."] } };
+}
+
+export const tab = { id: "request", title: "Request", needs: "a model", fits: (models) => models, build };
