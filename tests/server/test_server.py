@@ -191,7 +191,7 @@ def test_info(http_client: httpx2.Client) -> None:
     assert model["card"]["outputs"]["dense"]["width"] == 384
     assert model["plan"]["max_length"] == 256
     assert model["plan"]["dtype"] == ("bfloat16" if probe().fast_bfloat16 else "float32")
-    assert model["plan"]["cpu"]["level"] == cpu().level
+    assert model["plan"]["cpu"]["level"] == probe().cpu.level
     assert model["plan"]["same_bits"] is True
 
 
