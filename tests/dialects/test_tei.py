@@ -596,7 +596,8 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
         told = asyncio.run(call(create_app(draining), "POST", path, body=b"{}", headers=JSON))
         assert (told.status, orjson.loads(told.body)["error_type"]) == (503, "Unhealthy")
     assert asyncio.run(call(app, "GET", "/ping")).status == 200
-    assert asyncio.run(call(app, "GET", "/")).status == 401
+    assert asyncio.run(call(app, "GET", "/")).status == 200  # open, for the page there
+    assert asyncio.run(call(app, "GET", "/info")).status == 401
 
 
 # Through the client
