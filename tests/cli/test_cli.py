@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -33,14 +34,16 @@ from classifiers import write_classifier
 from late_models import write_stanford
 from serving import Server
 from whimbrel import Engine, __version__
-from whimbrel.cli import doctor, main, verify
+from whimbrel.cli import console, doctor, main, verify
+from whimbrel.cli import progress as progress_of
+from whimbrel.cli.progress import show_progress
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.model import reference
 from whimbrel.telemetry import metrics
 from whimbrel.types.hardware import Cpu, Hardware
 
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "bench serve",
+    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
     "bench offline", "bench compare",
 )  # fmt: skip
 
@@ -286,21 +289,73 @@ def test_what_was_done_is_kept_after_an_interrupt(number: int, name: str, tmp_pa
         assert process.stdin is not None
         assert process.stderr is not None
         process.stdin.write(b"".join(b"line %d\n" % i for i in range(3000)))
-        process.stdin.flush()  # the second chunk is not whole, so that the command waits for more
+        process.stdin.flush()  # the last chunk is not whole, so that the command waits for more
         deadline = time.monotonic() + 100
-        while not path.exists() or path.stat().st_size < 2048 * 384 * 4:
+        while not path.exists() or path.stat().st_size < 192 * 384 * 4:
             assert time.monotonic() < deadline
             time.sleep(0.05)
         time.sleep(0.5)
         process.send_signal(number)
         said = process.stderr.read().decode()
         assert process.wait(60) == (130 if number == signal.SIGINT else 128 + number)
-    assert f"stopped: {path} has the first 2,048 texts." in said
+    told = re.search(r"^stopped: (.*) has the first ([\d,]+) texts.$", said, re.MULTILINE)
+    assert told is not None
+    assert told[1] == str(path)
     assert "Traceback" not in said
+    kept = int(told[2].replace(",", ""))
+    assert 64 <= kept < 3000
     rows = [row["embedding"] for row in jsonl(path.read_bytes())] if name == "v.jsonl" else np.load(path)
     vectors = np.array(rows, np.float32)
-    assert vectors.shape == (2048, 384)
-    assert np.array_equal(vectors[2040:], engine.embed([f"line {i}" for i in range(2040, 2048)]))
+    assert vectors.shape == (kept, 384)
+    assert np.array_equal(vectors[-8:], engine.embed([f"line {i}" for i in range(kept - 8, kept)]))
+
+
+@pytest.mark.parametrize("name", ["v.npy", "v.jsonl"])
+def test_an_interrupt_amid_a_write_leaves_whole_rows(name: str, tmp_path: Path) -> None:
+    """Also if a row was half written when the signal came."""
+    path = tmp_path / name
+
+    def batches() -> Iterator[Any]:
+        rows = np.arange(12, dtype=np.float32).reshape(3, 4)
+        yield rows if name == "v.npy" else [{"row": row} for row in rows]
+        with path.open("ab") as half:
+            half.write(b"half a row, as a disk takes it")
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        console.write_npy(path, batches(), 4) if name == "v.npy" else console.write_json_lines(path, batches())
+    whole = np.load(path) if name == "v.npy" else [row["row"] for row in jsonl(path.read_bytes())]
+    assert np.array_equal(np.asarray(whole), np.arange(12).reshape(3, 4))
+    assert b"half" not in path.read_bytes()
+
+
+def test_chunks_take_some_seconds() -> None:
+    """A fast model gets larger ones, a slow model small ones, so that little is lost by an interrupt."""
+    assert [len(chunk) for chunk in console.chunked(range(5000))] == [64, 128, 256, 512, 1024, 2048, 968]
+    assert [console.next_chunk_size(1024, seconds) for seconds in (0.0, 2.5, 5.0, 20.0, 500.0)] == [2048, 2048, 1024, 256, 64]
+    assert list(console.chunked([])) == []
+
+
+def test_what_is_kept_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    with show_progress(None, "texts", ["a"] * 90, io.BytesIO()) as progress:
+        progress.say_stopped(None, asked=False)
+        progress.say_stopped(None, asked=True)
+        progress.advance(64, num_tokens=256, num_truncated=1)
+        progress.written = progress.done
+        progress.say_stopped(Path("v.npy"), asked=False)
+    assert capfd.readouterr().err == "stopped: stdout has no texts yet.\nstopped: v.npy has the first 64 of 90 texts.\n"
+
+
+def test_the_texts_of_a_file_are_counted_and_a_pipe_s_are_not(tmp_path: Path) -> None:
+    for text, count in ((b"", 0), (b"a\nb", 2), (b"a\nb\n", 2), (b"first\n" + b"line\n" * 300_000, 300_001)):
+        (tmp_path / "lines").write_bytes(text)
+        with (tmp_path / "lines").open("rb") as stream:
+            assert progress_of.count_lines(stream) == count
+            assert stream.read() == text
+    reading, writing = os.pipe()
+    os.close(writing)
+    with open(reading, "rb") as stream:
+        assert progress_of.count_lines(stream) is None
 
 
 def test_an_error_says_the_line_and_keeps_what_was_done(here: Here, tmp_path: Path) -> None:
@@ -308,7 +363,7 @@ def test_an_error_says_the_line_and_keeps_what_was_done(here: Here, tmp_path: Pa
     said = here.run("embed", "-o", str(tmp_path / "v.npy"), stdin=lines, code=1)[1].decode()
     assert "stopped: " in said
     assert "line 2101 of stdin is not valid UTF-8" in said
-    assert np.load(tmp_path / "v.npy").shape == (2048, 384)
+    assert 64 <= len(np.load(tmp_path / "v.npy")) <= 2048
 
 
 @pytest.mark.extended

@@ -19,6 +19,8 @@ import pytest
 from fakes import FakeRunner, block, ids, install
 from texts import TEXTS
 from whimbrel import AsyncEngine, Engine
+from whimbrel.checkpoint.load_progress import counting_bytes
+from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, Overloaded, TooLarge, TooLong, Unavailable
 from whimbrel.model.ops import team
 from whimbrel.types.request import Request
@@ -343,5 +345,17 @@ def test_the_result_says_what_it_took(engine: Engine) -> None:
 
 def test_progress_is_told_by_phase() -> None:
     phases: list[str] = []
-    Engine(progress=phases.append).close()
-    assert phases == ["finding the checkpoint", "reading the card", "importing PyTorch", "loading the weights", "warming up"]
+    read: list[tuple[int, int]] = []
+    with counting_bytes(lambda done, total: read.append((done, total))):
+        Engine(progress=phases.append).close()
+    if "trying products" in phases:  # kernels of our own need no trials
+        phases.remove("trying products")
+    assert phases == [
+        "finding the checkpoint", "reading the card", "importing PyTorch", "loading the tokenizer", "loading the weights",
+        "warming up",
+    ]  # fmt: skip
+    size = (resolve_checkpoint(None).folder / "model.safetensors").stat().st_size
+    assert {total for _, total in read} == {size}
+    assert read == sorted(read)
+    assert len(read) <= 200
+    assert 0.95 * size < read[-1][0] <= size  # the header is no tensor, and few tensors are left out

@@ -1,22 +1,23 @@
 """Input and output of the command.
 
-Texts are lines of UTF-8 on stdin. Load progress goes to stderr; vectors, cards, plans and tables go to stdout or a file.
+Texts are lines of UTF-8 on stdin. Vectors, cards, plans and tables go to stdout or a file; progress goes to stderr
+(progress.py).
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import stat
 import sys
-from collections.abc import Generator, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from io import BytesIO, FileIO
 from itertools import islice
 from pathlib import Path
 from shutil import get_terminal_size
 from textwrap import fill
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Final, NoReturn, TypeVar
 
 import msgspec
 import typer
@@ -25,16 +26,16 @@ from rich.console import Console
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-
     from whimbrel.checkpoint.locate import Checkpoint
-    from whimbrel.engine.engine import Engine
-    from whimbrel.types.card import Card, Output, PoolingOption
-    from whimbrel.types.plan import Options, Plan
+    from whimbrel.types.card import Card, Output
+    from whimbrel.types.plan import Plan
 
 T = TypeVar("T")
 
-_CHUNK_LINES: Final = 2048
+_MIN_CHUNK: Final = 64
+_MAX_CHUNK: Final = 2048
+_CHUNK_SECONDS: Final = 5.0
+"""Longest time that a chunk should take."""
 _MAX_COLUMNS: Final = 100
 
 
@@ -46,52 +47,6 @@ def stderr_console() -> Console:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
     return TolerantConsole(stderr=True, highlight=False, soft_wrap=True)
-
-
-def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
-    with closing(LoadProgress(console, [model or ""])) as progress:
-        progress.start()
-        from whimbrel.engine.engine import Engine
-
-        engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
-        progress.finish()
-    return engine
-
-
-class LoadProgress:
-    """Progress of loading: a line for each finished phase of each model, with its seconds."""
-
-    def __init__(self, console: Console, models: Sequence[str]) -> None:
-        self._console = console
-        self._models = models
-        self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
-        self._status = console.status("starting")
-
-    def start(self) -> None:
-        """Show that something happens. From now on the terminal's cursor is hidden, until `close`."""
-        self._status.start()
-
-    def start_phase(self, model: int, name: str) -> None:
-        """End the current phase of the model with this index, and begin phase `name`."""
-        phase, since = self._running[model]
-        now = perf_counter()
-        prefix = f"{self._models[model]}: " if len(self._models) > 1 else ""
-        self._console.print(f"  {prefix}{phase:<24}{now - since:6.2f} s", style="dim", markup=False)
-        self._running[model] = name, now
-        self._status.update(name)
-        if name == "finding the checkpoint":
-            self._status.stop()  # huggingface_hub shows progress bars of its own
-        else:
-            self._status.start()
-
-    def finish(self) -> None:
-        """End the last phase of each model, and close."""
-        for model in self._running:
-            self.start_phase(model, "")
-        self.close()
-
-    def close(self) -> None:
-        self._status.stop()
 
 
 def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json: bool) -> None:
@@ -260,59 +215,6 @@ def print_models(*, as_json: bool) -> None:
     typer.echo(fill(legend, screen_width()))
 
 
-class Progress:
-    """Counts of what a command has done so far. A terminal shows them on stderr."""
-
-    def __init__(self, console: Console, unit: str, bar: Bar, total: int | None) -> None:
-        self.done = 0
-        self.truncated = 0
-        self.written = 0
-        """Texts whose answers are in the output file."""
-        self._console = console
-        self._unit = unit
-        self._bar = bar
-        self._bytes = 0
-        self._begin = perf_counter()
-        self._task = bar.add_task("", total=total, status=f"0 {unit}")
-
-    def read(self, num_bytes: int) -> None:
-        """Count bytes of the input, of which a file's size says how many there are."""
-        self._bytes += num_bytes
-
-    def advance(self, count: int, num_truncated: int) -> None:
-        self.done += count
-        self.truncated += num_truncated
-        rate = self.done / max(perf_counter() - self._begin, 1e-3)
-        cut = f", {self.truncated:,} cut" if self.truncated else ""
-        self._bar.update(self._task, completed=self._bytes, status=f"{self.done:,} {self._unit}, {rate:,.0f}/s{cut}")
-
-    def say(self, text: str) -> None:
-        self._console.print(text, markup=False)
-
-
-@contextmanager
-def show_progress(out: Path | None, unit: str, stream: BinaryIO | None) -> Generator[Progress]:
-    """Show progress on a terminal, unless the answers go there. `stream` is the input, if that is no list."""
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    console = stderr_console()
-    shown = console.is_terminal and stream is not None and not (out is None and sys.stdout.isatty())
-    total = _size(stream) if stream is not None else None
-    columns = [BarColumn(), TextColumn("{task.fields[status]}"), *([TimeRemainingColumn()] if total else [])]
-    with Bar(*columns, console=console, transient=True, disable=not shown) as bar:
-        yield Progress(console, unit, bar, total)
-
-
-def _size(stream: BinaryIO) -> int | None:
-    """Return the size of a stream in bytes; None unless it is a file."""
-    try:
-        about = os.fstat(stream.fileno())
-    except (OSError, ValueError):
-        return None
-    return about.st_size if stat.S_ISREG(about.st_mode) else None
-
-
 @contextmanager
 def signals_exit() -> Generator[None]:
     """Let SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can tidy up."""
@@ -329,52 +231,99 @@ def signals_exit() -> Generator[None]:
             signal.signal(each, handler)
 
 
-def read_lines(stream: BinaryIO, progress: Progress) -> Iterator[str]:
+def read_lines(stream: BinaryIO) -> Iterator[str]:
     """Yield lines of UTF-8 text without line ends and byte order mark. Raises SetupError."""
     for number, line in enumerate(stream, start=1):
-        progress.read(len(line))
         try:
             yield line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
 
 
-def chunked(items: Iterable[T], size: int | None = _CHUNK_LINES) -> Iterator[list[T]]:
-    """Yield lists of up to `size` items, or one of all.
+def chunked(items: Iterable[T]) -> Iterator[list[T]]:
+    """Yield lists of items that each take some seconds to run, so that what is done is soon written, also by a slow model.
 
-    By default they are 2,048: enough work for an engine, while results appear before the input ends.
+    They have 64 to 2,048 items: enough work for an engine.
     """
-    iterator = iter(items)
+    iterator, size = iter(items), _MIN_CHUNK
     while chunk := list(islice(iterator, size)):
+        begin = perf_counter()
         yield chunk
+        size = next_chunk_size(len(chunk), perf_counter() - begin)
+
+
+def next_chunk_size(size: int, seconds: float) -> int:
+    """Return the size of the chunk after one of `size` items that took `seconds`."""
+    fitting = int(size * _CHUNK_SECONDS / max(seconds, 1e-3))
+    return max(_MIN_CHUNK, min(2 * size, fitting, _MAX_CHUNK))
 
 
 def write_npy(path: Path, arrays: Iterable[Any], dimension: int) -> None:
-    """Write arrays, each (N, dimension), as one. After each the file is whole. Raises SetupError."""
+    """Write arrays, each (N, dimension), as one. After each, and after an early end, the file is whole. Raises SetupError."""
     import numpy as np
     from numpy.lib.format import write_array_header_1_0
 
     about = {"descr": np.lib.format.dtype_to_descr(np.dtype("<f4")), "fortran_order": False}
     rows = 0
-    with _write_errors(path), path.open("wb") as stream:
-        write_array_header_1_0(stream, {**about, "shape": (0, dimension)})
+    with _write_errors(path), path.open("wb", buffering=0) as raw, _whole(raw) as keep:
+
+        def write_header() -> None:
+            header = BytesIO()
+            write_array_header_1_0(header, {**about, "shape": (rows, dimension)})  # as long as the first: numpy leaves room
+            raw.seek(0)
+            _write_all(raw, header.getbuffer())
+
+        write_header()
+        keep()
         for array in arrays:
-            stream.write(np.ascontiguousarray(array, "<f4").data)
+            raw.seek(0, os.SEEK_END)
+            _write_all(raw, np.ascontiguousarray(array, "<f4").data.cast("B"))
             rows += len(array)
-            stream.seek(0)
-            write_array_header_1_0(stream, {**about, "shape": (rows, dimension)})  # as long as the first: numpy leaves room
-            stream.seek(0, os.SEEK_END)
-            stream.flush()
+            write_header()
+            keep()
 
 
 def write_json_lines(path: Path | None, batches: Iterable[Iterable[dict[str, Any]]]) -> None:
-    """Write objects as lines to a file, or to stdout if `path` is None, a batch at a time. Raises SetupError."""
+    """Write objects as lines to a file, or to stdout if `path` is None, a batch at a time.
+
+    After an early end, no line of a file is cut. Raises SetupError.
+    """
     from whimbrel.wire import to_json
 
-    with _write_errors(path), sys.stdout.buffer if path is None else path.open("wb") as stream:
-        for batch in batches:
-            stream.write(b"".join(to_json(row) + b"\n" for row in batch))
-            stream.flush()
+    with _write_errors(path):
+        if path is None:
+            with sys.stdout.buffer as stream:
+                for batch in batches:
+                    stream.write(b"".join(to_json(row) + b"\n" for row in batch))
+                    stream.flush()
+            return
+        with path.open("wb", buffering=0) as raw, _whole(raw) as keep:
+            for batch in batches:
+                _write_all(raw, memoryview(b"".join(to_json(row) + b"\n" for row in batch)))
+                keep()
+
+
+def _write_all(raw: FileIO, data: memoryview) -> None:
+    while data:
+        data = data[raw.write(data) :]
+
+
+@contextmanager
+def _whole(raw: FileIO) -> Generator[Callable[[], None]]:
+    """Cut a file after an early end of the block, to its size at the last call of what this yields."""
+    size = 0
+
+    def keep() -> None:
+        nonlocal size
+        if raw.seekable():
+            size = os.fstat(raw.fileno()).st_size
+
+    try:
+        yield keep
+    except BaseException:
+        with suppress(OSError):  # it is no file: what a pipe has taken is gone
+            os.ftruncate(raw.fileno(), size)
+        raise
 
 
 @contextmanager

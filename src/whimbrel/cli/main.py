@@ -42,6 +42,7 @@ from whimbrel.cli.options import (
     read_pooling,
     read_reranker,
 )
+from whimbrel.cli.top.command import top
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 
 if TYPE_CHECKING:
@@ -472,10 +473,14 @@ def convert(
         accept_config=accepted,
     )
     stderr = console.stderr_console()
-    with console.signals_exit(), stderr.status("converting") as status:
-        done = convert_checkpoint(
-            checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
-        )
+    try:
+        with console.signals_exit(), stderr.status("converting") as status:
+            done = convert_checkpoint(
+                checkpoint, out, path=card.path, check=lambda folder: check_weights(folder, card), progress=status.update
+            )
+    except (KeyboardInterrupt, SystemExit):
+        stderr.print(f"stopped: nothing was written to {out}.", markup=False)
+        raise
     size = f"{done.num_bytes / 1e6:,.0f} MB" if done.num_bytes >= 1e7 else f"{done.num_bytes / 1e3:,.0f} kB"
     stderr.print(f"wrote {done.num_tensors:,} tensors, {size}, to {done.folder}", soft_wrap=True)
 
@@ -540,6 +545,16 @@ def doctor(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))
+
+
+app.command(
+    help=help_text(
+        "Watch servers in the terminal: requests, tokens, queue, times of stages, engines and caches. q or Ctrl-C ends.",
+        ("whimbrel top", "the server on this machine"),
+        ("whimbrel top http://a:8000 http://b:8000", "two, and their total"),
+        ("whimbrel top --once --json", "for a program"),
+    )
+)(top)
 
 
 app.add_typer(bench)

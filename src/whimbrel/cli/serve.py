@@ -19,7 +19,8 @@ from rich.markup import escape
 
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.console import LoadProgress, kernels_of, memory_of_batches
+from whimbrel.cli.console import kernels_of, memory_of_batches
+from whimbrel.cli.progress import LoadProgress
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import BACKLOG, limit_silence
@@ -108,7 +109,9 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
 
     async def run() -> int:
         asyncio.get_running_loop().call_soon(progress.start)  # when the supervisor handles signals
-        return await Supervisor(options, listener, on_phase=progress.start_phase, on_ready=on_ready).run()
+        return await Supervisor(
+            options, listener, on_phase=progress.start_phase, on_bytes=progress.read, on_ready=on_ready
+        ).run()
 
     with closing(progress):
         code = asyncio.run(run())

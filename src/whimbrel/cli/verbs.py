@@ -36,7 +36,7 @@ from whimbrel.cli.options import (
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
-    from whimbrel.cli.console import Progress
+    from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
     from whimbrel.types.arrays import Float32Array
@@ -242,10 +242,11 @@ def _loaded(
     model: str | None, pooling: str | None, reranker: str | None, accept_config: list[str] | None, **options: Any
 ) -> Generator[Engine]:
     from whimbrel.cli import console
+    from whimbrel.cli.progress import load
 
     options |= {"pooling": read_pooling(pooling), "reranker": read_reranker(reranker)}
     accepted = tuple(accept_config or ())
-    with console.signals_exit(), console.load(console.stderr_console(), model, accept_config=accepted, **options) as engine:
+    with console.signals_exit(), load(console.stderr_console(), model, accept_config=accepted, **options) as engine:
         yield engine
 
 
@@ -255,7 +256,7 @@ class _Run:
 
     answers: Iterator[tuple[list[Any], Any]]
     """Chunks of texts or pairs with their answer."""
-    progress: Progress
+    progress: TextProgress
 
     def batches(self, convert: Callable[[list[Any], Any], T]) -> Iterator[T]:
         """Yield what `convert` makes of each chunk. When the next is asked for, it is taken as written."""
@@ -279,21 +280,23 @@ def _running(
     may_be_none: bool = False,
 ) -> Generator[_Run]:
     """Run an operation over the texts, or the pairs of stdin. At the end stderr says how many texts were cut, and after an
-    early end what the file `out` has. Raises SetupError if there are none, unless there `may_be_none`."""
+    early end what `out`, or stdout, has. Raises SetupError if there are none, unless there `may_be_none`."""
     from whimbrel.cli import console
+    from whimbrel.cli.progress import show_progress
 
     unit = "pairs" if pairs else "texts"
-    with console.show_progress(out, unit, sys.stdin.buffer if not texts else None) as progress:
-        items: Iterable[Any] = texts or console.read_lines(sys.stdin.buffer, progress)
+    with show_progress(out, unit, texts, sys.stdin.buffer) as progress:
+        items: Iterable[Any] = texts or console.read_lines(sys.stdin.buffer)
         if pairs:
             items = _split_pairs(items)
         try:
             whole = engine.card.list_template is not None and not pairs  # each score depends on all documents
-            chunks = console.chunked(items, None) if whole else console.chunked(items)
+            chunks = (each for each in [list(items)] if each) if whole else console.chunked(items)
             yield _Run(_answers(engine, chunks, operation, progress), progress)
-        except BaseException:
-            if out is not None and progress.written:
-                progress.say(f"stopped: {out} has the first {progress.written:,} {unit}.")
+        except BrokenPipeError:  # the reader has what it wants
+            raise
+        except BaseException as error:
+            progress.say_stopped(out, asked=not isinstance(error, Exception))
             raise
     if not progress.done and not may_be_none:
         raise SetupError("there are no texts.", hint="give them as arguments, or one to a line of stdin")
@@ -308,7 +311,7 @@ def _count(number: int, noun: str) -> str:
 
 
 def _answers(
-    engine: Engine, chunks: Iterator[list[Any]], operation: Callable[[list[Any]], Operation[Any]], progress: Progress
+    engine: Engine, chunks: Iterator[list[Any]], operation: Callable[[list[Any]], Operation[Any]], progress: TextProgress
 ) -> Iterator[tuple[list[Any], Any]]:
     for chunk in chunks:
         start = progress.done
@@ -320,7 +323,7 @@ def _answers(
             asked = operation(chunk)
             result = engine.run(asked.request)
             answer = asked.postprocess(result)
-        progress.advance(len(chunk), result.num_truncated)
+        progress.advance(len(chunk), num_tokens=result.num_tokens, num_truncated=result.num_truncated)
         yield chunk, answer
 
 

@@ -98,12 +98,18 @@ def run(
         check_reference(checkpoint, output)
     texts = [*SHORT, *ODD] if against is None else [*SHORT, "birds " * 30]
     pairs = [(query, text) for query in texts[:10] for text in texts[1:21]][:NUM_PAIRS]
-    expected = _local(output, checkpoint, texts, pairs) if against is None else _remote(against, output, card, texts, pairs)
     results: list[Comparison] = []
     logits = against is None and output == "scores" and len(card.labels) > 1  # the libraries have other defaults here
-    for dtype in dtypes(device):
-        with Engine(model, device=device, dtype=dtype, accept_config=tuple(accept_config)) as engine:
-            results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
+    with console.signals_exit(), console.stderr_console().status("running the reference") as status:
+        expected = _local(output, checkpoint, texts, pairs) if against is None else _remote(against, output, card, texts, pairs)
+        for dtype in dtypes(device):
+
+            def show(phase: str, dtype: str = dtype) -> None:
+                status.update(f"{dtype}: {phase}")
+
+            with Engine(model, device=device, dtype=dtype, accept_config=tuple(accept_config), progress=show) as engine:
+                show("comparing")
+                results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
     skipped = [*(["the activation"] if logits else []), *(name for name in card.outputs if name != output)]
     not_compared = [
         *skipped,

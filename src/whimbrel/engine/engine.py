@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.checkpoint.json_file import accepting
+from whimbrel.checkpoint.load_progress import naming_phases
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import verbs
@@ -112,12 +113,13 @@ class Engine:
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
         self.folder = checkpoint.folder
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
+        progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         batch_observer = None if observer is None else observer(self)
         progress("loading the weights")
         if self.plan.device == "cpu":
             tune_glibc_malloc()
-        with accepting(accepted):
+        with accepting(accepted), naming_phases(progress):
             runner = load_runner(checkpoint, self.card, self.plan)
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from whimbrel.checkpoint.foreign import explain_foreign
 from whimbrel.checkpoint.json_file import JsonFile, find_file, is_lfs_pointer, lfs_error
+from whimbrel.checkpoint.load_progress import count_bytes, expect_bytes
 from whimbrel.errors import CheckpointError
 
 _SINGLE = "model.safetensors"
@@ -65,6 +66,8 @@ class Weights:
         self._taken: set[str] = set()
         self._pickled: dict[str, Tensor] = {}
         self._file_of: dict[str, str] = {}
+        self._unread_bytes = 0
+        """Size of the opened files, until the first tensor is read."""
         self.file: str = path if path.endswith(".pt") else self._path_of(single)
         try:
             self._open(sha256)
@@ -153,9 +156,13 @@ class Weights:
             dtype = _DTYPES.get(part.get_dtype(), torch.int8)
             return torch.empty(part.get_shape(), dtype=dtype, device="meta")
         try:
-            return cast(Tensor, self._handle_of[full].get_tensor(full))
+            tensor = cast(Tensor, self._handle_of[full].get_tensor(full))
         except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # it is mapped only now, or was changed
             raise _unreadable(error, self._folder / file, file) from None
+        expect_bytes(self._unread_bytes)
+        self._unread_bytes = 0
+        count_bytes(tensor.nbytes)
+        return tensor
 
     def _find_name(self, name: str) -> str | None:
         names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
@@ -172,6 +179,7 @@ class Weights:
                     _check_sha256(path, sha256, file)
                 handle: Any = self._stack.enter_context(cast(Any, safe_open)(path, framework="pt"))
                 names = cast(list[str], handle.keys())
+                self._unread_bytes += path.stat().st_size
             except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError
                 raise _unreadable(error, path, file) from None
             for name in names:

@@ -21,6 +21,8 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from whimbrel.checkpoint.load_progress import begin_phase
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
@@ -94,6 +96,8 @@ def loading(num_threads: int = 1) -> Generator[list[str]]:
         token = _model.set(model)
         try:
             yield model.unstable
+            if model.findings:
+                begin_phase("trying products")
             for kind, finding in model.findings.items():
                 if not finding.result():
                     model.unstable.append(f"{kind} has other bits for other numbers of rows on this CPU")

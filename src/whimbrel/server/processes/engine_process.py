@@ -23,6 +23,7 @@ from typing import Final
 
 import numpy as np
 
+from whimbrel.checkpoint.load_progress import counting_bytes
 from whimbrel.engine.engine import Engine
 from whimbrel.engine.engine_request import BatchItems
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
@@ -186,14 +187,15 @@ def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions
         control.send(messages.Planned(str(engine.folder), engine.card.name, engine.plan))
         return observers[0]
 
-    engine = Engine(
-        model.model,
-        pooling=model.pooling,
-        reranker=model.reranker,
-        progress=lambda phase: control.send(messages.Phase(phase)),
-        observer=make_observer,
-        **model.options,
-    )
+    with counting_bytes(lambda done, total: control.send(messages.BytesRead(done, total))):
+        engine = Engine(
+            model.model,
+            pooling=model.pooling,
+            reranker=model.reranker,
+            progress=lambda phase: control.send(messages.Phase(phase)),
+            observer=make_observer,
+            **model.options,
+        )
     return engine, observers[0]
 
 

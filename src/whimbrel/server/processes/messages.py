@@ -124,6 +124,13 @@ class Phase(_Message):
     text: str
 
 
+class BytesRead(_Message):
+    """The bytes of weights that a loading engine has read, and those of all files known so far."""
+
+    done: int
+    total: int
+
+
 class Planned(_Message):
     """The plan of the model, sent before the weights are loaded."""
 
@@ -240,7 +247,7 @@ class Heartbeat(_Message):
 ToEngine: TypeAlias = Submit | Cancel | Drop
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Stop
-ReportEngine: TypeAlias = Phase | Planned | Ready | CannotStart
+ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart
 ControlWorker: TypeAlias = (
     WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | ReloadCertificate | Drain | AbortRequests | Stop
 )

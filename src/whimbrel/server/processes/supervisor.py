@@ -32,6 +32,7 @@ from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
+from whimbrel.types.hardware import usable_memory
 from whimbrel.types.plan import Options
 
 _log = logging.getLogger("whimbrel")
@@ -52,12 +53,18 @@ class Supervisor:
         listener: socket.socket,
         *,
         on_phase: Callable[[int, str], None],
+        on_bytes: Callable[[int, int, int], None],
         on_ready: Callable[[list[messages.Planned]], None],
     ) -> None:
-        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready."""
+        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready.
+
+        `on_bytes` gets a model's index, the bytes of its weights that were read, and the bytes of all its files. Of replicas,
+        the first one's load is told.
+        """
         self._options = options
         self._listener = listener
         self._on_phase = on_phase
+        self._on_bytes = on_bytes
         self._on_ready = on_ready
         self._engines = [
             EngineChild(f"engine-{model}-{replica}", model=model, replica=replica)
@@ -83,6 +90,7 @@ class Supervisor:
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")
             counting = metrics.Metrics()
+            gauge("memory_limit_bytes", usable_memory())
             try:
                 for child in self._children():
                     self._start_task(self._live(child))
@@ -173,8 +181,11 @@ class Supervisor:
 
     def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
         if isinstance(message, messages.Phase):
-            if not self._was_ready:
+            if not self._was_ready and not engine.replica:
                 self._on_phase(engine.model, message.text)
+        elif isinstance(message, messages.BytesRead):
+            if not self._was_ready and not engine.replica:
+                self._on_bytes(engine.model, message.done, message.total)
         elif isinstance(message, messages.Planned):
             engine.planned = message
             self._refuse_shared_names()
@@ -205,6 +216,7 @@ class Supervisor:
         engine.board = StatusBoard(map_memory(os.dup(engine.board_fd), engine.board_bytes))
         engine.last_down = None
         self._gauge_engines(engine)
+        gauge("max_batch_tokens", message.plan.max_batch_tokens, model=message.plan.served_name)
         for worker in self._workers:
             self._connect(engine, worker)
         self._report_ready()

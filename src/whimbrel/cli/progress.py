@@ -1,0 +1,189 @@
+"""Progress on stderr: the load of models, and the texts of a command.
+
+A terminal shows bars. Elsewhere only the finished phases of a load are told, a line for each.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Generator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, BinaryIO, Final, Unpack
+
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    ProgressColumn,
+    SpinnerColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Column
+from rich.text import Text
+
+from whimbrel.cli.console import stderr_console
+
+if TYPE_CHECKING:
+    from whimbrel.engine.engine import Engine
+    from whimbrel.types.card import PoolingOption
+    from whimbrel.types.plan import Options
+
+_BAR_COLUMNS: Final = 20
+_READ_BYTES: Final = 2**20
+_MAX_COUNTED_BYTES: Final = 2**32
+"""Largest input whose lines are counted before the first runs: some seconds."""
+
+
+class _IfTotal(ProgressColumn):
+    """A column that is empty while the total is not known."""
+
+    def __init__(self, column: ProgressColumn) -> None:
+        super().__init__(table_column=column.get_table_column())
+        self._column = column
+
+    def render(self, task: Task) -> RenderableType:
+        return self._column.render(task) if task.total is not None else Text()
+
+
+class LoadProgress:
+    """Progress of loading: a line for each finished phase of each model, with its seconds and the bytes that it read."""
+
+    def __init__(self, console: Console, models: Sequence[str]) -> None:
+        self._console = console
+        self._prefixes = [f"{model}: " if len(models) > 1 else "" for model in models]
+        self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
+        self._num_read = dict.fromkeys(self._running, 0)
+        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
+        bars = (_IfTotal(BarColumn(_BAR_COLUMNS)), _IfTotal(DownloadColumn()))
+        self._bars = Progress(*columns, *bars, console=console, auto_refresh=False)
+        self._live: Live | None = None
+        """Display of the bars; a new one after each pause, as a stopped one does not know where the cursor is."""
+        self._tasks: list[TaskID] = [self._bars.add_task(f"{prefix}starting", total=None) for prefix in self._prefixes]
+
+    def start(self) -> None:
+        """Show that something happens. From now on the terminal's cursor is hidden, until `close`."""
+        if self._live is None and self._console.is_terminal:
+            self._live = Live(console=self._console, transient=True, get_renderable=self._bars.get_renderable)
+            self._live.start()
+
+    def start_phase(self, model: int, name: str) -> None:
+        """End the current phase of the model with this index, and begin phase `name`."""
+        phase, since = self._running[model]
+        now = perf_counter()
+        size = f", {self._num_read[model] / 1e6:,.0f} MB" if self._num_read[model] else ""
+        line = f"  {self._prefixes[model]}{phase:<24}{now - since:6.2f} s{size}"
+        self._console.print(line, style="dim", markup=False)
+        self._running[model], self._num_read[model] = (name, now), 0
+        self._bars.reset(self._tasks[model], total=None, description=f"{self._prefixes[model]}{name}")
+        if name == "finding the checkpoint":
+            self.close()  # huggingface_hub shows progress bars of its own
+        else:
+            self.start()
+
+    def read(self, model: int, done: int, total: int) -> None:
+        """Show the bytes that the current phase has read, of those that it will read."""
+        self._num_read[model] = done
+        self._bars.update(self._tasks[model], completed=done, total=total)
+
+    def finish(self) -> None:
+        """End the last phase of each model, and close."""
+        for model in self._running:
+            self.start_phase(model, "")
+        self.close()
+
+    def close(self) -> None:
+        """Remove the bars, and show the cursor."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
+    """Load a model and show the progress."""
+    with closing(LoadProgress(console, [model or ""])) as progress:
+        progress.start()
+        from whimbrel.checkpoint.load_progress import counting_bytes
+        from whimbrel.engine.engine import Engine
+
+        with counting_bytes(lambda done, total: progress.read(0, done, total)):
+            engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
+        progress.finish()
+    return engine
+
+
+class TextProgress:
+    """Counts of what a command has done so far. A terminal shows them."""
+
+    def __init__(self, console: Console, unit: str, bars: Progress, total: int | None) -> None:
+        self.done = 0
+        self.truncated = 0
+        self.written = 0
+        """Texts whose answers were written."""
+        self.total = total
+        """Texts in all; None if that is not known."""
+        self._console = console
+        self._unit = unit
+        self._bars = bars
+        self._num_tokens = 0
+        self._begin = perf_counter()
+        self._task = bars.add_task("", total=total, status=f"0 {unit}")
+
+    def advance(self, count: int, *, num_tokens: int, num_truncated: int) -> None:
+        """Count texts that were run."""
+        self.done += count
+        self.truncated += num_truncated
+        self._num_tokens += num_tokens
+        seconds = max(perf_counter() - self._begin, 1e-3)
+        amount = f"{self.done:,}" if self.total is None else f"{self.done:,} of {self.total:,}"
+        rates = f"{self.done / seconds:,.0f}/s, {self._num_tokens / seconds:,.0f} tokens/s"
+        cut = f", {self.truncated:,} truncated" if self.truncated else ""
+        self._bars.update(self._task, completed=self.done, status=f"{amount} {self._unit}, {rates}{cut}")
+
+    def say(self, text: str) -> None:
+        self._console.print(text, markup=False)
+
+    def say_stopped(self, out: Path | None, *, asked: bool) -> None:
+        """Tell what is kept of a run that ends early. `asked`: the user ended it, so that also nothing is told."""
+        place = "stdout" if out is None else str(out)
+        if self.written:
+            of = "" if self.total is None else f" of {self.total:,}"
+            self.say(f"stopped: {place} has the first {self.written:,}{of} {self._unit}.")
+        elif asked:
+            self.say(f"stopped: {place} has no {self._unit} yet.")
+
+
+@contextmanager
+def show_progress(out: Path | None, unit: str, texts: Sequence[str] | None, stream: BinaryIO) -> Generator[TextProgress]:
+    """Show progress on a terminal, unless the answers go there. Without `texts`, the input is the lines of `stream`."""
+    console = stderr_console()
+    shown = console.is_terminal and not texts and not (out is None and sys.stdout.isatty())
+    total = len(texts) if texts else count_lines(stream) if shown else None
+    status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    columns = (BarColumn(_BAR_COLUMNS), status, _IfTotal(TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))))
+    with Progress(*columns, console=console, transient=True, disable=not shown) as bars:
+        yield TextProgress(console, unit, bars, total)
+
+
+def count_lines(stream: BinaryIO) -> int | None:
+    """Return the number of lines that a stream has yet to give; None unless it is a file of at most 4 GiB."""
+    try:
+        number = stream.fileno()
+        about, start = os.fstat(number), stream.tell()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(about.st_mode) or about.st_size - start > _MAX_COUNTED_BYTES:
+        return None
+    count, last = 0, b"\n"
+    for offset in range(start, about.st_size, _READ_BYTES):
+        if block := os.pread(number, _READ_BYTES, offset):
+            count, last = count + block.count(b"\n"), block[-1:]
+    return count + (last != b"\n")

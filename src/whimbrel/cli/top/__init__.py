@@ -1,0 +1,1 @@
+"""The command `whimbrel top`: a live view of servers, from their metrics."""
