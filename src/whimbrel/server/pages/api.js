@@ -5,7 +5,7 @@ const PATIENCE = 180; // seconds that a call waits for a server that says when t
 const LOGGED = 24;
 
 /** A failed call. `kind` is "network", "key", "request", "server" or "answer". */
-export class ApiError extends Error {
+class ApiError extends Error {
   constructor(message, kind, status = 0) {
     super(message);
     this.kind = kind;
@@ -123,7 +123,6 @@ export class Api {
   #remember(call) {
     this.log.push(call);
     if (this.log.length > LOGGED) this.log.shift();
-    this.onlog?.(call);
   }
 }
 
@@ -161,7 +160,7 @@ async function pause(response, data, signal, onwait) {
 }
 
 /** Return a promise that resolves after `ms` milliseconds, or rejects with AbortError. */
-export function delay(ms, signal) {
+function delay(ms, signal) {
   return new Promise((resolve, reject) => {
     if (signal?.aborted) return reject(signal.reason);
     const timer = setTimeout(finish, ms);

@@ -6,12 +6,12 @@ import { decimal, h } from "./dom.js";
  * Return a list item with a label, a bar of `value` relative to `max`, and the number. `kind` is a class of the item,
  * `note` is read to the label, and `data` are data attributes.
  */
-export function bar({ label, value, max, kind = "", note, title, digits = 3, data = {} }) {
+export function bar({ label, value, max, kind = "", note, data = {} }) {
   const share = max > 0 ? Math.min(1, Math.max(0, value / max)) : 0;
-  return h("li", { class: `bar ${kind}`, data: { ...data, value }, title },
+  return h("li", { class: `bar ${kind}`, data: { ...data, value } },
     h("span", { class: "bar-label" }, label, note && h("span", { class: "visually-hidden" }, ` (${note})`)),
     h("span", { class: "bar-track", "aria-hidden": "true" }, h("span", { class: "bar-fill", css: { "--share": `${(100 * share).toFixed(2)}%` } })),
-    h("span", { class: "bar-value number" }, decimal(value, digits)),
+    h("span", { class: "bar-value number" }, decimal(value)),
   );
 }
 

@@ -1,6 +1,6 @@
 /** Answers of any route as text: JSON with long lists cut, binary answers by size and first numbers. */
 
-import { count, h, show } from "./dom.js";
+import { copy, count, h, show } from "./dom.js";
 
 const HEADERS = ["content-type", "x-whimbrel-tokens", "x-whimbrel-truncated", "server-timing", "metadata", "x-request-id", "retry-after"];
 const LIST = 8; // numbers or texts of a list that are shown
@@ -35,20 +35,6 @@ export function copyButton(text, label = "Copy") {
     setTimeout(() => (button.textContent = label), 1500);
   });
   return button;
-}
-
-async function copy(text) {
-  try {
-    await navigator.clipboard.writeText(text);
-    return true;
-  } catch { // pages of http: have no clipboard, but for localhost
-    const area = h("textarea", { value: text, class: "visually-hidden" });
-    document.body.append(area);
-    area.select();
-    const done = document.execCommand("copy");
-    area.remove();
-    return done;
-  }
 }
 
 const decode = (bytes) => new TextDecoder().decode(bytes);

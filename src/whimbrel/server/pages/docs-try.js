@@ -3,6 +3,7 @@
 import { urlOf } from "./api.js";
 import { copyButton, showAnswer } from "./docs-answer.js";
 import { h, newId, show } from "./dom.js";
+import { shellQuoted } from "./snippets.js";
 
 const built = new WeakSet();
 
@@ -45,11 +46,10 @@ export function buildTry(route, server) {
   }
 
   function describe() {
-    const quote = (text) => `'${text.replaceAll("'", "'\\''")}'`;
-    const parts = [`curl ${/[^\w\-.:/]/.test(url()) ? quote(url()) : url()}`];
+    const parts = [`curl ${shellQuoted(url())}`];
     if (server.needsKey) parts.push(`-H "Authorization: Bearer $WHIMBREL_API_KEY"`);
-    if (kind.control.value !== kinds[0]) parts.push(`-H ${quote(`Accept: ${kind.control.value}`)}`, "--output answer.bin");
-    if (body) parts.push("-H 'Content-Type: application/json'", `-d ${quote(body.value)}`);
+    if (kind.control.value !== kinds[0]) parts.push(`-H ${shellQuoted(`Accept: ${kind.control.value}`)}`, "--output answer.bin");
+    if (body) parts.push("-H 'Content-Type: application/json'", `-d ${shellQuoted(body.value)}`);
     code.textContent = parts.join(" \\\n  ");
   }
 

@@ -67,6 +67,23 @@ export function shorten(text, limit = 60) {
   return characters.length > limit || text.length > 2 * limit ? `${characters.slice(0, limit - 1).join("").trimEnd()}…` : text;
 }
 
+/** Copy a text, and return whether the browser allowed it. */
+export async function copy(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch { // pages of http: have no clipboard, but for localhost
+    const before = document.activeElement;
+    const area = h("textarea", { value: text, class: "visually-hidden" });
+    document.body.append(area);
+    area.select();
+    const done = document.execCommand("copy");
+    area.remove();
+    before.focus();
+    return done;
+  }
+}
+
 /** Let the browser paint and handle events. Call it between slices of long work. */
 export function breathe() {
   return new Promise((resolve) => setTimeout(resolve, 0));

@@ -1,7 +1,7 @@
 /** Late interaction: query tokens by document tokens, the best match of each, and the score as a running sum of these. */
 
 import { cutNotice, scoredBy } from "./bars.js";
-import { breathe, count, decimal, h, show } from "./dom.js";
+import { breathe, count, decimal, h, shorten, show } from "./dom.js";
 import { linesField, modelField, textField } from "./forms.js";
 import { heat, legend } from "./heat.js";
 import { gives } from "./models.js";
@@ -148,7 +148,7 @@ function card(match, numRows, range, mean, light) {
   const was = h("span", { class: "small muted number" });
   const left = match.tokens.length - columns.length;
   const node = h("li", { class: "match", data: { index: match.index, score: match.score } },
-    h("div", { class: "match-head" }, rank, h("h3", {}, match.text), h("span", { class: "match-score" }, score, was)),
+    h("div", { class: "match-head" }, rank, h("h3", {}, shorten(match.text, 400)), h("span", { class: "match-score" }, score, was)),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `Similarities of document ${match.index + 1}` },
       h("table", { class: "token-table" },
         h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Query"), h("th", { scope: "col", class: "max" }, "best"), h("th", { scope: "col", class: "sum" }, "sum"), [...heads.values()])),

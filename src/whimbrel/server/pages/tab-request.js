@@ -1,7 +1,7 @@
 /** Request: the calls that the other tabs made, as code to paste. */
 
 import { urlOf } from "./api.js";
-import { count, h, show } from "./dom.js";
+import { copy, count, h, show } from "./dom.js";
 import { choiceField } from "./forms.js";
 import { gives } from "./models.js";
 import { snippetsOf } from "./snippets.js";
@@ -52,10 +52,9 @@ function build(context) {
   }
 
   async function copyAll() {
-    try {
-      await navigator.clipboard.writeText(text);
+    if (await copy(text)) {
       note.textContent = "Copied.";
-    } catch {
+    } else {
       getSelection().selectAllChildren(code);
       note.textContent = "This browser gives pages no clipboard here; the code is selected, so copy it with Ctrl+C.";
     }

@@ -70,7 +70,7 @@ async function counts(call, input, { name, role, side, limit }, promptName) {
 /**
  * Return the half-open range of tokens that are cut: `kept` of them stay, and special tokens around the text always do.
  */
-export function cutRange(tokens, kept, side) {
+function cutRange(tokens, kept, side) {
   let before = 0;
   while (before < tokens.length && tokens[before].special) before += 1;
   let after = 0;

@@ -13,14 +13,14 @@ function describe(error) {
 }
 
 /**
- * Return {node, open(), run()} of a tab.
+ * Return {node, open()} of a tab.
  *
  * `run(call, say)` reads the fields, asks the API by `call(path, body)`, which gives {data, headers, ms}, and returns the nodes to
  * show. `say(text, share)` tells progress, `share` of 0 to 1. It throws Error with a sentence for the user where a field is wrong.
  * A new run aborts the one before it; only the newest run's result is shown. Enter in a line, Ctrl+Enter in an area, or a change of
  * a choice run it, and so does the first opening.
  */
-export function workbench(context, { intro, fields, run, runLabel = "Run", auto = true }) {
+export function workbench(context, { intro, fields, run, runLabel = "Run" }) {
   let current = null;
   let opened = false;
   const button = h("button", { class: "primary", type: "submit" }, runLabel);
@@ -100,9 +100,8 @@ export function workbench(context, { intro, fields, run, runLabel = "Run", auto 
 
   return {
     node: h("div", { class: "workbench" }, form, output),
-    run: start,
     open() {
-      if (!opened && auto) start();
+      if (!opened) start();
       opened = true;
     },
   };
