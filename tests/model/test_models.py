@@ -21,7 +21,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
-from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
 
@@ -195,7 +195,8 @@ def hidden(
         batch.num_tokens,
         int(lengths.max()),
     )
-    num_rows = round_up_rows(batch.num_tokens)
+    any_rows = takes_any_rows(dtype, torch.device(device))
+    num_rows = batch.num_tokens if any_rows else round_up_rows(batch.num_tokens)
 
     def filled(values: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(np.pad(values, (0, num_rows - values.size))).to(device)
