@@ -438,6 +438,24 @@ def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tm
     assert not any(tmp_path.iterdir())
 
 
+def test_a_build_with_an_old_assembler_lacks_one_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others are made, and told from libraries of other sources."""
+    compiler = tmp_path / "compiler"
+    made = native.library("avx2")
+    compiler.write_text(f"""#!/bin/sh
+case "$*" in *WHIMBREL_FLOAT16*) echo "error: no such instruction" >&2; exit 1;; esac
+for to; do :; done
+cp {made} "$to"
+""")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "failed for avx512_fp16: error: no such instruction" in (native.compile_kernels() or "")
+    assert native.compiled() == [name for name in native.INSTRUCTION_SETS if name != "avx512_fp16"]
+    monkeypatch.setattr(native, "fingerprint", lambda: 1)
+    assert native.compiled() == []
+
+
 def test_a_build_in_a_tree_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The compiler, whose command has a space, fails; what it should have replaced stays."""
     compiler = tmp_path / "a compiler"

@@ -49,7 +49,7 @@ LFM2 = DECODER | {"layer_types": ["conv", "full_attention", "conv"], "block_mult
 LFM2_MOE = DECODER | {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_dense_layers": 1,
-    "num_experts": 6,
+    "num_experts": 16,  # as many as its router has columns
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 40,
 }
@@ -372,7 +372,7 @@ WRONG = [
     ("lfm2", {"conv_dim": 96}, "conv_dim"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache"),
     ("internlm3", {"head_dim": -1}, "head_dim"),
-    ("lfm2 with experts", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+    ("lfm2 with experts", {"num_experts_per_tok": 17}, "num_experts_per_tok"),
     ("lfm2 with experts", {"block_ff_dim": 64}, "block_ff_dim"),
     ("deepseek", {"scoring_func": "softmax"}, "scoring_func"),
     ("deepseek", {"is_causal": False}, "is_causal"),

@@ -1,8 +1,9 @@
 """Our own kernels for CPUs, in C++ (`model/native`): products with packed weights, ragged attention, norms, gates.
 
 They are a library for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
-threads run. The most capable library that the processor can run and the build has made is used. A row or a seq has the same bits in any batch. `kernels()` is None where there are none: another processor, no
-compiler at the build, or WHIMBREL_KERNELS=off. Callers then use PyTorch's operators.
+threads run. The most capable library is used that the processor runs and the build has made. A row or a seq has the same bits
+in any batch. `kernels()` is None where there are none: another processor, no compiler at the build, or WHIMBREL_KERNELS=off.
+Callers then use PyTorch's operators.
 
 Shapes: R rows, I input and O output columns, N query heads, K key heads, H head width, B seqs, D model width.
 """
