@@ -279,12 +279,12 @@ def test_requests_run_as_they_are(watch: Watched, served: Server) -> None:
     command = ["bash", "-c", "set -e\n" + "\n".join(f"{code}\necho; echo ran" for code in curls)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.count("\nran\n")) == (0, len(curls)), done.stdout[-500:] + done.stderr
-    pythons = [code for _, code in codes["python"]]
+    # tests/server/test_pages.py runs the code for other clients, which take seconds to import.
+    pythons = [code for _, code in codes["python"] if re.search("^(from whimbrel|import requests)", code, re.MULTILINE)]
+    assert len(pythons) < len(codes["python"])
     command = [sys.executable, "-W", "ignore", "-c", RUN_ALL]
     done = subprocess.run(command, input=json.dumps(pythons), capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.count("\nran\n")) == (0, len(pythons)), done.stdout[-500:] + done.stderr
-    for client in ("whimbrel", "openai", "cohere", "voyageai", "ollama", "requests"):
-        assert any(re.search(f"^(from|import) {client}", code, re.MULTILINE) for code in pythons)
 
 
 def _codes(panel: Locator) -> dict[str, list[tuple[str, str]]]:
@@ -374,7 +374,7 @@ def test_the_served_bytes_are_the_vectors(served: Server) -> None:
 @pytest.mark.parametrize("tab", ["compare", "late", "sparse", "rerank", "entities", "map"])
 def test_pictures(browser: Browser, served: Server, tab: str) -> None:
     """Draw a tab for README and the docs: twice as many pixels as the page has, below 200 kB."""
-    with watched(browser, viewport={"width": 1180, "height": 760}, device_scale_factor=2, color_scheme="light") as watch:
+    with watched(browser, viewport={"width": 1280, "height": 820}, device_scale_factor=2, color_scheme="light") as watch:
         panel = open_tab(watch, served, tab)
         if tab == "rerank":
             panel.get_by_label("Order before").select_option("all-MiniLM-L6-v2")

@@ -23,7 +23,7 @@ from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 from whimbrel import AsyncClient, Client, Engine, errors
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.runner import probe
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 GOLDEN = "A whimbrel is a wader."
@@ -190,8 +190,8 @@ def test_info(http_client: httpx2.Client) -> None:
     model = info["models"][0]
     assert model["card"]["outputs"]["dense"]["width"] == 384
     assert model["plan"]["max_length"] == 256
-    assert model["plan"]["dtype"] == ("bfloat16" if cpu().bfloat16 == "native" else "float32")
-    assert model["plan"]["cpu"]["level"] == cpu().level
+    assert model["plan"]["dtype"] == ("bfloat16" if probe().fast_bfloat16 else "float32")
+    assert model["plan"]["cpu"]["level"] == probe().cpu.level
     assert model["plan"]["same_bits"] is True
 
 

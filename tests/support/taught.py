@@ -121,6 +121,19 @@ def _hidden(texts: list[str] | list[tuple[str, str]]) -> tuple[torch.Tensor, tor
     return hidden_NLH[kept_NL], batch["input_ids"][kept_NL]
 
 
+@cache
+def _word_table() -> torch.Tensor:
+    """Return MiniLM's table of embeddings (V, H), centred and of norm 1."""
+    table_VH = _minilm()[1].embeddings.word_embeddings.weight.detach()
+    return torch.nn.functional.normalize(table_VH - table_VH.mean(0), dim=-1)
+
+
+def _word_vectors(ids_T: torch.Tensor) -> torch.Tensor:
+    """Return the embeddings (T, H) of tokens, 0 for special ones."""
+    special_T = torch.isin(ids_T, torch.tensor(_minilm()[2].all_special_ids))
+    return _word_table()[ids_T] * ~special_T[:, None]
+
+
 def _fit(features_TH: torch.Tensor, targets_TC: torch.Tensor, ridge: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return weight (C, H) and bias (C) of the ridge regression from features to targets."""
     mean_H, mean_C = features_TH.mean(0), targets_TC.mean(0)
@@ -142,14 +155,16 @@ def _write(folder: Path, architecture: str, prefix: str, weights: dict[str, torc
 
 
 def write_late(folder: Path) -> None:
-    """Write a late-interaction model, as Sentence Transformers saves it, whose token vectors are MiniLM's normalised states."""
+    """Write a late-interaction model, as Sentence Transformers saves it: MiniLM's states, shifted to the embeddings of words."""
+    states_TH, ids_T = _hidden(WORDS)
+    weight_HH, _ = _fit(states_TH, _word_vectors(ids_T), 0.002)
     _write(folder, "BertModel", "", {})
     token_level = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
     dense = {"in_features": 384, "out_features": 384, "bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
     rows: list[tuple[str, str, dict[str, Any] | None]] = [
         ("", f"{BASE}transformer.Transformer", None),
         ("1_Dense", f"{BASE}dense.Dense", dense | token_level),
-        ("2_MultiVectorMask", MASK, {"skiplist_words": [".", ","], "keep_only_token_ids": None}),
+        ("2_MultiVectorMask", MASK, {"skiplist_words": [".", ",", "[SEP]"], "keep_only_token_ids": None}),
         ("3_Normalize", f"{BASE}normalize.Normalize", token_level),
     ]
     for path, _, config in rows:
@@ -157,7 +172,7 @@ def write_late(folder: Path) -> None:
             write_json(folder / path / "config.json", config)
     modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind, _) in enumerate(rows)]
     write_json(folder / "modules.json", modules)
-    save_file({"linear.weight": torch.eye(384)}, folder / "1_Dense/model.safetensors")
+    save_file({"linear.weight": 0.1 * torch.eye(384) + weight_HH}, folder / "1_Dense/model.safetensors")
     transformer = {
         "transformer_task": "feature-extraction",
         "modality_config": {"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
@@ -170,13 +185,11 @@ def write_late(folder: Path) -> None:
 
 def write_sparse(folder: Path) -> None:
     """Write a SPLADE model. A word's weight grows with how near its embedding is to those of the text's words."""
-    _, model, tokenizer = _minilm()
-    table_VH = model.embeddings.word_embeddings.weight.detach()
-    table_VH = torch.nn.functional.normalize(table_VH - table_VH.mean(0), dim=-1)
+    _, _, tokenizer = _minilm()
+    table_VH = _word_table()
     states_TH, ids_T = _hidden(WORDS)
     inner_TH = torch.nn.functional.layer_norm(states_TH + 20, (384,))  # as the head below computes it
-    special = torch.isin(ids_T, torch.tensor(tokenizer.all_special_ids))
-    weight_HH, bias_H = _fit(inner_TH, table_VH[ids_T] * ~special[:, None], 0.02)
+    weight_HH, bias_H = _fit(inner_TH, _word_vectors(ids_T), 0.02)
     vocabulary = tokenizer.get_vocab()
     plain = [number for word, number in vocabulary.items() if word.isalpha() and word.isascii() and word not in _STOP]
     bias_V = torch.full((len(table_VH),), -1000.0)

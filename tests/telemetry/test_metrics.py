@@ -11,6 +11,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
@@ -64,7 +65,9 @@ def received(route: str = "/x") -> str:
 def test_processes_count_together_and_a_restart_goes_on(tmp_path: Path) -> None:
     in_process(tmp_path, "worker-0", received(), finished(), "trace.count('retries', 2, model='m')")
     in_process(tmp_path, "worker-1", received(), finished(), "trace.gauge('queue_tokens', 30, model='m')")
-    in_process(tmp_path, "engine-0-0", "trace.observe('compute', 0.25)", "trace.observe('batch_tokens', 100, model='m')")
+    in_process(
+        tmp_path, "engine-0-0", "trace.observe('compute', 0.25, model='m')", "trace.observe('batch_tokens', 100, model='m')"
+    )
     found = in_process(tmp_path, "worker-0", received(), finished("invalid", 400), "trace.gauge('queue_tokens', 5, model='m')")
     assert value(found, "whimbrel_requests_received_total", route="/x") == 3
     assert value(found, "whimbrel_requests_total", route="/x", model="m", outcome="ok", status="200") == 2
@@ -74,7 +77,7 @@ def test_processes_count_together_and_a_restart_goes_on(tmp_path: Path) -> None:
     assert value(found, "whimbrel_batch_halvings_total", model="m") == 0
     assert value(found, "whimbrel_tokens_total", model="m") == 15
     assert value(found, "whimbrel_queue_tokens", model="m") == 35
-    assert value(found, "whimbrel_stage_seconds_sum", stage="compute") == 0.25
+    assert value(found, "whimbrel_stage_seconds_sum", stage="compute", model="m") == 0.25
     assert value(found, "whimbrel_batch_tokens_bucket", model="m", le="128.0") == 1
     assert value(found, "whimbrel_batch_tokens_bucket", model="m", le="64.0") == 0
     assert value(found, "whimbrel_request_seconds_count", route="/x", model="m") == 3
@@ -99,6 +102,7 @@ def test_what_a_killed_process_had_under_way_is_lost(tmp_path: Path) -> None:
         after = in_process(tmp_path, "worker-0")
         assert value(after, "whimbrel_requests_total", route="/x", model="", outcome="lost", status="0") == 2
         assert value(after, "whimbrel_requests_total", route="/y", model="", outcome="lost", status="0") == 1
+        assert value(after, "whimbrel_key_requests_total", key="none", model="", outcome="lost") == 3
         assert value(after, "whimbrel_requests_received_total", route="/x") == 3
         assert not value(after, "whimbrel_requests_in_flight", route="/x")
 
@@ -169,6 +173,21 @@ def test_a_place_that_cannot_be_written_is_a_setup_error(tmp_path: Path, monkeyp
     for identity in ("", "a_b", "../x", "A"):
         with pytest.raises(ValueError, match="identity"):
             metrics.use_directory(tmp_path, identity)
+
+
+@pytest.mark.parametrize(
+    ("tenant", "key"), [("", "none"), ("key1", "key1"), ("key100", "key100"), ("key101", "other"), ("key2000", "other")]
+)
+def test_requests_are_counted_by_the_place_of_their_key(tenant: str, key: str) -> None:
+    page = metrics.Metrics(["m"])
+    for outcome in ("ok", "overloaded"):
+        tokens = 5 if outcome == "ok" else 0
+        trace.request_finished(structs.replace(RECORD, tenant=tenant, outcome=outcome, num_tokens=tokens))
+    found = samples(page.render()[0].decode())
+    page.close()
+    assert value(found, "whimbrel_key_requests_total", key=key, model="m", outcome="ok") == 1
+    assert value(found, "whimbrel_key_requests_total", key=key, model="m", outcome="overloaded") == 1
+    assert value(found, "whimbrel_key_tokens_total", key=key, model="m") == 5
 
 
 def test_a_server_of_one_process() -> None:

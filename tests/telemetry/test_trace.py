@@ -15,14 +15,14 @@ def test_each_kind_of_event_reaches_its_subscribers() -> None:
     kinds = (HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished)
     ends = [trace.subscribe(kind, heard.append) for kind in kinds]
     record = RequestFinished("id", "GET", "/x", "/x", "", 200, "ok")
-    trace.observe("queue", 0.5)
+    trace.observe("queue", 0.5, model="m")
     trace.observe("batch_tokens", 12, model="m")
     trace.count("retries", 2, model="m")
     trace.gauge("queue_tokens", 7)
     trace.request_started("/x")
     trace.request_finished(record)
     assert heard == [
-        HistogramEvent("queue", 0.5),
+        HistogramEvent("queue", 0.5, "m"),
         HistogramEvent("batch_tokens", 12, "m"),
         CounterEvent("retries", 2, "m"),
         GaugeEvent("queue_tokens", 7),
@@ -49,12 +49,12 @@ def test_a_stage_is_timed_and_told_of_also_when_it_fails() -> None:
     heard: list[HistogramEvent] = []
     end = trace.subscribe(HistogramEvent, heard.append)
     stages: dict[trace.Stage, float] = {}
-    with pytest.raises(KeyError), trace.Timer("pack") as timed:
+    with pytest.raises(KeyError), trace.Timer("pack", model="m") as timed:
         raise KeyError
     with pytest.raises(KeyError), trace.Timer("read", into=stages) as noted:  # its request tells of it
         raise KeyError
     end()
-    assert [(event.name, event.value) for event in heard] == [("pack", timed.seconds)]
+    assert [(event.name, event.value, event.model) for event in heard] == [("pack", timed.seconds, "m")]
     assert stages == {"read": noted.seconds}
     assert min(timed.seconds, noted.seconds) > 0
 

@@ -189,7 +189,7 @@ class Dispatcher:
         for job in selection.expired:
             self._fail_expired(job)
         for job in selection.started:
-            observe("queue", job.queue)
+            observe("queue", job.queue, model=self._plan.served_name)
 
     # Batches back
 

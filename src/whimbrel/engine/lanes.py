@@ -137,14 +137,14 @@ class Lanes:
 
     def _collect(self, flight: _InFlightBatch) -> None:
         try:
-            with Timer("collect"):
+            with Timer("collect", model=self._model):
                 outputs = [self._collect_tower(tower) for tower in flight.towers]
         except BaseException as error:  # whatever it is, the requests get an answer and the collector lives
             self._batch_failed(flight.batch, flight.slots, flight.observer_slot, error)
         else:
             self._batch_done(flight)
             seconds = perf_counter() - flight.started
-            observe("compute", seconds)
+            observe("compute", seconds, model=self._model)
             for job in {job for job, _ in flight.batch.items}:
                 job.compute += seconds
             for tower, output in zip(flight.towers, outputs, strict=True):
@@ -201,7 +201,7 @@ class Lanes:
         return list(by_tower.values())
 
     def _launch_tower(self, items: BatchItems, between_layers: Callable[[], None] | None) -> _TowerBatch:
-        with Timer("pack"):
+        with Timer("pack", model=self._model):
             card = self._card.tower(items[0][1].tower)
             encoder = card.encoder
             batch = pack([seq for _, seq in items], position_offset=encoder.position_offset, pad_id=encoder.pad_id)

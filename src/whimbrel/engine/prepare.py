@@ -88,7 +88,7 @@ class Preprocessor:
         Raises InvalidRequest, TooLong, TooLarge.
         """
         received = perf_counter() if received is None else received
-        with Timer("tokenize") as tokenized:
+        with Timer("tokenize", model=self._plan.served_name) as tokenized:
             by_similarity = scores_by_similarity(self._card, request)
             request, cuts = self._truncate_sides(request, by_similarity=by_similarity)
             encoded = self._encode_pairs(request) if by_similarity else self._encode_distinct(request)

@@ -49,7 +49,7 @@ from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch
 from whimbrel.types.card import Card
-from whimbrel.types.hardware import Hardware
+from whimbrel.types.hardware import Hardware, usable_memory
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import OutputName
 
@@ -234,7 +234,7 @@ def probe() -> Hardware:
         has_bfloat16,
         torch=version,
         torch_note=note,
-        memory=_usable_memory(),
+        memory=usable_memory(),
         gpu_memory=gpu_memory,
     )
 
@@ -254,18 +254,6 @@ def _usable_cores() -> int:
     except (OSError, ValueError):
         share = physical
     return max(1, min(cores, physical, share))
-
-
-def _usable_memory() -> int:
-    """Return the bytes of memory of the machine or of the container; 0 if the system does not say."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
-        return total
 
 
 def _lower_priority() -> None:

@@ -65,7 +65,11 @@ _GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
     "engines_up": ("engines_up", "Engines that are up."),
     "connections": ("connections", "Open connections."),
     "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of the cache of prefixes."),
+    "max_batch_tokens": ("max_batch_tokens", "Most tokens in a batch."),
+    "memory_limit_bytes": ("memory_limit_bytes", "Memory of the machine or the container."),
 }
+_NUM_KEYS: Final = 100
+"""Keys that are counted under their own names."""
 M = TypeVar("M", Counter, Gauge, Histogram)
 
 _RECEIVED: Final = "whimbrel_requests_received_total"
@@ -174,10 +178,12 @@ class Metrics:
         self._seconds = histogram(
             "whimbrel_request_seconds", "Seconds from the request's headers to the end of the response.", "route", "model"
         )
-        self._stages = histogram("whimbrel_stage_seconds", "Seconds in each stage.", "stage")
+        self._stages = histogram("whimbrel_stage_seconds", "Seconds in each stage.", "stage", "model")
         self._texts = counter("whimbrel_texts_total", "Texts in answered requests.", "model")
         self._tokens = counter("whimbrel_tokens_total", "Tokens in answered requests.", "model")
         self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were truncated.", "model")
+        self._key_requests = counter("whimbrel_key_requests_total", "Requests ended, by API key.", "key", "model", "outcome")
+        self._key_tokens = counter("whimbrel_key_tokens_total", "Tokens in answered requests, by API key.", "key", "model")
         self._sizes: dict[str, _Labelled[Histogram]] = {
             name: histogram(f"whimbrel_{name}", text, "model", buckets=buckets) for name, (text, buckets) in _SIZES.items()
         }
@@ -187,7 +193,7 @@ class Metrics:
         for name in _OF_SERVER:
             self._counts[name]("")
         for model in models:
-            for metric in (self._texts, self._tokens, self._truncated, *of_models):
+            for metric in (self._texts, self._tokens, self._truncated, *of_models, self._gauges["prefix_cache_bytes"]):
                 metric(model)
         self._own = own
         self._registry = own if _own_files is None else CollectorRegistry()
@@ -235,7 +241,7 @@ class Metrics:
         if (size := self._sizes.get(event.name)) is not None:
             size(event.model).observe(event.value)
         else:
-            self._stages(event.name).observe(event.value)
+            self._stages(event.name, event.model).observe(event.value)
 
     def _receive(self, event: RequestStarted) -> None:
         self._received(event.route).inc()
@@ -243,15 +249,18 @@ class Metrics:
 
     def _finish(self, event: RequestFinished) -> None:
         model = event.model
+        key = _key_label(event.tenant)
         self._requests(event.route, model, event.outcome, event.status).inc()
+        self._key_requests(key, model, event.outcome).inc()
         self._in_flight(event.route).dec()
         self._seconds(event.route, model).observe(event.seconds)
         for stage in _REQUEST_STAGES:
             if stage in event.stages:
-                self._stages(stage).observe(event.stages[stage])
+                self._stages(stage, model).observe(event.stages[stage])
         if event.num_tokens:
             self._texts(model).inc(event.num_texts)
             self._tokens(model).inc(event.num_tokens)
+            self._key_tokens(key, model).inc(event.num_tokens)
             if event.num_truncated:
                 self._truncated(model).inc(event.num_truncated)
 
@@ -265,6 +274,7 @@ class Metrics:
         for route, num_lost in num_open.items():
             if num_lost > 0:
                 self._requests(route, "", "lost", 0).inc(num_lost)
+                self._key_requests("none", "", "lost").inc(num_lost)
 
 
 _Labelled: TypeAlias = Callable[..., M]
@@ -273,6 +283,14 @@ _Labelled: TypeAlias = Callable[..., M]
 
 def _labelled(kind: type[M], name: str, text: str, *labels: str, **options: Any) -> _Labelled[M]:
     return cache(kind(name, text, labels, **options).labels)
+
+
+@cache
+def _key_label(tenant: str) -> str:
+    """Return the label of a key: its tenant's name ("key1"), "other" after the first hundred, "none" without a key."""
+    if not tenant:
+        return "none"
+    return tenant if int(tenant.removeprefix("key")) <= _NUM_KEYS else "other"
 
 
 class _Processes(Collector):

@@ -26,7 +26,10 @@ Count: TypeAlias = Literal[
     "connection_limit", "idle_connections_closed",
 ]  # fmt: skip
 """Counts, each explained in `telemetry/metrics.py`."""
-GaugeName: TypeAlias = Literal["queue_tokens", "queue_small_tokens", "engines_up", "connections", "prefix_cache_bytes"]
+GaugeName: TypeAlias = Literal[
+    "queue_tokens", "queue_small_tokens", "engines_up", "connections", "prefix_cache_bytes", "max_batch_tokens",
+    "memory_limit_bytes",
+]  # fmt: skip
 
 Outcome: TypeAlias = Literal[
     "ok", "invalid", "unauthorized", "forbidden", "not_found", "overloaded", "unavailable", "timeout", "client_gone", "error",
@@ -79,6 +82,8 @@ class RequestFinished(msgspec.Struct, frozen=True):
     error: str = ""
     model: str = ""
     """The served name, "other" if no model has that name, "" if the request names none."""
+    tenant: str = ""
+    """A name for the API key, "key1" for the first; "" for a request without a valid key."""
     num_texts: int = 0
     num_tokens: int = 0
     num_truncated: int = 0
@@ -159,13 +164,14 @@ def _notify(event: Event) -> None:
 class Timer:
     """Context manager that times a stage. Afterwards, `seconds` is its duration.
 
-    It reports the stage, or stores it in `into` by name: the stages of one HTTP request's RequestFinished.
+    It reports the stage of a `model`, or stores it in `into` by name: the stages of one HTTP request's RequestFinished.
     """
 
-    __slots__ = ("_into", "_stage", "_start", "seconds")
+    __slots__ = ("_into", "_model", "_stage", "_start", "seconds")
 
-    def __init__(self, stage: Stage, *, into: MutableMapping[Stage, float] | None = None) -> None:
+    def __init__(self, stage: Stage, *, model: str = "", into: MutableMapping[Stage, float] | None = None) -> None:
         self._stage: Stage = stage
+        self._model = model
         self._into = into
         self.seconds = 0.0
 
@@ -176,6 +182,6 @@ class Timer:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         self.seconds = perf_counter() - self._start
         if self._into is None:
-            observe(self._stage, self.seconds)
+            observe(self._stage, self.seconds, model=self._model)
         else:
             self._into[self._stage] = self.seconds

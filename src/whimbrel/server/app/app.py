@@ -39,6 +39,7 @@ from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSETS, PLAYGROUND, PageFile, accepts_html, page_files
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
+from whimbrel.types.hardware import usable_memory
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 
@@ -314,6 +315,8 @@ class _GetRoutes:
             for embedder in self._served:
                 gauge("queue_tokens", embedder.queued_tokens, model=embedder.plan.served_name)
                 gauge("engines_up", embedder.ready, model=embedder.plan.served_name)
+                gauge("max_batch_tokens", embedder.plan.max_batch_tokens, model=embedder.plan.served_name)
+            gauge("memory_limit_bytes", usable_memory())
         accept = http.headers.get("accept", "")
         kind = self._metrics.content_type(accept)
         rendering = self._renderings.get(kind)

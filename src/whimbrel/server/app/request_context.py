@@ -317,6 +317,7 @@ class RequestMiddleware:
                     outcome=outcome,
                     error=context.error or ("" if outcome == "ok" else outcome),
                     model=context.model,
+                    tenant=context.tenant,
                     num_texts=context.num_texts,
                     num_tokens=context.num_tokens,
                     num_truncated=context.num_truncated,

@@ -17,7 +17,8 @@ export function rangeOf(values) {
 export function heat(node, value, { low, high }) {
   const share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 0.5;
   node.classList.add("heat");
-  node.classList.toggle("hot", share > 0.64);
+  node.classList.toggle("warm", share > 0.58); // where numbers change their colour: in the dark scheme here, in the light one below
+  node.classList.toggle("hot", share > 0.69);
   node.style.setProperty("--heat", `${(share * 100).toFixed(1)}%`);
   return node;
 }

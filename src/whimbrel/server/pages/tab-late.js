@@ -1,22 +1,22 @@
 /** Late interaction: query tokens by document tokens, the best match of each, and the score as a running sum of these. */
 
 import { scoredBy } from "./bars.js";
-import { count, decimal, h, show } from "./dom.js";
+import { breathe, count, decimal, h, show } from "./dom.js";
 import { linesField, modelField, textField } from "./forms.js";
 import { heat, legend } from "./heat.js";
 import { gives } from "./models.js";
 import { decodeFloats, dot } from "./vectors.js";
 import { workbench } from "./workbench.js";
 
-const QUERY = "Where do whimbrels spend the winter?";
+const QUERY = "Where do birds go in winter?";
 const DOCUMENTS = [
   "In winter the hotels on the coast are closed.",
-  "Whimbrels fly to Africa in autumn and stay there until spring.",
+  "Swallows fly to Africa in autumn and stay until spring.",
   "A sandwich has two slices of bread.",
 ];
 const MAX_DOCUMENTS = 8;
-const MAX_COLUMNS = 96; // tokens of a document that the table shows
-const MAX_ROWS = 64;
+const MAX_COLUMNS = 64; // tokens of a document that the table shows
+const MAX_ROWS = 48;
 
 function build(context) {
   const chosen = modelField(context.models);
@@ -32,7 +32,11 @@ function build(context) {
     const [queryVectors] = await tokenVectors(call, [query.text], { ...options, input_type: "query" });
     const vectors = await tokenVectors(call, texts, { ...options, input_type: "document" });
     const { data } = await call("/v1/score", { ...options, queries: query.text, documents: texts, explain: true, ...scoredBy(model, "multi_vector") });
-    const found = data.data.map(({ index, score, explanation }) => readMatch(texts[index], index, score, explanation, queryVectors, vectors[index]));
+    const found = [];
+    for (const { index, score, explanation } of data.data) {
+      found.push(readMatch(texts[index], index, score, explanation, queryVectors, vectors[index]));
+      await breathe();
+    }
     const kind = model.card.similarity ?? model.card.outputs.multi_vector.similarity;
     return explorer(found, kind === "meanmaxsim");
   }
@@ -56,23 +60,27 @@ async function tokenVectors(call, input, options) {
 
 function readMatch(text, index, score, explanation, queryVectors, vectors) {
   const { query_tokens: queryTokens, document_tokens: tokens, maxima, places } = explanation;
-  const similarities = queryVectors.map((left) => vectors.map((right) => dot(left, right)));
+  const similarities = queryVectors.slice(0, MAX_ROWS).map((left) => vectors.map((right) => dot(left, right)));
   return { text, index, score, queryTokens, tokens, maxima, places, similarities };
 }
 
 /** Return the columns to show: the tokens that match best, then the first ones, in the order of the document. */
 function columnsOf({ tokens, places }) {
-  const columns = new Set(places.filter((place) => place >= 0).slice(0, MAX_COLUMNS));
+  const columns = new Set(places.slice(0, MAX_ROWS).filter((place) => place >= 0));
   for (let place = 0; place < tokens.length && columns.size < MAX_COLUMNS; place += 1) columns.add(place);
   return [...columns].sort((left, right) => left - right);
 }
 
-function explorer(found, mean) {
+async function explorer(found, mean) {
   const tokens = found[0].queryTokens.slice(0, MAX_ROWS);
   const hidden = found[0].queryTokens.length - tokens.length;
   const struck = new Set();
   const range = { low: 0, high: Math.max(0.01, ...found.flatMap(({ maxima }) => maxima)) };
-  const cards = found.map((match) => card(match, tokens.length, range, mean, light));
+  const cards = [];
+  for (const match of found) {
+    cards.push(card(match, tokens.length, range, mean, light));
+    await breathe();
+  }
   const chips = tokens.map((token, row) => h("button", {
     class: "chip", type: "button", "aria-pressed": "false", data: { row },
     onclick: () => strike(row), onpointerenter: () => light(row), onpointerleave: () => light(null), onfocus: () => light(row), onblur: () => light(null),

@@ -7,10 +7,11 @@ import { gives } from "./models.js";
 import { workbench } from "./workbench.js";
 
 const QUERY = "winter birds";
-const TEXTS = ["Whimbrels fly to Africa in autumn.", "The cold season is hard for small animals."];
+const TEXTS = ["Swallows fly to Africa in autumn.", "The cold season is hard for small animals."];
 const MAX_TEXTS = 12;
 const SHOWN = 16; // words of a text, by weight
 const SHOWN_HITS = 8;
+const SHOWN_OF_QUERY = 12;
 const NAMED = 400; // words whose names are asked for
 
 function build(context) {
@@ -100,12 +101,12 @@ async function scoresOf(call, model, name, queries, documents) {
 
 /** Return the query's words in one line. */
 function strip({ ids, weights }, present, words) {
-  const shown = ids.slice(0, SHOWN);
+  const shown = ids.slice(0, SHOWN_OF_QUERY);
   const items = shown.map((id, row) => h("li", { class: present.has(id) ? "weighed" : "weighed added", data: { id, value: weights[row] } },
     words.get(id), !present.has(id) && h("span", { class: "visually-hidden" }, " (added by the model)"), h("span", { class: "number" }, decimal(weights[row], 2))));
   const rest = ids.length - shown.length;
   return h("section", { class: "query-tokens", "aria-label": "Words of the query" },
-    h("h2", {}, "Query"), h("ul", { class: "strip" }, items, rest > 0 && h("li", { class: "small muted" }, `and ${count(rest, "word")} more`)));
+    h("h2", {}, "Query"), h("ul", { class: "strip" }, items, rest > 0 && h("li", { class: "small muted" }, `and ${rest} more`)));
 }
 
 function figure(text, { ids, weights }, present, { words, max, hits, score, place }) {

@@ -95,7 +95,12 @@ class RemoteEngine:
     @property
     def queued_tokens(self) -> int:
         """Tokens that wait or run in the engines, and those that wait here for an engine."""
-        return sum(board.queued_tokens for board in self._boards()) + self._waiting_tokens()
+        return sum(board.queued_tokens for board in self._boards()) + self.waiting_tokens
+
+    @property
+    def waiting_tokens(self) -> int:
+        """Tokens that wait here until an engine is up."""
+        return sum(pending.request.num_tokens for pending in self._waiting)
 
     async def run(self, request: Request) -> Result:
         """Answer a request, also if engines die meanwhile. Cancelling it drops the texts that have not run yet.
@@ -176,7 +181,7 @@ class RemoteEngine:
             raise error
         if request.priority < 0:  # only the engine knows the tokens ahead of it
             return
-        boards, waiting = self._boards(), self._waiting_tokens()
+        boards, waiting = self._boards(), self.waiting_tokens
         num_engines = max(1, len(boards))
         queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
         tokens = len(request.texts)
@@ -191,9 +196,6 @@ class RemoteEngine:
 
     def _boards(self) -> list[StatusBoard]:
         return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
-
-    def _waiting_tokens(self) -> int:
-        return sum(pending.request.num_tokens for pending in self._waiting)
 
     def _unavailable(self) -> Unavailable | None:
         """Return the error of all requests if every replica keeps failing. Its delay is random, so that clients spread out."""

@@ -32,6 +32,7 @@ from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
+from whimbrel.types.hardware import usable_memory
 from whimbrel.types.plan import Options
 
 _log = logging.getLogger("whimbrel")
@@ -89,6 +90,7 @@ class Supervisor:
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")
             counting = metrics.Metrics()
+            gauge("memory_limit_bytes", usable_memory())
             try:
                 for child in self._children():
                     self._start_task(self._live(child))
@@ -214,6 +216,7 @@ class Supervisor:
         engine.board = StatusBoard(map_memory(os.dup(engine.board_fd), engine.board_bytes))
         engine.last_down = None
         self._gauge_engines(engine)
+        gauge("max_batch_tokens", message.plan.max_batch_tokens, model=message.plan.served_name)
         for worker in self._workers:
             self._connect(engine, worker)
         self._report_ready()

@@ -144,6 +144,8 @@ class Worker:
         while True:
             self._control.send(messages.Heartbeat())
             gauge("connections", len(self._server.places.taken))
+            for engine in self._engines.values():  # engines report the tokens that they have
+                gauge("queue_tokens", engine.waiting_tokens, model=engine.plan.served_name)
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
