@@ -200,7 +200,7 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
     console.print()
     for card, plan in models:
         for name, value in _summary(card, plan).items():
-            console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
+            console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
         if len(models) > 1:
             console.print()
     pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
@@ -210,7 +210,7 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
         "API key": "required" if has_key else "none",
         "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
     }.items():
-        console.print(f"  [bold]{name:<12}[/bold]{escape(value)}")
+        console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
     imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
     card, first = models[0][0], models[0][1].served_name
