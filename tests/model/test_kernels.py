@@ -129,7 +129,37 @@ def test_float16_takes_numbers_of_any_size(own: Kernels, size: float) -> None:
     assert not found[:, 4].any()
 
 
-@pytest.mark.parametrize(("queries", "values"), [(1.0, 1e-6), (30.0, 1.0), (1e-3, 3e4), (1e9, 1e20), (0.0, 1.0)])
+def test_the_largest_sums_of_float16_are_finite(own: Kernels) -> None:
+    """Rows and columns of numbers just below a power of 2, of many equal ones; and scales whose product alone is in range."""
+    if "float16" not in own.kinds:
+        pytest.skip("this instruction set multiplies no float16")
+    below = 2 - 2**-20  # rounded up in float16
+    found = PackedLinear(own, "float16", torch.full((3, 256), below), None, "identity")(
+        torch.full((2, 256), below), torch.float32
+    )
+    assert _near(found, torch.full((2, 3), 1024.0), 8e-3)
+    v = torch.full((300, 1, 16), 4 - 2**-6).bfloat16()
+    out = attend(torch.zeros_like(v), torch.zeros_like(v), v, make_layout([300]), ScoreOptions(0.2))
+    assert _near(out, v.flatten(1), 8e-3)
+    far = PackedLinear(own, "float16", torch.full((3, 1), 2.0**-60), None, "identity")(
+        torch.full((1, 1), 1.5 * 2.0**126), torch.float32
+    )
+    assert torch.equal(far, torch.full((1, 3), 1.5 * 2.0**66))
+
+
+def test_keys_whose_values_are_0_take_no_precision_from_others(own: Kernels) -> None:
+    """A first key without a value, to which almost all attention goes, as in many trained models."""
+    if "float16" not in own.kinds:
+        pytest.skip("this instruction set multiplies no float16")
+    torch.manual_seed(9)
+    q, k, v = torch.randn(3, 40, 1, 16).unbind()
+    q[..., 0], k[..., 0], k[0, 0, 0], v[0] = 4.0, 0.0, 5.0, 0.0  # e^20
+    layout, scores = make_layout([40]), ScoreOptions(1.0)
+    q, k, v = q.bfloat16(), k.bfloat16(), v.bfloat16()
+    assert _near(attend(q, k, v, layout, scores), attend_reference(q.float(), k.float(), v.float(), layout, scores), 1e-2)
+
+
+@pytest.mark.parametrize(("queries", "values"), [(1.0, 1e-6), (1.0, 1e-16), (30.0, 1.0), (1e-3, 3e4), (1e9, 1e20), (0.0, 1.0)])
 def test_attention_over_numbers_of_any_size(own: Kernels, queries: float, values: float) -> None:
     """Also values of which one in eight is far larger than the others, and one in eight is 0."""
     layout = make_layout([300, 7])
@@ -312,6 +342,10 @@ def test_norms_and_gates(own: Kernels, width: int, monkeypatch: pytest.MonkeyPat
     for activation in kernels.FUSED:
         expected = ACTIVATIONS[activation](both[:, :width]) * both[:, width:]
         assert torch.allclose(gate(both, activation), expected, atol=2e-6)
+    wide = torch.randn(5, width + 3)
+    for norm in (partial(layer_norm, bias=bias), rms_norm):  # one row of a slice is contiguous, several are not
+        whole = norm(wide[:, :width], weight, eps=1e-5, added=wide[:, 3:])
+        assert torch.equal(norm(wide[:1, :width], weight, eps=1e-5, added=wide[:1, 3:]), whole[:1])
     spoiled = torch.full((1, width), torch.nan)
     assert layer_norm(spoiled, weight, bias, 1e-5).isnan().all()
     assert rms_norm(spoiled, weight, 1e-5).isnan().all()
@@ -338,13 +372,15 @@ def test_quantization_needs_texts_and_survives_without(own: Kernels) -> None:
 
 def test_the_instruction_set_follows_from_the_processor() -> None:
     sets = {
-        ("other", False): None, ("avx2", False): "avx2", ("avx2", True): "avx2_vnni", ("avx512", False): "avx512",
-        ("avx512", True): "avx512_vnni", ("avx512_bf16", True): "avx512_bf16", ("amx", True): "avx512_bf16",
+        ("other", False): [], ("avx2", False): ["avx2"], ("avx2", True): ["avx2_vnni", "avx2"],
+        ("avx512", False): ["avx512", "avx2"], ("avx512", True): ["avx512_vnni", "avx512", "avx2"],
+        ("avx512_bf16", True): ["avx512_bf16", "avx512_vnni", "avx512", "avx2"],
+        ("amx", False): ["avx512_bf16", "avx512", "avx2"],
     }  # fmt: skip
-    for (level, vnni), name in sets.items():
-        assert kernels.instruction_set(Cpu("any", level, vnni=vnni)) == name  # pyright: ignore[reportArgumentType]
-    assert kernels.instruction_set(Cpu("Xeon", "avx512_bf16", "slow", float16=True)) == "avx512_fp16"
-    assert kernels.instruction_set(Cpu("Xeon", "amx", "native", float16=True)) == "avx512_fp16"
+    for (level, vnni), names in sets.items():
+        assert list(kernels.instruction_sets(Cpu("any", level, vnni=vnni))) == names  # pyright: ignore[reportArgumentType]
+    assert kernels.instruction_sets(Cpu("Xeon", "avx512_bf16", "slow", float16=True))[:2] == ("avx512_fp16", "avx512_bf16")
+    assert kernels.instruction_sets(Cpu("Xeon", "amx", "native", float16=True))[:2] == ("avx512_fp16", "avx512_bf16")
     assert kernels.fast_bfloat16(Cpu("EPYC", "avx512_bf16", "native"))
     assert not kernels.fast_bfloat16(Cpu("Xeon", "avx512_bf16", "slow"))
     assert not kernels.fast_bfloat16(Cpu("Xeon", "amx", "native"))
@@ -360,6 +396,24 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
     monkeypatch.setattr(kernels, "fingerprint", lambda: 1)
     assert kernels.kernels.__wrapped__() is None
     assert "compiled from other sources" in caplog.text
+
+
+def test_the_next_library_serves_where_the_build_lacks_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """An assembler that knows no float16, say: bfloat16 is then multiplied in what the next library has."""
+    names = kernels.instruction_sets(cpu())
+    monkeypatch.setattr(kernels, "cpu", lambda: replace(cpu(), level="avx512_bf16", bfloat16="slow", float16=True))
+    monkeypatch.setattr(kernels, "instruction_sets", lambda _: ("avx512_fp16", *names[-1:]))
+    real = native.library
+    monkeypatch.setattr(kernels, "library", lambda name: tmp_path / "none.so" if name == "avx512_fp16" else real(name))
+    choose = kernels.kernels.__wrapped__
+    found = choose()
+    assert found is not None
+    assert found.name == names[-1]
+    monkeypatch.setattr(kernels, "kernels", lambda: found)
+    assert kernels.product_kind(torch.bfloat16) == "float32"
+    assert kernels.dtype_around_int8() == torch.float32
+    monkeypatch.setattr(kernels, "library", lambda _: tmp_path / "none.so")
+    assert choose() is None
 
 
 def test_a_library_that_cannot_be_loaded_is_not_used(
@@ -382,6 +436,24 @@ def test_a_build_without_a_compiler_says_why(monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr("platform.machine", lambda: "aarch64")
     assert native.compile_kernels() == "there are none for linux on aarch64"
     assert not any(tmp_path.iterdir())
+
+
+def test_a_build_with_an_old_assembler_lacks_one_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The others are made, and told from libraries of other sources."""
+    compiler = tmp_path / "compiler"
+    made = native.library("avx2")
+    compiler.write_text(f"""#!/bin/sh
+case "$*" in *WHIMBREL_FLOAT16*) echo "error: no such instruction" >&2; exit 1;; esac
+for to; do :; done
+cp {made} "$to"
+""")
+    compiler.chmod(0o755)
+    monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
+    monkeypatch.setenv("CXX", str(compiler))
+    assert "failed for avx512_fp16: error: no such instruction" in (native.compile_kernels() or "")
+    assert native.compiled() == [name for name in native.INSTRUCTION_SETS if name != "avx512_fp16"]
+    monkeypatch.setattr(native, "fingerprint", lambda: 1)
+    assert native.compiled() == []
 
 
 def test_a_build_in_a_tree_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
-from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
 
@@ -49,7 +49,7 @@ LFM2 = DECODER | {"layer_types": ["conv", "full_attention", "conv"], "block_mult
 LFM2_MOE = DECODER | {
     "layer_types": ["conv", "full_attention", "conv"],
     "num_dense_layers": 1,
-    "num_experts": 6,
+    "num_experts": 16,  # as many as its router has columns
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 40,
 }
@@ -195,7 +195,8 @@ def hidden(
         batch.num_tokens,
         int(lengths.max()),
     )
-    num_rows = round_up_rows(batch.num_tokens)
+    any_rows = takes_any_rows(dtype, torch.device(device))
+    num_rows = batch.num_tokens if any_rows else round_up_rows(batch.num_tokens)
 
     def filled(values: NDArray[np.int32]) -> torch.Tensor:
         return torch.from_numpy(np.pad(values, (0, num_rows - values.size))).to(device)
@@ -371,7 +372,7 @@ WRONG = [
     ("lfm2", {"conv_dim": 96}, "conv_dim"),
     ("lfm2", {"conv_L_cache": 0}, "conv_L_cache"),
     ("internlm3", {"head_dim": -1}, "head_dim"),
-    ("lfm2 with experts", {"num_experts_per_tok": 7}, "num_experts_per_tok"),
+    ("lfm2 with experts", {"num_experts_per_tok": 17}, "num_experts_per_tok"),
     ("lfm2 with experts", {"block_ff_dim": 64}, "block_ff_dim"),
     ("deepseek", {"scoring_func": "softmax"}, "scoring_func"),
     ("deepseek", {"is_causal": False}, "is_causal"),

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.adapters import Adapters
-from whimbrel.model.ops.activations import ACTIVATIONS
+from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.linear import Linear, round_up_rows
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.weights import Weights
@@ -107,7 +107,7 @@ class GatedExperts:
     per_token: int
 
     def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-        scores_RE = self.router(x_RD.float())[:, : len(self.experts)].sigmoid()
+        scores_RE = in_blocks(torch.sigmoid, self.router(x_RD.float()))[:, : len(self.experts)]
         chosen_RE = self._choose(scores_RE + self.correction_E)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
         if self.routing.normalized:

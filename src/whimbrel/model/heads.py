@@ -18,7 +18,8 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear, in_blocks, layer_norm
+from whimbrel.model.ops.activations import in_blocks
+from whimbrel.model.ops.linear import Linear, layer_norm
 from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SparseAutoencoder

@@ -15,7 +15,8 @@ from typing import Final, Literal, TypeAlias, cast
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.linear import in_blocks, round_up_rows
+from whimbrel.model.ops.activations import in_blocks
+from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.types.card import Output, PoolingMode
 from whimbrel.types.heads import Head, OutputActivation
 

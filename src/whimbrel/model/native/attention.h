@@ -34,22 +34,24 @@ struct Buffers {
 };
 
 // In float16 the inner numbers of both products are multiplied with powers of 2. Those of a key k and of its value v are its own:
-//   score + log s, whose maximum is subtracted, makes a weight e of at most 16; the value is divided by s, which is 1 for small values;
-//   the sum of the weights is that of e / s. Logarithms and powers are of 2.
+//   score - log s, whose maximum is subtracted, makes a weight e of at most 16; the value is multiplied with s, which brings it to 2 to 4;
+//   the sum of the weights is that of e * s. Logarithms and powers are of 2.
 // So nothing overflows, and a result depends on no key that its query does not see.
 constexpr float WEIGHT_LOG = 4.0f;  // of 16, the largest weight
 constexpr float LOG_OF_E = 1.44269504f;
 constexpr float VALUE_FACTOR = 8.0f;
-constexpr int VALUE_EXPONENT = 1;  // values of less than 2^(1 + 1) are small
+constexpr int VALUE_EXPONENT = 1;  // of the largest number of a value
+constexpr float MOST_GROWTH = 0x1p60f;  // of a value; that of 0 grows as much, so that it takes no precision from others
 
 template <class T>
 void scale_keys(const T* keys, i64 key_stride, const T* values, i64 value_stride, i64 count, i64 width, const Buffers& at) {
     for (i64 row = 0; row < up_to(count, PANEL); row++) {
         const bool exists = row < count;
         at.key_scales[row] = exists ? 1.0f / power_to_reach(4, largest_magnitude(keys + row * key_stride, width)) : 0.0f;
-        const float shrink = exists ? std::min(1.0f, power_to_reach(VALUE_EXPONENT, largest_magnitude(values + row * value_stride, width))) : 1.0f;
-        at.value_scales[row] = shrink;
-        at.value_logs[row] = static_cast<float>(-std::ilogb(shrink));
+        const float most = exists ? largest_magnitude(values + row * value_stride, width) : 0.0f;
+        const float growth = most == 0.0f ? MOST_GROWTH : std::min(MOST_GROWTH, power_to_reach(VALUE_EXPONENT, most));
+        at.value_scales[row] = growth;
+        at.value_logs[row] = static_cast<float>(-std::ilogb(growth));
     }
 }
 

@@ -5,6 +5,7 @@ Only x86-64 on Linux has kernels. Without a C++ compiler nothing is compiled, an
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import shlex
@@ -46,8 +47,22 @@ def library(name: str) -> Path:
     return HERE / f"kernels.{name}.so"
 
 
+def compiled() -> list[str]:
+    """Return the names of the libraries that were compiled from these sources."""
+    return [name for name in INSTRUCTION_SETS if _sources(library(name)) == fingerprint()]
+
+
+def _sources(path: Path) -> int | None:
+    try:
+        sources = ctypes.CDLL(str(path)).whimbrel_sources
+    except (OSError, AttributeError):
+        return None
+    sources.restype = ctypes.c_uint
+    return sources()
+
+
 def compile_kernels() -> str | None:
-    """Compile the libraries that are not of these sources. Return why there are none, or None."""
+    """Compile the libraries that are not of these sources. Return why some or all are missing, or None."""
     if sys.platform != "linux" or platform.machine() not in ("x86_64", "AMD64"):
         return f"there are none for {sys.platform} on {platform.machine()}"
     command = os.environ.get("CXX") or next((each for each in ("c++", "g++", "clang++") if shutil.which(each)), None)

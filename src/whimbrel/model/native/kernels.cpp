@@ -107,7 +107,7 @@ void whimbrel_pack(int kind, const float* weight, i64 columns, i64 inner, std::u
         }
         float factor = 1.0f;
         if (kind == FLOAT16) {
-            factor = power_to_reach(4, largest_magnitude(in, inner));
+            factor = power_to_reach(3, largest_magnitude(in, inner));
             scales[column] = 1.0f / factor;
         }
         std::uint32_t* out = units + column / PANEL * num_units * PANEL + column % PANEL;

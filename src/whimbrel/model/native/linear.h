@@ -69,7 +69,7 @@ inline Floats read_sums(const typename D::Sum* c, const Weight& weight, i64 colu
         const Ints exact = sub(load_ints(c), mul(all_ints(row_zero), load_ints(weight.column_sums + column)));
         return mul(from_ints(exact), mul(all(row_scale), load(weight.scales + column)));
     } else if constexpr (D::scaled) {
-        return mul(mul(load(c), all(row_scale)), load(weight.scales + column));
+        return mul(load(c), mul(all(row_scale), load(weight.scales + column)));  // either alone may overflow
     } else {
         return load(reinterpret_cast<const float*>(c));
     }

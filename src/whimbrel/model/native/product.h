@@ -56,8 +56,8 @@ struct InBfloat16 : InFloat32 {
 #endif
 
 #ifdef WHIMBREL_FLOAT16
-// Sums of up to 64 products are float16, those of more are float32. With the powers of 2 of rows and columns, numbers are below 32 on
-// one side and 16 on the other, so that no sum overflows. The instructions are written out: GCC 11 does not know them.
+// Sums of up to 64 products are float16, those of more are float32. Of linear layers, both sides are at most 16 after their powers of 2;
+// of attention, at most 16 and at most 31.875, so that both sums of a total are at most 32752. So nothing overflows. The instructions are written out: GCC 11 does not know them.
 struct InFloat16 {
     using Sum = float;
     using Vector = __m512i;  // for each column a sum of the first numbers of units, and one of the second

@@ -20,3 +20,11 @@ ACTIVATIONS: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
 }
+
+
+def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
+    """Return activation(x), computed on a multiple of 64 elements: torch's vectorised loops give a remainder other bits."""
+    num_rows, width = x_RO.shape
+    if num_rows * width % 64 == 0:
+        return activation(x_RO)
+    return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]

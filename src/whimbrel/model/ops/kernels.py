@@ -1,8 +1,9 @@
 """Our own kernels for CPUs, in C++ (`model/native`): products with packed weights, ragged attention, norms, gates.
 
 They are a library for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
-threads run. A row or a seq has the same bits in any batch. `kernels()` is None where there are none: another processor, no
-compiler at the build, or WHIMBREL_KERNELS=off. Callers then use PyTorch's operators.
+threads run. The most capable library is used that the processor runs and the build has made. A row or a seq has the same bits
+in any batch. `kernels()` is None where there are none: another processor, no compiler at the build, or WHIMBREL_KERNELS=off.
+Callers then use PyTorch's operators.
 
 Shapes: R rows, I input and O output columns, N query heads, K key heads, H head width, B seqs, D model width.
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, Final, Literal, TypeAlias
 
@@ -120,6 +121,7 @@ class Kernels:
     ) -> Tensor:
         """Return the layer norm of x + added, or its RMS norm unless `centred`; x and the result are float32."""
         rows, width = x_RD.shape
+        x_RD, added_RD = x_RD.contiguous(), None if added_RD is None else added_RD.contiguous()
         out_RD = torch.empty_like(x_RD)
         self._norm(
             centred, x_RD.data_ptr(),
@@ -197,8 +199,8 @@ def kernels() -> Kernels | None:
     """Return the kernels for this processor, or None if there are none."""
     if os.environ.get("WHIMBREL_KERNELS", "").lower() == "off":
         return None
-    name = instruction_set(cpu())
-    if name is None or not library(name).exists():
+    name = next((each for each in instruction_sets(cpu()) if library(each).exists()), None)
+    if name is None:
         return None
     if (problem := _problem(name)) is not None:
         logging.getLogger("whimbrel").warning("The kernels %s, and PyTorch's are used.", problem)
@@ -218,13 +220,24 @@ def _problem(name: str) -> str | None:
     return None
 
 
-def instruction_set(found: Cpu) -> str | None:
-    """Return the name of the most capable instruction set of a processor that has kernels."""
+def instruction_sets(found: Cpu) -> Sequence[str]:
+    """Return the names of a processor's instruction sets that have kernels, the most capable first.
+
+    An old assembler knows the most capable ones not, and the build then lacks their libraries.
+    """
     if found.level in ("avx512_bf16", "amx"):
-        return "avx512_fp16" if found.float16 else "avx512_bf16"
-    if found.level in ("avx2", "avx512"):
-        return f"{found.level}_vnni" if found.vnni else found.level
-    return None
+        return (
+            *(["avx512_fp16"] if found.float16 else []),
+            "avx512_bf16",
+            *(["avx512_vnni"] if found.vnni else []),
+            "avx512",
+            "avx2",
+        )
+    if found.level == "avx512":
+        return (*(["avx512_vnni"] if found.vnni else []), "avx512", "avx2")
+    if found.level == "avx2":
+        return (*(["avx2_vnni"] if found.vnni else []), "avx2")
+    return ()
 
 
 def fast_bfloat16(found: Cpu) -> bool:
@@ -238,12 +251,12 @@ def product_kind(dtype: torch.dtype) -> Kind | None:
     With AMX, oneDNN multiplies bfloat16 six times as fast. Where bfloat16 is slower than float32, its weights are multiplied as
     float16, which holds them exactly, or else as float32.
     """
-    found = cpu()
+    found, own = cpu(), kernels()
     if dtype == torch.float32:
         return "float32"
     if dtype != torch.bfloat16 or (found.level == "amx" and found.bfloat16 == "native"):
         return None
-    return "bfloat16" if fast_bfloat16(found) else "float16" if found.float16 else "float32"
+    return "bfloat16" if fast_bfloat16(found) else "float16" if own is not None and "float16" in own.kinds else "float32"
 
 
 def dtype_around_int8() -> torch.dtype:
@@ -253,9 +266,9 @@ def dtype_around_int8() -> torch.dtype:
 
 
 def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
-    """Return whether `Kernels.norm` takes these tensors."""
-    of_rows = x_RD.dtype == torch.float32 and x_RD.is_contiguous() and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
-    return of_rows and (added_RD is None or (added_RD.is_contiguous() and added_RD.shape == x_RD.shape))
+    """Return whether `Kernels.norm` takes these tensors. Strides do not matter: a slice of one row is contiguous."""
+    of_rows = x_RD.dtype == torch.float32 and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
+    return of_rows and (added_RD is None or added_RD.shape == x_RD.shape)
 
 
 def _address(tensor: Tensor | None) -> int | None:

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.ops import kernels as own
-from whimbrel.model.ops.activations import ACTIVATIONS
+from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.prepacked import EPILOGUES, packed_linear, prepacked_supported
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
@@ -182,14 +182,6 @@ def round_up_rows(num_rows: int) -> int:
     """Return the number of rows that a batch is padded to: one of FINE_SIZES, or a multiple of 32 above them."""
     step = 16 if num_rows <= 256 else 32
     return -(-num_rows // step) * step
-
-
-def in_blocks(activation: Callable[[Tensor], Tensor], x_RO: Tensor) -> Tensor:
-    """Return activation(x), computed on a multiple of 64 elements: torch's vectorised loops give a remainder other bits."""
-    num_rows, width = x_RO.shape
-    if num_rows * width % 64 == 0:
-        return activation(x_RO)
-    return activation(F.pad(x_RO, (0, 0, 0, -num_rows % 64)))[:num_rows]
 
 
 def gate(x_RO: Tensor, activation: Activation) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops.activations import ACTIVATIONS
+from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kernels import FUSED, Kernels, PackedLinear, kernels
 from whimbrel.types.heads import Activation
@@ -171,4 +171,5 @@ class Int8Linear:
         exact_RO = product_RO - (zero_R1.nan_to_num().to(torch.int32) - 128) * self._sum_O
         out_RO = exact_RO.float() * (step_R1 * self._scale_O)
         out_RO = out_RO if self._bias_O is None else out_RO + self._bias_O
-        return self._activation(torch.where(x_RI.isfinite().all(1, keepdim=True), out_RO, torch.nan)).to(dtype)
+        out_RO = torch.where(x_RI.isfinite().all(1, keepdim=True), out_RO, torch.nan)
+        return in_blocks(self._activation, out_RO).to(dtype)
