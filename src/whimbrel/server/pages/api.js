@@ -1,7 +1,7 @@
 /** Calls to this server: key, errors of any API in one sentence, waits, and the log of calls. The key stays in memory. */
 
 const BASE = new URL(".", document.baseURI);
-BASE.username = BASE.password = ""; // of an address such as http://user:password@host/, which fetch refuses
+BASE.username = BASE.password = ""; // of an address such as //user:password@host/, which fetch refuses
 const PATIENCE = 180; // seconds that a call waits for a server that says when to come back
 const LOGGED = 24;
 
