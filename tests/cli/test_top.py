@@ -307,6 +307,8 @@ def test_the_live_view_in_a_terminal(key: bytes, code: int) -> None:
         pid, terminal = pty.fork()
         if pid == 0:
             command = [sys.executable, "-m", "whimbrel", "top", url, "http://127.0.0.1:1", "--interval", "0.2"]
+            for name in ("COLUMNS", "LINES"):  # xdist sets them, and they would stand for the terminal's size
+                os.environ.pop(name, None)
             os.execve(sys.executable, command, os.environ | {"TERM": "xterm"})
         fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 60, 0, 0))
         before, shown = termios.tcgetattr(terminal), b""

@@ -22,6 +22,7 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
+from whimbrel.model.transformer import Transformer
 from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
 
@@ -195,7 +196,7 @@ def hidden(
         batch.num_tokens,
         int(lengths.max()),
     )
-    any_rows = takes_any_rows(dtype, torch.device(device))
+    any_rows = takes_any_rows(dtype, torch.device(device)) and isinstance(model, Transformer)
     num_rows = batch.num_tokens if any_rows else round_up_rows(batch.num_tokens)
 
     def filled(values: NDArray[np.int32]) -> torch.Tensor:

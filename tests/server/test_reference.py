@@ -11,8 +11,8 @@ from typing import Any, Final, cast
 import msgspec
 import pytest
 from starlette.testclient import TestClient
-from tests.support.fake import CARD, FakeEmbedder
 
+from fake import CARD, FakeEmbedder
 from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route
 from whimbrel.dialects.common.route import ModelKind
 from whimbrel.server.app.app import create_app
