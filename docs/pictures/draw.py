@@ -49,7 +49,8 @@ def terminal() -> str:
     said = Text("\n".join(lines).replace(_interpreter(lines), "python"))
     said.highlight_regex(r"(?m)^  [A-Za-z ]+ [0-9.]+ s$", "dim")
     said.highlight_regex(
-        r"(?m)^(  (model|outputs|max length|device|dtype|CPU|processes|API key|URL) |In (a shell|Python))", "bold"
+        r"(?m)^(  (model|outputs|max length|device|dtype|batch memory|CPU|kernels|processes|API key|URL) |In (a shell|Python))",
+        "bold",
     )
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     console.print(Text("$ whimbrel serve", style="bold"))
