@@ -57,9 +57,9 @@ struct InBfloat16 : InFloat32 {
 
 #ifdef WHIMBREL_FLOAT16
 // Sums of up to 64 products are float16, those of more are float32. Of linear layers, both sides are at most 16 after their powers of 2;
-// of attention, at most 16 and at most 31.875, so that both sums of a total are at most 32752. So nothing overflows. The instructions are written out: GCC 11 does not know them.
-struct InFloat16 {
-    using Sum = float;
+// of attention, at most 16 and at most 31.875, so that both sums of a total are at most 32752. So nothing overflows. The instructions
+// are written out: GCC 11 does not know them.
+struct InFloat16 : InFloat32 {
     using Vector = __m512i;  // for each column a sum of the first numbers of units, and one of the second
     static constexpr int per_unit = 2;
     static constexpr i64 most_units = 64;
@@ -76,9 +76,6 @@ struct InFloat16 {
         asm("vaddph %1, %0, %0" : "+v"(x) : "v"(second));
         return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x));
     }
-    static Floats load_sums(const float* p) { return load(p); }
-    static Floats plus(Floats a, Floats b) { return add(a, b); }
-    static void store_sums(float* p, Floats x) { store(p, x); }
     static __m256i narrow(Floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static void put(std::uint16_t* p, Floats x, i64 n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
 };
