@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
 import time
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from bench_servers import OK, always, answer, fake_server
 from whimbrel.bench.answers import ROW_MARK
 from whimbrel.bench.backends import Sample
 from whimbrel.bench.connection import Connection
+from whimbrel.bench.load import Driver, Job, Report
 from whimbrel.bench.results import Result
 from whimbrel.bench.target import Load, Target, TargetOptions
 from whimbrel.errors import SetupError, WhimbrelError
@@ -266,6 +269,48 @@ def test_new_connections_durations_and_decoders() -> None:
         assert run(fake.url, 2, Load(concurrency=1, decode="json")).failed == 0
         raw = run(fake.url, 2, Load(concurrency=1, decode="raw"))
     assert set(raw.errors) == {"the body is application/json, not application/octet-stream"}
+
+
+class Wire(asyncio.Transport):
+    """A transport whose server answers at once, and in the same moment accepts the connections that wait."""
+
+    def __init__(self, connection: Connection, accepted: asyncio.Event) -> None:
+        super().__init__()
+        self.connection = connection
+        self.accepted = accepted
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        asyncio.get_running_loop().call_soon(self.answer)
+
+    def answer(self) -> None:
+        self.accepted.set()
+        self.connection.data_received(answer())
+
+    def is_closing(self) -> bool:
+        return False
+
+    def abort(self) -> None:
+        pass
+
+
+def test_an_answer_just_before_a_new_connection_takes_no_room_from_the_next_request() -> None:
+    """The closed loop sends another request when the connection is made, but the task that made it has not ended."""
+
+    async def main() -> Report:
+        accepted = asyncio.Event()
+        made: list[Connection] = []
+
+        async def create_connection(make: Callable[[], Connection], *_: object, **__: object) -> tuple[None, Connection]:
+            made.append(connection := make())
+            connection.connection_made(Wire(connection, accepted))
+            if len(made) == 2:
+                await accepted.wait()
+            return None, connection
+
+        asyncio.get_running_loop().create_connection = create_connection  # pyright: ignore[reportAttributeAccessIssue]
+        return await Driver(Job("", 0, [b"?"] * 3, concurrency=2, new_connections=True)).run(time.monotonic())
+
+    assert asyncio.run(asyncio.wait_for(main(), 5)).status == [200] * 3
 
 
 def test_warm_ups_are_not_counted_and_must_succeed() -> None:

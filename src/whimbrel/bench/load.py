@@ -99,7 +99,7 @@ class Driver:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._waiting: deque[tuple[int, float]] = deque()
-        self._opening: set[asyncio.Task[None]] = set()
+        self._opening: dict[int, asyncio.Task[None]] = {}
         self._due: dict[int, float] = {}
         self._next = 0
         self._stopped = False
@@ -184,7 +184,7 @@ class Driver:
                 self._write(connection, number)
                 return
         task = self._loop.create_task(self._open(number))
-        self._opening.add(task)
+        self._opening[number] = task
         task.add_done_callback(partial(self._opened, number))
 
     async def _open(self, number: int) -> None:
@@ -193,10 +193,11 @@ class Driver:
         make = partial(Connection, self._finished, keep_bodies=job.decode != "none", row_mark=mark)
         async with asyncio.timeout(job.timeout):
             _, connection = await self._loop.create_connection(make, job.host, job.port, ssl=job.tls)
+        del self._opening[number]  # `_opened` is called later: until then it would count twice, and take another's room
         self._write(connection, number)
 
     def _opened(self, number: int, task: asyncio.Task[None]) -> None:
-        self._opening.discard(task)
+        self._opening.pop(number, None)
         if task.cancelled():
             return
         error = task.exception()
@@ -280,7 +281,7 @@ class Driver:
 
     def _close_all(self) -> None:
         self._stopped = True
-        for task in [*self._opening]:
+        for task in self._opening.values():
             task.cancel()
         for connection in [*self._idle, *self._busy]:
             connection.close()
