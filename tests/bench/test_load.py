@@ -313,6 +313,21 @@ def test_an_answer_just_before_a_new_connection_takes_no_room_from_the_next_requ
     assert asyncio.run(asyncio.wait_for(main(), 5)).status == [200] * 3
 
 
+def test_what_breaks_a_reader_of_answers_does_not_keep_the_run_from_its_end() -> None:
+    """A request counts as ended after its answer was read, so a reader must raise nothing."""
+    digits = "9" * 5000
+    for number in (
+        answer(200, b"{}", f"x-whimbrel-tokens: {digits}"),
+        answer(200, b"{}", f'metadata: "prompt_tokens":{digits}'),
+    ):
+        with fake_server(always(number)) as fake:
+            result = run(fake.url, 2, Load(concurrency=1))
+        assert (result.completed, result.counted_by) == (2, "client")
+    with fake_server(always(answer(200, b"[" * 100_000 + b"]" * 100_000))) as fake:
+        result = run(fake.url, 2, Load(concurrency=1, decode="json"))
+    assert (result.failed, result.errors[0][:24]) == (2, "the body cannot be read:")
+
+
 def test_warm_ups_are_not_counted_and_must_succeed() -> None:
     with fake_server(always(answer())) as fake:
         target = Target(fake.url, TargetOptions())

@@ -28,7 +28,7 @@ def _with(load: Callable[[bytes], Any], media_type: bytes) -> Callable[[Answer],
             return f"the body is {found.decode('latin-1') or 'of no type'}, not {media_type.decode()}"
         try:
             load(b"".join(answer.body))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             return f"the body cannot be read: {error}"
         return ""
 

@@ -12,11 +12,13 @@ from typing import Final
 from whimbrel.bench.connection import Answer
 
 UNKNOWN: Final = -1
+_MAX_DIGITS: Final = 18
+"""Digits of a number that fits 64 bits."""
 
 
 def _field(name: str) -> Callable[[Answer], int]:
     """Return a reader of a JSON key. A quote within a text is escaped in JSON, so no text of the answer can match."""
-    pattern = re.compile(rb'"' + name.encode() + rb'"\s*:\s*(\d+)')
+    pattern = re.compile(rb'"%b"\s*:\s*(\d{1,%d})(?!\d)' % (name.encode(), _MAX_DIGITS))
 
     def read(answer: Answer) -> int:
         found = (
@@ -30,7 +32,7 @@ def _field(name: str) -> Callable[[Answer], int]:
 def _header(answer: Answer) -> int:
     """Return the number that a header of TEI or of Whimbrel states."""
     value = answer.headers.get(b"x-compute-tokens") or answer.headers.get(b"x-whimbrel-tokens") or b""
-    return int(value) if value.isdigit() else UNKNOWN
+    return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else UNKNOWN
 
 
 USAGES: Final[Mapping[str, Callable[[Answer], int]]] = {
