@@ -17,7 +17,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -193,9 +193,11 @@ class Dispatcher:
 
     # Batches back
 
-    def batch_done(self, num_tokens: int) -> None:
-        """Note that a batch was collected and has computed `num_tokens` tokens, or that it failed (0)."""
+    def batch_done(self, num_tokens: int, jobs: Iterable[Job] = (), seconds: float = 0.0) -> None:
+        """Note that a batch of these jobs took `seconds` and has computed `num_tokens` tokens, or that it failed (0)."""
         with self._lock:
+            for job in jobs:
+                job.compute += seconds
             self._throughput.end(perf_counter(), num_tokens)
             if num_tokens:
                 self._scheduler.succeeded()

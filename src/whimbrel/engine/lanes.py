@@ -4,9 +4,10 @@ Theory of operation. `Engine.submit_tokenized` makes a `Job` of an `EngineReques
 the scheduler, and removes it when its Future is cancelled. Each lane is a thread: it takes a batch from the dispatcher,
 launches it, and takes the next at once. The collector is one more thread: it waits for launched batches in order, checks their
 rows and delivers them to the finish pool (finish_pool.py). The pool fills the responses, and answers a job when its last row
-has come. Each lane has at most two batches of its own in flight.
+has come. Each lane has at most two batches of its own in flight. Where the lane is the device (a CPU) and nothing else waits,
+it does the collector's work itself, which spares a lone request the way to another thread.
 
-Where the lane is the device (a CPU), the model calls back between the layers of a bulk batch. If small requests have come
+On a CPU, the model calls back between the layers of a bulk batch. If small requests have come
 meanwhile, the lane runs a batch of them first, in addition to its two. A text that runs in pieces gives way between them on any
 device. If its request is answered meanwhile, the rest of it does not run.
 
@@ -124,11 +125,19 @@ class Lanes:
             towers = [self._launch_tower(items, between_layers) for items in self._by_tower(batch.items)]
         except _Abandoned:
             self._observer.ended(observer_slot)
-            self._release(slots, 0)
+            self._dispatcher.batch_done(0)
+            self._release(slots)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._batch_failed(batch, slots, observer_slot, error)
         else:
-            self._launched.put(_InFlightBatch(batch, slots, observer_slot, started, towers))
+            self._hand_on(_InFlightBatch(batch, slots, observer_slot, started, towers))
+
+    def _hand_on(self, flight: _InFlightBatch) -> None:
+        """Have a launched batch collected: by this thread, if it is the device and has nothing else to do."""
+        if self._preempts and flight.slots is not None and not self._dispatcher.load.queued_tokens:
+            self._collect(flight)
+        else:
+            self._launched.put(flight)
 
     def _run_collector(self) -> None:
         while (flight := self._launched.get()) is not None:
@@ -143,10 +152,6 @@ class Lanes:
             self._batch_failed(flight.batch, flight.slots, flight.observer_slot, error)
         else:
             self._batch_done(flight)
-            seconds = perf_counter() - flight.started
-            observe("compute", seconds, model=self._model)
-            for job in {job for job, _ in flight.batch.items}:
-                job.compute += seconds
             for tower, output in zip(flight.towers, outputs, strict=True):
                 self._answer(tower, output)
 
@@ -221,10 +226,13 @@ class Lanes:
 
     def _batch_done(self, flight: _InFlightBatch) -> None:
         self._observer.ended(flight.observer_slot)
+        seconds = perf_counter() - flight.started
+        observe("compute", seconds, model=self._model)
         num_tokens = sum(seq.ids.size for _, seq in flight.batch.items)
         observe("batch_tokens", num_tokens, model=self._model)
         observe("batch_seqs", len(flight.batch.items), model=self._model)
-        self._release(flight.slots, num_tokens)
+        self._dispatcher.batch_done(num_tokens, {job for job, _ in flight.batch.items}, seconds)
+        self._release(flight.slots)
 
     def _batch_failed(
         self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None, observer_slot: int, error: BaseException
@@ -244,10 +252,10 @@ class Lanes:
             job, seq = batch.items[0]
             _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
             self._dispatcher.fail(job, _failed_alone(seq, error))
-        self._release(slots, 0)
+        self._dispatcher.batch_done(0)
+        self._release(slots)
 
-    def _release(self, slots: threading.Semaphore | None, num_tokens: int) -> None:
-        self._dispatcher.batch_done(num_tokens)
+    def _release(self, slots: threading.Semaphore | None) -> None:
         if slots is not None:
             slots.release()
 

@@ -32,7 +32,7 @@ from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, ke
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.batch import Batch, equal_length_groups, offsets_of, ranges
+from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
 
 Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
 """Copies an array to the device."""
@@ -71,30 +71,34 @@ class Forward:
         if batch.num_seqs == 1 and self._is_long(batch):
             layout = self._layout_of_pieces(batch)
             between = _in_step(between) if between is not None and layout.cu_seqlens.is_cuda else between
-            return self._run(batch, np.arange(batch.num_tokens), layout, between)
+            return self._run(batch, None, layout, between)
         if batch.prefix_tokens_B.any():
             return self._run_with_prefixes(batch, between)
-        return self._run(batch, np.arange(batch.num_tokens), self._layout(batch), between)
+        return self._run(batch, None, self._layout(batch), between)
 
     def _is_long(self, batch: Batch) -> bool:
         return self._piece_tokens is not None and batch.num_tokens - int(batch.prefix_tokens_B[0]) > self._piece_tokens
 
     def _run(
-        self, batch: Batch, tokens_R: NDArray[np.integer], layout: AttentionLayout, between: Callable[[], None] | None
+        self, batch: Batch, tokens_R: NDArray[np.integer] | None, layout: AttentionLayout, between: Callable[[], None] | None
     ) -> Tensor:
-        num_rows = self._round_up(tokens_R.size)
-        inputs = (batch.ids_T, batch.positions_T, batch.type_ids_T)
-        arrays = [self._put(_pad(each[tokens_R], num_rows)) for each in inputs]
+        """Run the model on the rows of these tokens; None: of all."""
+        inputs = [batch.ids_T, batch.positions_T, batch.type_ids_T]
+        if tokens_R is not None:
+            inputs = [each[tokens_R] for each in inputs]
+        num_rows = self._round_up(inputs[0].size)
+        arrays = [self._put(_pad(each, num_rows)) for each in inputs]
         return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
 
-    def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer]) -> Tensor | None:
+    def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer] | None) -> Tensor | None:
         if not (batch.adapters_B >= 0).any():
             return None
-        adapters_T = np.repeat(batch.adapters_B, np.diff(batch.cu_seqlens))
-        return self._put(_pad(adapters_T[tokens_R], self._round_up(tokens_R.size)))
+        adapters = np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))
+        adapters = adapters if tokens_R is None else adapters[tokens_R]
+        return self._put(_pad(adapters, self._round_up(adapters.size)))
 
     def _layout(self, batch: Batch) -> AttentionLayout:
-        lengths = np.diff(batch.cu_seqlens)
+        lengths = lengths_of(batch.cu_seqlens)
         num_keys_B = None if np.array_equal(batch.num_attended_B, lengths) else self._put(batch.num_attended_B)
         return AttentionLayout(
             self._put(batch.cu_seqlens),
@@ -102,7 +106,7 @@ class Forward:
             batch.num_tokens,
             int(lengths.max()),
             num_keys_B,
-            adapters_R=self._adapters(batch, np.arange(batch.num_tokens)),
+            adapters_R=self._adapters(batch, None),
         )
 
     # Long texts
@@ -128,7 +132,7 @@ class Forward:
             )
             for (first, last), source in zip(bounds, pieces(bounds), strict=True)
         ]
-        adapters_R = self._adapters(batch, np.arange(batch.num_tokens))
+        adapters_R = self._adapters(batch, None)
         return AttentionLayout(
             self._put(batch.cu_seqlens),
             [(0, 1, batch.num_tokens, batch.num_tokens)],
@@ -251,6 +255,8 @@ def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
 
 
 def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
+    if array_T.size == num_rows:
+        return array_T
     padded_R = np.zeros(num_rows, np.int32)
     padded_R[: array_T.size] = array_T
     return padded_R

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from whimbrel.outputs.layout import ResultLayout, entry_keys, has_dynamic_size, token_mask
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
-from whimbrel.types.batch import Batch, offsets_of, ranges
+from whimbrel.types.batch import Batch, lengths_of, offsets_of, ranges
 from whimbrel.types.card import Card, Output
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Sparse
@@ -63,7 +63,7 @@ def _select_output_rows(
         seq_P, starts_P, ends_P = _text_rows(output, batch, widths_B > 0)
         counted = seq_P
     else:
-        seq_T = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), np.diff(batch.cu_seqlens))
+        seq_T = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), lengths_of(batch.cu_seqlens))
         mask_T = token_mask(output, batch.ids_T, batch.cu_seqlens, batch.is_query_B) & (widths_B > 0)[seq_T]
         starts_P = np.flatnonzero(mask_T).astype(np.int32)
         counted = seq_T[starts_P]

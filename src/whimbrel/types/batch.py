@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +19,14 @@ from whimbrel.types.seq import Seq
 
 def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
     """Return 0 and the running sums: (N + 1,)."""
-    return np.concatenate((np.zeros(1, np.int64), np.cumsum(counts, dtype=np.int64)))
+    offsets = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, out=offsets[1:])
+    return offsets
+
+
+def lengths_of(offsets: NDArray[np.integer]) -> NDArray[Any]:
+    """Return the differences of neighbors, as np.diff does in ten times the time: (N,) of N + 1 offsets."""
+    return offsets[1:] - offsets[:-1]
 
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
@@ -91,37 +100,34 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     `position_offset` is 0, or the RoBERTa family's pad_id + 1. There, as in transformers' `create_position_ids_from_
     input_ids`, a padding token inside a text has position pad_id and is not counted.
     """
-    unsorted_lengths = np.fromiter((seq.ids.size for seq in seqs), np.int32, len(seqs))
-    prefixes, attended = (
-        np.fromiter(sizes, np.int32, len(seqs))
-        for sizes in ((seq.prefix_tokens for seq in seqs), (seq.num_attended for seq in seqs))
-    )
-    order = np.lexsort((prefixes, attended, -unsorted_lengths)).astype(np.int32)
-    indices: list[int] = order.tolist()
+    indices = sorted(range(len(seqs)), key=lambda i: (-seqs[i].ids.size, seqs[i].num_attended, seqs[i].prefix_tokens))
     ordered = [seqs[i] for i in indices]
-    lengths = unsorted_lengths[order]
-    cu_seqlens = np.concatenate((np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)))
-    ids = np.concatenate([seq.ids for seq in ordered])
-    table_B6 = np.array(
+    table_B8 = np.array(
         [
-            (seq.prompt_tokens, seq.type_id, seq.second_text_start, seq.num_attended, seq.is_query, seq.adapter)
+            (
+                seq.ids.size, seq.prefix_tokens, seq.prompt_tokens, seq.type_id,
+                seq.second_text_start, seq.num_attended, seq.is_query, seq.adapter,
+            )
             for seq in ordered
         ],
         np.int32,
-    )
-    prompt_tokens, type_ids, second_starts, num_attended, is_query, adapters = np.ascontiguousarray(table_B6.T)
+    )  # fmt: skip
+    columns: list[Int32Array] = list(np.ascontiguousarray(table_B8.T))
+    lengths, prefixes, prompt_tokens, type_ids, second_starts, num_attended, is_query, adapters = columns
+    cu_seqlens = offsets_of(lengths).astype(np.int32)
+    ids = np.concatenate([seq.ids for seq in ordered])
     return Batch(
-        order_B=order,
+        order_B=np.array(indices, np.int32),
         ids_T=ids,
         positions_T=_positions(ids, cu_seqlens, lengths, position_offset, pad_id),
         type_ids_T=_type_ids(cu_seqlens, lengths, type_ids, second_starts),
         cu_seqlens=cu_seqlens,
         prompt_tokens_B=prompt_tokens,
-        num_attended_B=np.where(num_attended > 0, num_attended, lengths).astype(np.int32),
+        num_attended_B=np.where(num_attended > 0, num_attended, lengths),
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
         adapters_B=adapters,
-        prefix_tokens_B=prefixes[order],
+        prefix_tokens_B=prefixes,
         tower=ordered[0].tower,
     )
 
@@ -144,11 +150,10 @@ def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, off
 
 def equal_length_groups(cu_seqlens: Int32Array, num_attended_B: Int32Array | None = None) -> list[tuple[int, int, int, int]]:
     """Return (first token, number of seqs, length, attended tokens) of each run of seqs that are equal in the last two."""
-    lengths = np.diff(cu_seqlens)
+    lengths = lengths_of(cu_seqlens)
     attended = lengths if num_attended_B is None else num_attended_B
-    changes = (np.diff(lengths, prepend=-1) != 0) | (np.diff(attended, prepend=-1) != 0)
-    starts = np.flatnonzero(changes)
-    counts = np.diff(starts, append=lengths.size)
-    return list(
-        zip(cu_seqlens[starts].tolist(), counts.tolist(), lengths[starts].tolist(), attended[starts].tolist(), strict=True)
-    )
+    changes = np.flatnonzero((lengths[1:] != lengths[:-1]) | (attended[1:] != attended[:-1])) + 1
+    bounds = [0, *changes.tolist(), lengths.size] if lengths.size else [0]
+    return [
+        (int(cu_seqlens[first]), last - first, int(lengths[first]), int(attended[first])) for first, last in pairwise(bounds)
+    ]

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "product.h"
+#include "team.h"
 
 namespace whimbrel {
 
@@ -47,11 +48,11 @@ template <class T>
 void scale_keys(const T* keys, i64 key_stride, const T* values, i64 value_stride, i64 count, i64 width, const Buffers& at) {
     for (i64 row = 0; row < up_to(count, PANEL); row++) {
         const bool exists = row < count;
-        at.key_scales[row] = exists ? 1.0f / power_to_reach(4, largest_magnitude(keys + row * key_stride, width)) : 0.0f;
+        at.key_scales[row] = exists ? inverse_of_power(power_to_reach(4, largest_magnitude(keys + row * key_stride, width))) : 0.0f;
         const float most = exists ? largest_magnitude(values + row * value_stride, width) : 0.0f;
         const float growth = most == 0.0f ? MOST_GROWTH : std::min(MOST_GROWTH, power_to_reach(VALUE_EXPONENT, most));
         at.value_scales[row] = growth;
-        at.value_logs[row] = static_cast<float>(-std::ilogb(growth));
+        at.value_logs[row] = static_cast<float>(-exponent_of(growth));
     }
 }
 
@@ -102,7 +103,7 @@ void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 u
                     store(reinterpret_cast<float*>(part[r]), load(in, std::min<i64>(left, W)));
                 } else {
                     auto* halves = reinterpret_cast<std::uint16_t*>(part[r]);
-                    const Floats factor = all(D::scaled ? 1.0f / scales[row + r] : 1.0f);
+                    const Floats factor = all(D::scaled ? inverse_of_power(scales[row + r]) : 1.0f);
                     D::put(halves, mul(load(in, std::min<i64>(left, W)), factor), W);
                     D::put(halves + W, left > W ? mul(load(in + W, std::min<i64>(left - W, W)), factor) : zero(), W);
                 }
@@ -148,11 +149,11 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 if (width % 2) to[units - 1] = 0;
             const float factor = D::scaled ? power_to_reach(3, largest_magnitude(in, width)) : 1.0f;
             scale_of[r] = scores.scale * LOG_OF_E / factor;
-            for (i64 k = 0; k < width; k += W) {
-                const Floats x = load(in + k, width - k);
-                if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(to) + k, x, width - k);
-                else D::put(reinterpret_cast<std::uint16_t*>(to) + k, D::scaled ? mul(x, all(factor)) : x, width - k);
-            }
+            for_vectors(width, [&](i64 k, auto some) {
+                const Floats x = load(in + k, some);
+                if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(to) + k, x, some);
+                else D::put(reinterpret_cast<std::uint16_t*>(to) + k, D::scaled ? mul(x, all(factor)) : x, some);
+            });
         }
         float most[BLOCK_QUERIES], total[BLOCK_QUERIES];
         std::fill(most, most + count, -std::numeric_limits<float>::infinity());
@@ -177,30 +178,33 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 }
                 for (i64 j = 0; j < from; j += W) store(s + j, all(-std::numeric_limits<float>::infinity()), from - j);
                 Floats top = all(-std::numeric_limits<float>::infinity());
-                for (i64 j = from / W * W; j < to; j += W) {
+                const i64 begin_j = from / W * W;
+                for_vectors(to - begin_j, [&](i64 offset, auto some) {
+                    const i64 j = begin_j + offset;
                     Floats x = load(s + j);
                     if constexpr (D::scaled) {
                         x = fma(mul(x, load(at.key_scales + key + j)), all(scale_of[r]), load(at.value_logs + key + j));
                         store(s + j, x);
                     }
-                    top = greatest(top, keep_or(x, to - j, top));
-                }
+                    top = greatest(top, keep_or(x, some, top));
+                });
                 const float previous = most[r], now = std::max(previous, largest(top));
                 most[r] = now;
                 // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
                 const Floats scale = all(scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
-                for (i64 j = 0; j < up_to(columns, PANEL); j += W) {
-                    const auto weight = [&] {
-                        const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
-                        return D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : exponential(mul(x, scale));
-                    };
-                    const Floats e = j >= to ? zero() : keep(weight(), to - j);
+                const auto put = [&](i64 j, Floats e) {
+                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * stride) + j, e);
+                    else D::put(reinterpret_cast<std::uint16_t*>(at.weights + r * stride) + j, e, Whole{});
+                };
+                for_vectors(to, [&](i64 j, auto some) {
+                    const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
+                    const Floats e = keep(D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : exponential(mul(x, scale)), some);
                     if constexpr (D::scaled) sums = fma(e, load(at.value_scales + key + j), sums);
                     else sums = add(sums, e);
-                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * stride) + j, e);
-                    else D::put(reinterpret_cast<std::uint16_t*>(at.weights + r * stride) + j, e, W);
-                }
+                    put(j, e);
+                });
+                for (i64 j = up_to(to, W); j < up_to(columns, PANEL); j += W) put(j, zero());
                 if (begin || previous == now) {
                     total[r] += sum(sums);
                 } else {
@@ -218,20 +222,16 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
         for (i64 r = 0; r < count; r++) {
             const bool sees_none = first_key(first + r) >= num_keys;
             const Floats share = all(1.0f / (D::scaled ? VALUE_FACTOR * total[r] : total[r]));
-            for (i64 k = 0; k < width; k += W)
-                store(out + (row + r) * out_stride + k, sees_none ? zero() : mul(load(at.sums + r * padded + k), share), width - k);
+            for_vectors(width, [&](i64 k, auto some) {
+                store(out + (row + r) * out_stride + k, sees_none ? zero() : mul(load(at.sums + r * padded + k), share), some);
+            });
         }
     }
 }
 
-// Attend in all seqs. Query rows of seq b are query_offsets[b] to query_offsets[b + 1], its key rows begin at key_offsets[b] and are
-// num_keys[b]. Query i of a seq stands at position before[b] + i of its keys. Each key head serves num_heads / num_key_heads query heads.
-template <class D, class T>
-void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seqs, const std::int64_t* seqs, i64 num_heads, i64 num_key_heads, i64 width, const Scores& scores) {
-    i64 longest = 0;
-    for (i64 b = 0; b < num_seqs; b++) longest = std::max(longest, seqs[5 * b + 3]);
-    const i64 units = (width + D::per_unit - 1) / D::per_unit, padded = up_to(width, PANEL), rows = up_to(longest, PANEL);
-    const i64 stride = BLOCK_KEYS + 16;
+// The buffers of this thread, for heads of `width` and seqs of up to `longest` keys. Throws std::bad_alloc.
+inline Buffers buffers_for(i64 width, i64 units, i64 longest) {
+    const i64 padded = up_to(width, PANEL), rows = up_to(longest, PANEL), stride = BLOCK_KEYS + 16;
     auto* memory = static_cast<std::uint32_t*>(scratch<2>(
         sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * stride + padded) + rows * units + rows * padded + 3 * rows + 64 * W)));
     Buffers at{};
@@ -242,19 +242,29 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
     at.keys = memory, memory += rows * units;
     at.values = memory, memory += rows * padded;
     at.key_scales = reinterpret_cast<float*>(memory), at.value_scales = at.key_scales + rows, at.value_logs = at.value_scales + rows;
-    const i64 shared = num_heads / num_key_heads;
-    for (i64 b = 0; b < num_seqs; b++) {
+    return at;
+}
+
+// Attend in all seqs, each of which is five numbers in `seqs`: first query row, number of queries, first key row, number of keys, position
+// of the first query among the keys. Each key head serves num_heads / num_key_heads query heads. Heads are shared with the team.
+template <class D, class T>
+void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seqs, const std::int64_t* seqs, i64 num_heads, i64 num_key_heads, i64 width, const Scores& scores) {
+    i64 longest = 0;
+    for (i64 b = 0; b < num_seqs; b++) longest = std::max(longest, seqs[5 * b + 3]);
+    const i64 units = (width + D::per_unit - 1) / D::per_unit, shared = num_heads / num_key_heads;
+    auto run_key_head = [&](i64 number) {
+        const i64 b = number / num_key_heads, h = number % num_key_heads;
         const i64 first = seqs[5 * b], count = seqs[5 * b + 1], key = seqs[5 * b + 2], num_keys = seqs[5 * b + 3], before = seqs[5 * b + 4];
-        if (count == 0) continue;
-        for (i64 h = 0; h < num_key_heads; h++) {
-            const T *keys = k.data + key * k.row_stride + h * k.head_stride, *values = v.data + key * v.row_stride + h * v.head_stride;
-            if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
-            pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
-            pack_rows<D>(values, v.row_stride, num_keys, width, (num_keys + D::per_unit - 1) / D::per_unit, at.value_scales, at.values);
-            for (i64 n = h * shared; n < (h + 1) * shared; n++)
-                attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
-        }
-    }
+        if (count == 0) return;
+        const Buffers at = buffers_for(width, units, longest);
+        const T *keys = k.data + key * k.row_stride + h * k.head_stride, *values = v.data + key * v.row_stride + h * v.head_stride;
+        if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
+        pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
+        pack_rows<D>(values, v.row_stride, num_keys, width, (num_keys + D::per_unit - 1) / D::per_unit, at.value_scales, at.values);
+        for (i64 n = h * shared; n < (h + 1) * shared; n++)
+            attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
+    };
+    in_parallel(num_seqs * num_key_heads, run_key_head);
 }
 
 }  // namespace whimbrel

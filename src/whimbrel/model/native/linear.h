@@ -29,7 +29,18 @@ inline Floats power_of_e(Floats x) { return rough ? rough_power_of_2(mul(x, all(
 template <bool rough>
 inline Floats logistic(Floats x) { return inverse<rough>(add(all(1.0f), power_of_e<rough>(sub(zero(), x)))); }
 
-// `rough` is for sums that were rounded to 11 bits or fewer before: the result is within 1e-4 of its size, and of 1e-4 near 0.
+// Coefficients of erf(x / sqrt(2)) / 2 = x (c0 + c1 x^2 + c2 x^4 ...) up to 4.25, fitted for the least error of GELU. Beyond, the polynomial is above 1/2.
+constexpr float ERF[] = {3.988192081e-1f, -6.619027257e-2f, 9.718773887e-3f, -1.079076319e-3f, 8.848884318e-5f, -5.147482625e-6f, 1.986139893e-7f, -4.515241958e-9f, 4.546989868e-11f};
+
+inline Floats rough_gelu(Floats x) {
+    const Floats square = mul(x, x);
+    Floats p = all(ERF[8]);
+    for (int i = 7; i >= 0; i--) p = fma(p, square, all(ERF[i]));
+    const Floats half_erf = greatest(all(-0.5f), least(all(0.5f), mul(x, p)));
+    return mul(x, add(all(0.5f), half_erf));
+}
+
+// `rough` is for sums or results of 11 bits or fewer: the result is within 1e-4 of its size, and of 1e-4 near 0.
 template <int activation, bool rough>
 inline Floats activate(Floats x) {
     if constexpr (activation == RELU) return greatest(zero(), x);
@@ -38,15 +49,16 @@ inline Floats activate(Floats x) {
         const Floats inner = mul(x, fma(mul(x, x), all(2.0f * 0.7978845608f * 0.044715f), all(2.0f * 0.7978845608f)));
         return mul(x, logistic<rough>(inner));
     }
+    if constexpr (activation == GELU && rough) return rough_gelu(x);
     if constexpr (activation == GELU) {  // erf by Abramowitz and Stegun, 7.1.26: at most 1.5e-7 from the true value
         const Floats z = mul(magnitude(x), all(0.70710678118f));
-        const Floats t = inverse<rough>(fma(z, all(0.3275911f), all(1.0f)));
+        const Floats t = div(all(1.0f), fma(z, all(0.3275911f), all(1.0f)));
         Floats p = all(1.061405429f);
         p = fma(p, t, all(-1.453152027f));
         p = fma(p, t, all(1.421413741f));
         p = fma(p, t, all(-0.284496736f));
         p = fma(p, t, all(0.254829592f));
-        const Floats tail = mul(mul(p, t), power_of_e<rough>(sub(zero(), mul(z, z))));
+        const Floats tail = mul(mul(p, t), exponential(sub(zero(), mul(z, z))));
         const Floats erf = with_sign_of(sub(all(1.0f), tail), x);
         return mul(mul(all(0.5f), x), add(all(1.0f), erf));
     }
@@ -86,7 +98,7 @@ inline void finish(const typename D::Sum* sums, i64 rows, const Weight& weight, 
             if (left <= 0) break;
             Floats x = read_sums<D>(sums + r * PANEL + j * W, weight, column + j * W, scale, zero_point);
             if (weight.bias != nullptr) x = add(x, load(weight.bias + column + j * W));
-            x = activate<activation, D::rough>(x);
+            x = activate<activation, D::rough || sizeof(Out) == 2>(x);
             if (left >= W) store(out + r * out_stride + j * W, x);
             else store(out + r * out_stride + j * W, x, left);
         }
@@ -99,13 +111,13 @@ inline void write_units(InFloat32, const float* x, const Weight& weight, std::ui
 }
 inline void write_units(InFloat32, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
     const i64 n = weight.inner;
-    for (i64 k = 0; k < n; k += W) store(reinterpret_cast<float*>(units) + k, load(x + k, n - k), n - k);
+    for_vectors(n, [&](i64 k, auto some) { store(reinterpret_cast<float*>(units) + k, load(x + k, some), some); });
 }
 #ifdef __AVX512BF16__
 inline void write_units(InBfloat16, const float* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
     const i64 n = weight.inner;
     if (n % 2) units[n / 2] = 0;
-    for (i64 k = 0; k < n; k += W) store(reinterpret_cast<bf16*>(units) + k, load(x + k, n - k), n - k);
+    for_vectors(n, [&](i64 k, auto some) { store(reinterpret_cast<bf16*>(units) + k, load(x + k, some), some); });
 }
 inline void write_units(InBfloat16, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
     if (weight.inner % 2) units[weight.inner / 2] = 0;
@@ -117,22 +129,22 @@ template <class In>
 inline void write_units(InFloat16, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t*) {
     const i64 n = weight.inner;
     const float factor = power_to_reach(3, largest_magnitude(x, n));
-    *scale = 1.0f / factor;
+    *scale = inverse_of_power(factor);
     if (n % 2) units[n / 2] = 0;
-    for (i64 k = 0; k < n; k += W) InFloat16::put(reinterpret_cast<std::uint16_t*>(units) + k, mul(load(x + k, n - k), all(factor)), n - k);
+    for_vectors(n, [&](i64 k, auto some) { InFloat16::put(reinterpret_cast<std::uint16_t*>(units) + k, mul(load(x + k, some), all(factor)), some); });
 }
 #endif
 // x * factor = scale * (byte - zero point). The row's own scale and zero point make its least number 0 and its largest 255.
 template <class In>
 inline void write_bytes(const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
     const i64 n = weight.inner;
-    const auto scaled = [&](i64 k) { return mul(load(x + k, n - k), load(weight.factors + k, n - k)); };
+    const auto scaled = [&](i64 k, auto some) { return mul(load(x + k, some), load(weight.factors + k, some)); };
     Floats low = zero(), high = zero(), total = zero();
-    for (i64 k = 0; k < n; k += W) {
-        const Floats v = scaled(k);
+    for_vectors(n, [&](i64 k, auto some) {
+        const Floats v = scaled(k, some);
         low = least(low, v), high = greatest(high, v);
-        total = add(total, mul(v, zero()));  // NaN if a number is no finite one
-    }
+        total = fma(v, zero(), total);  // NaN if a number is no finite one
+    });
     const float least_x = smallest(low), most_x = largest(high), spoiled = sum(total);
     const float step = most_x > least_x ? (most_x - least_x) / 255.0f : 1.0f;
     const float first_byte = std::nearbyint(-least_x / step);
@@ -140,10 +152,10 @@ inline void write_bytes(const In* x, const Weight& weight, std::uint32_t* units,
     *zero_point = static_cast<std::int32_t>(first_byte);
     units[units_of(n, INT8) - 1] = 0;
     const Floats inverse = all(1.0f / step), offset = all(first_byte);
-    for (i64 k = 0; k < n; k += W) {
-        const Floats byte = greatest(zero(), least(all(255.0f), add(mul(scaled(k), inverse), offset)));
-        store_bytes(reinterpret_cast<std::uint8_t*>(units) + k, to_ints(byte), n - k);
-    }
+    for_vectors(n, [&](i64 k, auto some) {
+        const Floats byte = greatest(zero(), least(all(255.0f), add(mul(scaled(k, some), inverse), offset)));
+        store_bytes(reinterpret_cast<std::uint8_t*>(units) + k, to_ints(byte), some);
+    });
 }
 #ifdef WHIMBREL_INT8
 template <class In>
@@ -156,13 +168,12 @@ inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t
 template <int activation, class Out>
 inline void finish_floats(const float* sums, const Weight& weight, float row_scale, std::int32_t row_zero, Out* out) {
     const Floats scale = all(row_scale), zero_point = all(static_cast<float>(row_zero));
-    for (i64 n = 0; n < weight.columns; n += W) {
-        const i64 left = weight.columns - n;
-        const Floats exact = sub(load(sums + n, left), mul(zero_point, from_ints(load_ints(weight.column_sums + n))));
+    for_vectors(weight.columns, [&](i64 n, auto some) {
+        const Floats exact = sub(load(sums + n, some), mul(zero_point, from_ints(load_ints(weight.column_sums + n))));
         Floats x = mul(exact, mul(scale, load(weight.scales + n)));
         if (weight.bias != nullptr) x = add(x, load(weight.bias + n));
-        store(out + n, activate<activation, true>(x), left);
-    }
+        store(out + n, activate<activation, true>(x), some);
+    });
 }
 
 template <class Out>

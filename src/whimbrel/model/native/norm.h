@@ -14,24 +14,24 @@ void norm(const float* x, const Y* y, const float* weight, const float* bias, do
         const float* in = x + r * width;
         float* to = out + r * width;
         Floats total = zero();
-        for (i64 k = 0; k < width; k += W) {
-            Floats v = load(in + k, width - k);
-            if (y != nullptr) v = add(v, load(y + r * width + k, width - k));
-            store(to + k, v, width - k);
+        for_vectors(width, [&](i64 k, auto some) {
+            Floats v = load(in + k, some);
+            if (y != nullptr) v = add(v, load(y + r * width + k, some));
+            store(to + k, v, some);
             if constexpr (centred) total = add(total, v);
-        }
+        });
         const float mean = centred ? sum(total) / static_cast<float>(width) : 0.0f;
         Floats squares = zero();
-        for (i64 k = 0; k < width; k += W) {
-            const Floats off = keep(sub(load(to + k, width - k), all(mean)), width - k);
+        for_vectors(width, [&](i64 k, auto some) {
+            const Floats off = keep(sub(load(to + k, some), all(mean)), some);
             squares = fma(off, off, squares);
-        }
+        });
         const double variance = static_cast<double>(sum(squares)) / static_cast<double>(width);
         const Floats scale = all(static_cast<float>(1.0 / std::sqrt(variance + eps)));
-        for (i64 k = 0; k < width; k += W) {
-            const Floats v = mul(mul(sub(load(to + k, width - k), all(mean)), scale), load(weight + k, width - k));
-            store(to + k, bias == nullptr ? v : add(v, load(bias + k, width - k)), width - k);
-        }
+        for_vectors(width, [&](i64 k, auto some) {
+            const Floats v = mul(mul(sub(load(to + k, some), all(mean)), scale), load(weight + k, some));
+            store(to + k, bias == nullptr ? v : add(v, load(bias + k, some)), some);
+        });
     }
 }
 
@@ -39,10 +39,10 @@ void norm(const float* x, const Y* y, const float* weight, const float* bias, do
 template <int activation, class T>
 void gate(const T* x, i64 rows, i64 width, T* out) {
     for (i64 r = 0; r < rows; r++)
-        for (i64 k = 0; k < width; k += W) {
-            const Floats up = load(x + (2 * r + 1) * width + k, width - k);
-            store(out + r * width + k, mul(activate<activation, false>(load(x + 2 * r * width + k, width - k)), up), width - k);
-        }
+        for_vectors(width, [&](i64 k, auto some) {
+            const Floats up = load(x + (2 * r + 1) * width + k, some);
+            store(out + r * width + k, mul(activate<activation, sizeof(T) == 2>(load(x + 2 * r * width + k, some)), up), some);
+        });
 }
 
 }  // namespace whimbrel

@@ -39,14 +39,16 @@ struct InFloat32 {
     static Floats load_sums(const float* p) { return load(p); }
     static Floats plus(Floats a, Floats b) { return add(a, b); }
     static void store_sums(float* p, Floats x) { store(p, x); }
-    static void put(float* p, Floats x, i64 n) { store(p, x, n); }
+    template <class N>
+    static void put(float* p, Floats x, N n) { store(p, x, n); }
 };
 
 #ifdef __AVX512BF16__
 struct InBfloat16 : InFloat32 {
     static constexpr int per_unit = 2;
     static __m256i narrow(Floats x) { return to_bf16(x); }
-    static void put(std::uint16_t* p, Floats x, i64 n) { store(p, x, n); }
+    template <class N>
+    static void put(std::uint16_t* p, Floats x, N n) { store(p, x, n); }
     static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
         const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
         asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));  // GCC 12 spills with the intrinsic
@@ -78,6 +80,7 @@ struct InFloat16 : InFloat32 {
     }
     static __m256i narrow(Floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static void put(std::uint16_t* p, Floats x, i64 n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
+    static void put(std::uint16_t* p, Floats x, Whole) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
 };
 #endif
 
@@ -92,19 +95,52 @@ inline void store_pairs(std::uint32_t* p, Floats first, Floats second) {
 }
 #endif
 
+// Exponent of a positive normal number. Smaller ones have -127, infinity 128.
+inline int exponent_of(float x) {
+    std::int32_t bits;
+    std::memcpy(&bits, &x, sizeof bits);
+    return (bits >> 23) - 127;
+}
+
+// 2^n of a normal number.
+inline float power_of_2(int n) {
+    const std::int32_t bits = (n + 127) << 23;
+    float x;
+    std::memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+inline float inverse_of_power(float power_of_two) { return power_of_2(-exponent_of(power_of_two)); }
+
 // Power of 2 that makes a number of this magnitude at least 2^exponent and less than twice that. 1 for 0.
 inline float power_to_reach(int exponent, float magnitude) {
     if (magnitude == 0.0f) return 1.0f;
-    return std::ldexp(1.0f, exponent - std::max(-100, std::min(127, std::ilogb(magnitude))));
+    return power_of_2(exponent - std::max(-100, std::min(127, exponent_of(magnitude))));
 }
 
-// The largest magnitude among n numbers. NaN is passed over.
+// The largest magnitude among n numbers.
 template <class T>
 inline float largest_magnitude(const T* x, i64 n) {
     Floats most = zero();
-    for (i64 k = 0; k < n; k += W) most = greatest(magnitude(load(x + k, n - k)), most);
+    for_vectors(n, [&](i64 k, auto some) { most = greatest(magnitude(load(x + k, some)), most); });
     return largest(most);
 }
+#ifdef WHIMBREL_FLOAT16
+inline float largest_magnitude(const bf16* x, i64 n) {
+    __m512i most = _mm512_setzero_si512();
+    for (i64 k = 0; k < n; k += 2 * W) {
+        const __mmask32 some = n - k < 2 * W ? (__mmask32{1} << (n - k)) - 1 : ~__mmask32{0};
+        most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_maskz_loadu_epi16(some, x + k), _mm512_set1_epi16(0x7fff)));
+    }
+    const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
+    const __m128i part = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));
+    const __m128i least_of_inverted = _mm_minpos_epu16(_mm_xor_si128(part, _mm_set1_epi16(-1)));
+    const std::uint32_t bits = ~static_cast<std::uint32_t>(_mm_cvtsi128_si32(least_of_inverted)) << 16;
+    float found;
+    std::memcpy(&found, &bits, sizeof bits);
+    return found;
+}
+#endif
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define WHIMBREL_INT8

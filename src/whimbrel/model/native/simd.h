@@ -167,6 +167,24 @@ inline void store_bytes(std::uint8_t* p, Ints x, i64 n) {
 inline Floats load(const bf16* p) { return load(p, W); }
 inline void store(bf16* p, Floats x) { store(p, x, W); }
 
+// Stands for W where a number of elements is asked for: no mask is made.
+struct Whole {};
+template <class T>
+inline Floats load(const T* p, Whole) { return load(p); }
+template <class T>
+inline void store(T* p, Floats x, Whole) { store(p, x); }
+inline void store_bytes(std::uint8_t* p, Ints x, Whole) { store_bytes(p, x, W); }
+inline Floats keep(Floats x, Whole) { return x; }
+inline Floats keep_or(Floats x, Whole, Floats) { return x; }
+
+// Call f(k, elements) for each vector of n elements; only the last may have fewer than W.
+template <class F>
+inline void for_vectors(i64 n, F f) {
+    i64 k = 0;
+    for (; k + W <= n; k += W) f(k, Whole{});
+    if (k < n) f(k, n - k);
+}
+
 // e^x to about one unit in the last place. Below -104 it is 0, above 88.7 infinity.
 inline Floats exponential(Floats x) {
     x = greatest(all(-120.0f), least(all(89.0f), x));

@@ -8,25 +8,31 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <new>
 
 namespace whimbrel {
 
+constexpr std::int64_t SHARES = 4;  // of a job that each thread claims: a claim costs the way between two cores
+
+// What one thread writes while others read is on a cache line of its own.
 struct Team {
-    std::atomic<std::int32_t> open{0};
-    std::atomic<std::uint32_t> job{0};  // odd while there is one
-    std::atomic<std::int64_t> next{0};
-    std::atomic<std::int32_t> inside{0};  // helpers that may be at work
-    std::atomic<bool> failed{false};
-    std::int64_t count = 0;
+    alignas(64) std::atomic<std::int32_t> open{0};
+    alignas(64) std::atomic<std::uint32_t> job{0};  // odd while there is one
+    alignas(64) std::atomic<std::int64_t> next{0};
+    alignas(64) std::atomic<std::int32_t> inside{0};  // helpers that may be at work
+    alignas(64) std::atomic<bool> failed{false};
+    std::atomic<std::int64_t> members{1};
+    std::int64_t count = 0, share = 1;
     void (*run)(void*, std::int64_t) = nullptr;
     void* context = nullptr;
 
     void work() {
         try {
-            for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) run(context, i);
+            for (std::int64_t first = next.fetch_add(share); first < count; first = next.fetch_add(share))
+                for (std::int64_t i = first; i < count && i < first + share; i++) run(context, i);
         } catch (const std::bad_alloc&) {
             failed = true;
         }
@@ -44,7 +50,7 @@ void in_parallel(std::int64_t count, F& f) {
         for (std::int64_t i = 0; i < count; i++) f(i);
         return;
     }
-    team.count = count, team.context = &f, team.failed = false;
+    team.count = count, team.share = std::max<std::int64_t>(1, count / (SHARES * team.members)), team.context = &f, team.failed = false;
     team.run = [](void* context, std::int64_t i) { (*static_cast<F*>(context))(i); };
     team.next = 0;
     team.job.fetch_add(1);
@@ -72,6 +78,7 @@ inline void leave_team() {
 
 // Help until the process ends.
 inline void help_team() {
+    team.members.fetch_add(1);
     for (;;) {
         while (!team.open.load()) syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
         while (team.open.load()) {

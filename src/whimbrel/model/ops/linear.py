@@ -70,13 +70,13 @@ class Linear:
             self._product = kind.product(weight, bias)
             self._finding = begin(kind) if weight.device.type == "cpu" else None
             self._cover = _cached_cover(RowBlocks(()))
-        self._after = ACTIVATIONS["identity" if fused else activation]
+        self._after = None if fused or activation == "identity" else ACTIVATIONS[activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self._out_dtype)
         if self._low_rank is not None and lora_mask_RK is not None:
             out += self._low_rank(x_RI, lora_mask_RK)
-        return in_blocks(self._after, out)
+        return out if self._after is None else in_blocks(self._after, out)
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
