@@ -5,6 +5,7 @@
 #pragma once
 
 #include <linux/futex.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -16,6 +17,7 @@
 namespace whimbrel {
 
 constexpr std::int64_t SHARES = 4;  // of a job that each thread claims: a claim costs the way between two cores
+constexpr unsigned YIELD_ROUNDS = 64;  // some microseconds
 
 // What one thread writes while others read is on a cache line of its own.
 struct Team {
@@ -39,6 +41,18 @@ struct Team {
     }
 };
 
+// Waiting for another thread. It may be due on the same core, so this one gives way now and then.
+class Spin {
+  public:
+    void wait() {
+        _mm_pause();
+        if (++rounds_ % YIELD_ROUNDS == 0) sched_yield();
+    }
+
+  private:
+    unsigned rounds_ = 0;
+};
+
 inline Team team;
 inline std::atomic<bool> led{false};
 inline thread_local bool leads = false;
@@ -56,7 +70,7 @@ void in_parallel(std::int64_t count, F& f) {
     team.job.fetch_add(1);
     team.work();
     team.job.fetch_add(1);  // who comes now finds none
-    while (team.inside.load()) _mm_pause();
+    for (Spin spin; team.inside.load();) spin.wait();
     if (team.failed) throw std::bad_alloc();
 }
 
@@ -81,10 +95,10 @@ inline void help_team() {
     team.members.fetch_add(1);
     for (;;) {
         while (!team.open.load()) syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
-        while (team.open.load()) {
+        for (Spin spin; team.open.load();) {
             const std::uint32_t job = team.job.load();
             if (job % 2 == 0) {
-                _mm_pause();
+                spin.wait();
                 continue;
             }
             team.inside.fetch_add(1);
