@@ -18,13 +18,14 @@ from test_ops import SCORES, make_layout
 from torch import Tensor
 
 from whimbrel.model.native import compile as native
-from whimbrel.model.ops import attention, kernels
+from whimbrel.model.ops import attention, kernels, positions
 from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.kernels import Kernels, PackedLinear
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
+from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
 from whimbrel.model.ops.quantization import Int8Linear, OneDnnInt8Linear, Quantization
 from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.types.hardware import Cpu
@@ -63,7 +64,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(params=SETS or ["none"])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     found = Kernels(request.param)
-    for module in (kernels, attention):
+    for module in (kernels, attention, positions):
         monkeypatch.setattr(module, "kernels", lambda: found)
     return found
 
@@ -533,3 +534,62 @@ def test_only_a_small_batch_that_is_alone_is_shared() -> None:
     with pytest.raises(MemoryError), team.batch(1):
         raise MemoryError
     assert calls[3:] == ["lead", "leave"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("width", "pairs"), [(32, 16), (64, 32), (80, 20), (33, 0), (128, 64)])
+@pytest.mark.parametrize("normed", [True, False])
+def test_heads_are_normed_and_rotated(own: Kernels, width: int, pairs: int, dtype: torch.dtype, *, normed: bool) -> None:
+    torch.manual_seed(width)
+    qkv_RNH = torch.randn(7, 5, width).to(dtype)
+    x_RNH = qkv_RNH[:, :3]
+    weight_NH = torch.rand(3, width) + 0.5 if normed else None
+    radians_RF = torch.rand(7, pairs) * 9
+    angles = (radians_RF.cos(), radians_RF.sin(), False) if pairs else None
+    found = norm_and_rotate(x_RNH, weight_NH, 1e-6, angles)
+    expected = x_RNH.float() if weight_NH is None else rms_norm(x_RNH.float(), weight_NH, 1e-6)
+    expected = expected if angles is None else apply_rotary(expected, *angles[:2], interleaved=False)
+    assert found.dtype == dtype
+    assert torch.allclose(found.float(), expected, atol=1e-6 if dtype == torch.float32 else 2e-2, rtol=1e-5)
+    alone = norm_and_rotate(x_RNH[4:5], weight_NH, 1e-6, angles and (angles[0][4:5], angles[1][4:5], False))
+    assert torch.equal(alone, found[4:5])
+    x_RNH[2, 1, width - 1] = torch.nan
+    assert norm_and_rotate(x_RNH, weight_NH, 1e-6, angles)[2, 1].isnan().sum() == (
+        width if normed else 2 if 2 * pairs == width else 1
+    )
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 384])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_sums_of_embedding_tables(own: Kernels, width: int, dtype: torch.dtype) -> None:
+    torch.manual_seed(width)
+    words, positions, types = torch.randn(50, width).to(dtype), torch.randn(9, width), torch.randn(2, width)
+    ids, at, kinds = (torch.randint(0, len(table), (6,), dtype=torch.int32) for table in (words, positions, types))
+    assert torch.equal(own.embed(words, ids), words[ids].float())
+    assert torch.equal(own.embed(words, ids, None, (types, kinds)), words[ids].float() + types[kinds])
+    assert torch.equal(
+        own.embed(words, ids, (positions, at), (types, kinds)), words[ids].float() + positions[at] + types[kinds]
+    )
+    assert own.embed(words, ids[:0]).shape == (0, width)
+    for wrong in (-1, 50):
+        ids[3] = wrong
+        with pytest.raises(IndexError, match="not in its embedding table"):
+            own.embed(words, ids)
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 384])
+def test_means_and_normed_rows(own: Kernels, width: int) -> None:
+    x_TD = torch.randn(40, width)
+    starts, ends = torch.tensor([0, 3, 10, 39], dtype=torch.int32), torch.tensor([3, 10, 38, 40], dtype=torch.int32)
+    means_PD = own.means(x_TD, starts, ends)
+    for row, first, last in zip(means_PD, starts.tolist(), ends.tolist(), strict=True):
+        assert torch.allclose(row, x_TD[first:last].mean(0), atol=1e-6)
+    assert own.means(x_TD, starts[:1], starts[:1]).isnan().all()
+    normed_PD = own.normalize(means_PD, 1e-12)
+    assert torch.allclose(normed_PD, F.normalize(means_PD), atol=1e-6)
+    assert torch.equal(own.normalize(means_PD[2:3], 1e-12), normed_PD[2:3])
+    odd_PD = torch.zeros(4, width)
+    odd_PD[1], odd_PD[2, 0], odd_PD[3, 0] = 3e38, torch.nan, torch.inf
+    found_PD = own.normalize(odd_PD, 1e-12)
+    assert not found_PD[0].any()
+    assert found_PD[1:].isnan().all()

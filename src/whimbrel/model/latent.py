@@ -11,7 +11,7 @@ Shapes: R rows, D model width, N heads, H columns of a query or key head, V colu
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final, TypeAlias
+from typing import Final
 
 import torch
 import torch.nn.functional as F
@@ -20,13 +20,11 @@ from torch import Tensor
 from whimbrel.model.adapters import Adapters
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear, rms_norm
-from whimbrel.model.ops.positions import apply_rotary
+from whimbrel.model.ops.positions import Angles, apply_rotary
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, Latent
 
-Angles: TypeAlias = tuple[Tensor, Tensor, bool]
-"""Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 _EPS: Final = 1e-6
 """Epsilon of the norms between two linear layers, whatever config.json says."""
 

@@ -25,11 +25,12 @@ from torch import Tensor
 from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts, load_gated_experts
 from whimbrel.model.families import FAMILIES, WeightRole
-from whimbrel.model.latent import Angles, load_latent
+from whimbrel.model.latent import load_latent
 from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
+from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
-from whimbrel.model.ops.positions import Bias, alibi, apply_rotary, frequencies, relative
+from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, norm_and_rotate, relative
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.row_blocks import MAX_BLOCK
 from whimbrel.model.ops.short_conv import short_conv
@@ -179,6 +180,16 @@ class Transformer:
         return layout.adapters_R[:, None] != self._lora_columns_K
 
     def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+        own = None if ids_R.is_cuda else kernels()
+        if own is not None and lora_mask_RK is None and self._spec.embedding_scale == 1.0:
+            positions = None if self._positions is None else (self._positions, positions_R)
+            x_RD = own.embed(self._words, ids_R, positions, None if self._types is None else (self._types, type_ids_R))
+        else:
+            x_RD = self._sum_of_tables(ids_R, positions_R, type_ids_R, lora_mask_RK)
+        x_RD = self._embedding_norm(x_RD)
+        return x_RD if self._projection is None else self._projection(x_RD, lora_mask_RK).float()
+
+    def _sum_of_tables(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         x_RD = F.embedding(ids_R, self._words).float()
         if self._adapted_words is not None and lora_mask_RK is not None:
             x_RD += self._adapted_words(ids_R, lora_mask_RK)
@@ -190,8 +201,7 @@ class Transformer:
             x_RD += F.embedding(type_ids_R, self._types)
         if self._adapted_types is not None and lora_mask_RK is not None:
             x_RD += self._adapted_types(type_ids_R, lora_mask_RK)
-        x_RD = self._embedding_norm(x_RD)
-        return x_RD if self._projection is None else self._projection(x_RD, lora_mask_RK).float()
+        return x_RD
 
     # Loading
 
@@ -237,17 +247,17 @@ class Transformer:
         order = _order_by_key(spec) if self._names.qkv_by_key else None
         qkv = self._linear("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order)
         out = self._linear("out", i, (spec.hidden_size,), queries, bias=spec.out_bias, wide=True)
-        head_norm = self._head_norm(i)
+        whole_norm, weight_NH = self._whole_norm(i), self._head_norm(i)
         heads = spec.num_heads + spec.num_kv_heads
 
         def attention(x_RD: Tensor, rows: _Rows) -> Tensor:
             qkv_RD = qkv(x_RD, rows.lora_mask_RK)
             qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
             qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
-            if head_norm is not None:
-                qk_RNH = head_norm(qk_RNH.float())
-            if (angles := rows.angles[rotary]) is not None:
-                qk_RNH = apply_rotary(qk_RNH, *angles[:2], interleaved=angles[2])
+            if whole_norm is not None:
+                qk_RNH = whole_norm(qk_RNH.float())
+            if weight_NH is not None or rows.angles[rotary] is not None:
+                qk_RNH = norm_and_rotate(qk_RNH, weight_NH, spec.norm_eps, rows.angles[rotary])
             q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
             return out(attend(q_RNH, k_RKH, v_RKH, rows.layout, scores), rows.lora_mask_RK)
 
@@ -351,7 +361,7 @@ class Transformer:
         return weight.to(self._device, self._dtype), biases.to(self._device, self._dtype)
 
     def _table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device)
+        return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device).contiguous()
 
     def _norm(self, name: str | None, width: int) -> _Norm:
         if name is None:
@@ -372,21 +382,23 @@ class Transformer:
             weight = weight + 1
         return lambda x, added: rms_norm(x, weight, eps, added)
 
-    def _head_norm(self, i: int) -> _Norm | None:
-        """Return the norm of query and key heads together, with the weight of each head's kind."""
+    def _head_norm(self, i: int) -> Tensor | None:
+        """Return the weights of the RMS norms of query and key heads, those of a head's kind for each head."""
         spec, names = self._spec, self._names
-        if names.q_norm is None or names.k_norm is None:
+        if names.q_norm is None or names.k_norm is None or names.whole_norms:
             return None
-        if names.whole_norms:
-            return self._whole_norm([name.format(i=i) for name in (names.q_norm, names.k_norm)])
         rows = [
             self._weights.take(f"{name.format(i=i)}.weight", spec.head_width).expand(heads, -1)
             for name, heads in ((names.q_norm, spec.num_heads), (names.k_norm, spec.num_kv_heads))
         ]
-        weight_NH = torch.cat(rows).to(self._device) + (1 if spec.norm == "rms_plus_one" else 0)
-        return lambda x: rms_norm(x, weight_NH, spec.norm_eps)
+        return torch.cat(rows).to(self._device) + (1 if spec.norm == "rms_plus_one" else 0)
 
-    def _whole_norm(self, parts: Sequence[str]) -> _Norm:
+    def _whole_norm(self, i: int) -> _Norm | None:
+        """Return the layer norm of all queries of a row, and of all its keys, where a family has it."""
+        names = self._names
+        if names.q_norm is None or names.k_norm is None or not names.whole_norms:
+            return None
+        parts = [name.format(i=i) for name in (names.q_norm, names.k_norm)]
         width, eps = self._spec.num_heads * self._spec.head_width, self._spec.norm_eps
         weight_2D, bias_2D = (
             torch.stack([self._weights.take(f"{part}.{kind}", width) for part in parts]).to(self._device)

@@ -7,6 +7,7 @@
 #include "attention.h"
 #include "linear.h"
 #include "norm.h"
+#include "rows.h"
 
 using namespace whimbrel;
 
@@ -189,6 +190,28 @@ void whimbrel_norm(int centred, const float* x, const void* y, int narrow, const
         centred ? norm<true>(x, added, weight, bias, eps, rows, width, out) : norm<false>(x, added, weight, bias, eps, rows, width, out);
     };
     narrow ? run(bf16{}) : run(float{});
+}
+
+// Write the sums of rows of tables. The first table may be of bfloat16, the others are float32, and are left out if they are null. 1 if a row does not exist.
+int whimbrel_embed(const void* words, int narrow, i64 num_words, const std::int32_t* ids, const float* positions, i64 num_positions, const std::int32_t* position_ids, const float* types, i64 num_types, const std::int32_t* type_ids, i64 rows, i64 width, float* out) {
+    Table tables[3] = {{words, narrow != 0, num_words, ids}};
+    int count = 1;
+    if (positions != nullptr) tables[count++] = {positions, false, num_positions, position_ids};
+    if (types != nullptr) tables[count++] = {types, false, num_types, type_ids};
+    return !sum_of_tables(tables, count, rows, width, out);
+}
+
+void whimbrel_means(const float* x, i64 width, const std::int32_t* starts, const std::int32_t* ends, i64 count, float* out) { means(x, width, starts, ends, count, out); }
+
+void whimbrel_normalize(const float* x, i64 rows, i64 width, float least, float* out) { normalize(x, rows, width, least, out); }
+
+// Heads of a row are contiguous. `out` is contiguous, and has the type of `x`.
+int whimbrel_norm_and_rotate(const void* x, int narrow, i64 x_stride, i64 rows, i64 heads, i64 width, const float* weight, double eps, const float* cos, const float* sin, i64 pairs, void* out) {
+    const auto run = [&](auto t) {
+        using T = decltype(t);
+        norm_and_rotate(static_cast<const T*>(x), x_stride, rows, heads, width, weight, eps, {cos, sin, pairs}, static_cast<T*>(out));
+    };
+    return guarded([&] { narrow ? run(bf16{}) : run(float{}); });
 }
 
 void whimbrel_gate(int activation, const void* x, int narrow, i64 rows, i64 width, void* out) {

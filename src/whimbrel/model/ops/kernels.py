@@ -59,6 +59,16 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
         ),
     ),
     "norm": (None, (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER)),
+    "norm_and_rotate": (
+        _INT,
+        (_POINTER, _INT, *[_LONG] * 4, _POINTER, ctypes.c_double, _POINTER, _POINTER, _LONG, _POINTER),
+    ),
+    "embed": (
+        _INT,
+        (_POINTER, _INT, _LONG, _POINTER, *[_POINTER, _LONG, _POINTER] * 2, _LONG, _LONG, _POINTER),
+    ),
+    "means": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER)),
+    "normalize": (None, (_POINTER, _LONG, _LONG, ctypes.c_float, _POINTER)),
     "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),
 }  # fmt: skip
 _NARROW: Final = torch.bfloat16
@@ -79,7 +89,10 @@ class Kernels:
             functions[key] for key in ("pack", "linear", "quantize", "finish")
         )
         self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
-        self._attend, self._norm, self._gate = (functions[key] for key in ("attend", "norm", "gate"))
+        self._attend, self._norm, self._norm_and_rotate, self._gate = (
+            functions[key] for key in ("attend", "norm", "norm_and_rotate", "gate")
+        )
+        self._embed, self._means, self._normalize = (functions[key] for key in ("embed", "means", "normalize"))
 
     def attend(
         self,
@@ -129,6 +142,61 @@ class Kernels:
             weight_D.data_ptr(), None if bias_D is None else bias_D.data_ptr(), eps, rows, width, out_RD.data_ptr(),
         )  # fmt: skip
         return out_RD
+
+    def embed(self, words_VD: Tensor, ids_R: Tensor, *others: tuple[Tensor, Tensor] | None) -> Tensor:
+        """Return the sums of the rows that ids choose from tables, (R, D) in float32. All ids are int32, on the host.
+
+        `others` are up to two more tables in float32, with their ids; None: no table. Raises IndexError.
+        """
+        rows, width = len(ids_R), words_VD.shape[1]
+        out_RD = torch.empty(rows, width)
+        tables = [
+            part
+            for each in (*others, None, None)[:2]
+            for part in ((None, 0, None) if each is None else (each[0].data_ptr(), len(each[0]), each[1].data_ptr()))
+        ]
+        if self._embed(
+            words_VD.data_ptr(),
+            words_VD.dtype == _NARROW,
+            len(words_VD),
+            ids_R.data_ptr(),
+            *tables,
+            rows,
+            width,
+            out_RD.data_ptr(),
+        ):
+            raise IndexError("an id is not in its embedding table")
+        return out_RD
+
+    def means(self, x_RD: Tensor, starts_P: Tensor, ends_P: Tensor) -> Tensor:
+        """Return the mean of rows starts_P[i] to ends_P[i] for each i, (P, D); x is float32, the bounds int32."""
+        out_PD = torch.empty(len(starts_P), x_RD.shape[1])
+        self._means(x_RD.data_ptr(), x_RD.shape[1], starts_P.data_ptr(), ends_P.data_ptr(), len(starts_P), out_PD.data_ptr())
+        return out_PD
+
+    def normalize(self, x_PD: Tensor, least: float) -> Tensor:
+        """Divide rows in float32 by their norm, or by `least` if that is more. A row whose norm overflows becomes NaN."""
+        x_PD = x_PD.contiguous()
+        out_PD = torch.empty_like(x_PD)
+        self._normalize(x_PD.data_ptr(), *x_PD.shape, least, out_PD.data_ptr())
+        return out_PD
+
+    def norm_and_rotate(
+        self, x_RNH: Tensor, weight_NH: Tensor | None, eps: float, cos_RF: Tensor | None, sin_RF: Tensor | None
+    ) -> Tensor:
+        """Return the RMS norm of each head, unless there is no weight, turned by its row's angles; the dtype is that of x.
+
+        Raises MemoryError.
+        """
+        rows, heads, width = x_RNH.shape
+        out_RNH = x_RNH.new_empty(rows, heads, width)
+        failed = self._norm_and_rotate(
+            x_RNH.data_ptr(), x_RNH.dtype == _NARROW, x_RNH.stride(0), rows, heads, width, _address(weight_NH), eps,
+            _address(cos_RF), _address(sin_RF), 0 if cos_RF is None else cos_RF.shape[1], out_RNH.data_ptr(),
+        )  # fmt: skip
+        if failed:
+            raise MemoryError("the norm of heads needs more memory than there is")
+        return out_RNH
 
     def gate(self, x_RO: Tensor, activation: Activation) -> Tensor:
         """Return activation(first half) * second half of each row."""

@@ -15,10 +15,15 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
+from whimbrel.model.ops.kernels import kernels
+from whimbrel.model.ops.linear import rms_norm
 from whimbrel.types.card import Rotary
 
 Bias: TypeAlias = Callable[[int, int, int], Tensor]
 """(first, last, L) -> bias of the queries `first` to `last` of a seq, (N, last - first, L)."""
+
+Angles: TypeAlias = tuple[Tensor, Tensor, bool]
+"""Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 
 _Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
 
@@ -40,6 +45,21 @@ def apply_rotary(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: 
     pair = a * cos - b * sin, b * cos + a * sin
     out = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
     return torch.cat((out, rest.float()), dim=-1) if rest.shape[-1] else out
+
+
+def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles: Angles | None) -> Tensor:
+    """Return the RMS norm of every head, unless there is no weight, rotated by `angles`, unless they are None.
+
+    The result is float32, or has the dtype of x.
+    """
+    own = None if x_RNH.is_cuda else kernels()
+    heads_follow = x_RNH.stride(-1) == 1 and x_RNH.stride(1) == x_RNH.shape[2]
+    if own is not None and heads_follow and x_RNH.dtype in (torch.float32, torch.bfloat16) and not (angles and angles[2]):
+        cos_RF, sin_RF = angles[:2] if angles else (None, None)
+        return own.norm_and_rotate(x_RNH, weight_NH, eps, cos_RF, sin_RF)
+    if weight_NH is not None:
+        x_RNH = rms_norm(x_RNH.float(), weight_NH, eps)
+    return apply_rotary(x_RNH, *angles[:2], interleaved=angles[2]) if angles else x_RNH
 
 
 def _plain(theta: float, width: int) -> Tensor:

@@ -1,0 +1,65 @@
+// Rows of embedding tables, and rows that are pooled.
+#pragma once
+
+#include <cmath>
+#include <limits>
+
+#include "simd.h"
+
+namespace whimbrel {
+
+struct Table {
+    const void* rows;  // or null
+    bool narrow;  // bfloat16, else float32
+    i64 count;
+    const std::int32_t* chosen;
+};
+
+template <class T>
+void add_row(const T* row, i64 width, bool first, float* out) {
+    for_vectors(width, [&](i64 k, auto some) {
+        const Floats x = load(row + k, some);
+        store(out + k, first ? x : add(load(out + k, some), x), some);
+    });
+}
+
+// Write the sums of the chosen rows of all tables, added in order. False if a chosen row does not exist.
+inline bool sum_of_tables(const Table* tables, int num_tables, i64 rows, i64 width, float* out) {
+    for (int t = 0; t < num_tables; t++)
+        for (i64 r = 0; r < rows; r++)
+            if (tables[t].chosen[r] < 0 || tables[t].chosen[r] >= tables[t].count) return false;
+    for (i64 r = 0; r < rows; r++)
+        for (int t = 0; t < num_tables; t++) {
+            const i64 start = tables[t].chosen[r] * width;
+            if (tables[t].narrow) add_row(static_cast<const bf16*>(tables[t].rows) + start, width, t == 0, out + r * width);
+            else add_row(static_cast<const float*>(tables[t].rows) + start, width, t == 0, out + r * width);
+        }
+    return true;
+}
+
+// Write the mean of rows starts[i] to ends[i] for each i, added in order. That of no rows is NaN.
+inline void means(const float* x, i64 width, const std::int32_t* starts, const std::int32_t* ends, i64 count, float* out) {
+    for (i64 i = 0; i < count; i++) {
+        float* to = out + i * width;
+        const Floats divisor = all(static_cast<float>(ends[i] - starts[i]));
+        for_vectors(width, [&](i64 k, auto some) { store(to + k, zero(), some); });
+        for (i64 r = starts[i]; r < ends[i]; r++) add_row(x + r * width, width, false, to);
+        for_vectors(width, [&](i64 k, auto some) { store(to + k, div(load(to + k, some), divisor), some); });
+    }
+}
+
+// Divide rows by their Euclidean norm, or by `least` if that is more. A row whose norm overflows becomes NaN.
+inline void normalize(const float* x, i64 rows, i64 width, float least, float* out) {
+    for (i64 r = 0; r < rows; r++) {
+        Floats squares = zero();
+        for_vectors(width, [&](i64 k, auto some) {
+            const Floats v = load(x + r * width + k, some);
+            squares = fma(v, v, squares);
+        });
+        const float norm = std::sqrt(sum(squares));
+        const float divisor = std::isinf(norm) ? std::numeric_limits<float>::quiet_NaN() : norm < least ? least : norm;
+        for_vectors(width, [&](i64 k, auto some) { store(out + r * width + k, div(load(x + r * width + k, some), all(divisor)), some); });
+    }
+}
+
+}  // namespace whimbrel
