@@ -482,8 +482,16 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     threading.Thread(target=own.help, daemon=True).start()
     torch.manual_seed(8)
     linear = PackedLinear(own, "float32", torch.randn(200, 96), torch.randn(200), "gelu")
-    inputs = [torch.randn(rows, 96) for rows in (1, 7, 16, 33)]
-    expected = [linear(x, torch.float32) for x in inputs]
+    q_RNH, k_RKH, v_RKH = torch.randn(40, 12, 32).bfloat16().split((6, 3, 3), dim=1)
+    seqs_B5 = np.array([[0, 27, 0, 27, 0], [27, 13, 27, 13, 0]])
+
+    def heads() -> Tensor:
+        out_RNH = torch.empty(40, 6, 32, dtype=torch.bfloat16)
+        own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs_B5, scale=0.2, causal=True, window=None)
+        return out_RNH
+
+    calls = [*(partial(linear, torch.randn(rows, 96), torch.float32) for rows in (1, 7, 16, 33)), heads]
+    expected = [call() for call in calls]
     wrong: list[int] = []
     led: list[bool] = []
 
@@ -492,10 +500,10 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
         for turn in range(300):
             leads = bool(own.lead())
             led.append(leads)
-            for number, x in enumerate(inputs):
+            for call, result in zip(calls, expected, strict=True):
                 if turns.random() < 0.05:
                     own.dismiss()
-                if not torch.equal(linear(x, torch.float32), expected[number]):
+                if not torch.equal(call(), result):
                     wrong.append(turn)
             if leads:
                 own.leave()
@@ -516,24 +524,42 @@ def test_the_environment_limits_the_helpers(monkeypatch: pytest.MonkeyPatch) -> 
     assert num_helpers(1) == 0
 
 
-def test_only_a_small_batch_that_is_alone_is_shared() -> None:
+def test_a_batch_is_shared_while_it_is_alone() -> None:
     calls: list[str] = []
 
     class Recorder:
         def __getattr__(self, name: str) -> Any:
             return lambda: calls.append(name) or name == "lead"
 
+    def new() -> list[str]:
+        found = calls.copy()
+        calls.clear()
+        return found
+
     team, other = (Team(Recorder(), 0, lambda: None) for _ in range(2))  # pyright: ignore[reportArgumentType]
-    with team.batch(16):
-        with other.batch(16):  # of another engine, or between two layers of the first
-            assert calls == ["lead", "dismiss"]
-        assert calls == ["lead", "dismiss"]
-    assert calls == ["lead", "dismiss", "leave"]
-    with team.batch(512):
-        assert calls[3:] == []
-    with pytest.raises(MemoryError), team.batch(1):
+    with team.batch() as between:
+        between()
+        assert new() == ["lead"]
+        with other.batch() as other_between:  # of another engine, or between two layers of the first
+            between()
+            other_between()
+            assert new() == ["dismiss"]
+        assert new() == []
+        between()
+        assert new() == ["leave", "lead"]
+    assert new() == ["leave"]
+    first = team.batch()
+    first.__enter__()
+    with team.batch() as between:  # of another lane, which goes on when the first has ended
+        assert new() == ["lead", "dismiss"]
+        first.__exit__(None, None, None)
+        assert new() == ["leave"]
+        between()
+        assert new() == ["lead"]
+    assert new() == ["leave"]
+    with pytest.raises(MemoryError), team.batch():
         raise MemoryError
-    assert calls[3:] == ["lead", "leave"]
+    assert new() == ["lead", "leave"]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -19,7 +19,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -91,12 +91,13 @@ class Runner:
             loaded = {path: load(tower) for path, tower in by_path.items()}
             self.prefix_cache = PrefixCache(plan.prefix_cache_bytes, model=plan.served_name)
             self._models = [loaded[tower.path][0] for tower in self._cards]
+            own_products = takes_any_rows(dtype, self._device) and all(isinstance(each, Transformer) for each in self._models)
             self._forward = Forward(
                 self._models,
                 self._put,
                 self.prefix_cache,
                 piece_tokens=plan.max_batch_tokens if plan.chunked_prefill else None,
-                any_rows=takes_any_rows(dtype, self._device) and all(isinstance(each, Transformer) for each in self._models),
+                any_rows=own_products,
             )
             self._poolings = [
                 {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}
@@ -106,9 +107,9 @@ class Runner:
                 for tower in self._cards:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
-        own = kernels() if self._copies is None else None
-        helpers = num_helpers(plan.num_lanes)
-        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers else None
+        own, helpers = kernels() if self._copies is None else None, num_helpers(plan.num_lanes)
+        shares = own_products and (quantization is None or cpu().level != "amx")  # oneDNN's products have no helpers
+        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and shares else None
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
 
@@ -137,9 +138,16 @@ class Runner:
 
         `between_layers` is called between any two layers, in this thread; on a CPU it may launch another batch.
         """
-        team = nullcontext() if self._team is None else self._team.batch(batch.num_tokens)
-        with team:
+        if self._team is None:
             return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
+        with self._team.batch() as look_for_helpers:
+
+            def between() -> None:
+                if between_layers is not None:
+                    between_layers()
+                look_for_helpers()
+
+            return self._map_memory_errors(lambda: self._launch(batch, selections, between))
 
     @torch.inference_mode()
     def _launch(

@@ -1,4 +1,4 @@
-"""Our own kernels for CPUs, in C++ (`model/native`): products with packed weights, ragged attention, norms, gates.
+"""Our own kernels for CPUs, in C++ (`model/native`): packed products, ragged attention, norms, gates, tables, means.
 
 They are a library for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
 threads run. The most capable library is used that the processor runs and the build has made. A row or a seq has the same bits

@@ -1,8 +1,8 @@
-"""Helpers of a lone small batch.
+"""Helpers of a lone batch.
 
-Lanes are the parallelism of a busy engine. A batch that is alone would leave all cores but one idle. So its products are
-shared in C++ (`native/team.h`) with helper threads, which spin while it runs. Each number of a product is computed by one
-thread, so the bits do not depend on the helpers.
+Lanes are the parallelism of a busy engine. A batch that is alone, such as a single text or the last of a request, would leave
+all cores but one idle. So its products and heads are shared in C++ (`native/team.h`) with helper threads, which spin while it
+runs. Each number is computed by one thread, so the bits do not depend on the helpers.
 """
 
 from __future__ import annotations
@@ -15,8 +15,6 @@ from typing import ClassVar, Final
 
 from whimbrel.model.ops.kernels import Kernels
 
-_MOST_TOKENS: Final = 128
-"""Largest batch that is shared. Larger ones are split among lanes by the scheduler, as far as they have several texts."""
 _MOST_HELPERS: Final = 7
 
 _started: Final[set[int]] = set()
@@ -35,6 +33,8 @@ class Team:
     """The helpers, and the number of batches that run in this process."""
 
     _num_running: ClassVar = 0
+    _is_open: ClassVar = False
+    """True while helpers are awake."""
 
     def __init__(self, kernels: Kernels, num_helpers: int, init_thread: Callable[[], None]) -> None:
         """`init_thread` is called by each helper. It is kept until the process ends, as are the helpers."""
@@ -42,21 +42,35 @@ class Team:
         self._start_helpers(num_helpers, init_thread)
 
     @contextmanager
-    def batch(self, num_tokens: int) -> Generator[None]:
-        """Run a batch in this thread, with the helpers if it is small and alone."""
+    def batch(self) -> Generator[Callable[[], None]]:
+        """Run a batch in this thread, with the helpers while it is alone.
+
+        Yields a function to call between two layers: the batch may be alone by then.
+        """
+        leads = False
+
+        def look_again() -> None:
+            nonlocal leads
+            with _lock:
+                if Team._num_running == 1 and not Team._is_open:
+                    if leads:
+                        self._kernels.leave()  # it was dismissed
+                    leads = Team._is_open = bool(self._kernels.lead())
+
         with _lock:
             Team._num_running += 1
-            alone = Team._num_running == 1
-            leads = alone and num_tokens <= _MOST_TOKENS and bool(self._kernels.lead())
-            if not alone:
+            if Team._is_open:
                 self._kernels.dismiss()
+                Team._is_open = False
         try:
-            yield
+            look_again()
+            yield look_again
         finally:
             with _lock:
                 Team._num_running -= 1
                 if leads:
                     self._kernels.leave()
+                    Team._is_open = False
 
     def _start_helpers(self, count: int, init_thread: Callable[[], None]) -> None:
         def help_leaders() -> None:
