@@ -17,6 +17,7 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.heads import load_head
 from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.kernels import dtype_around_int8
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
 from whimbrel.model.static import IdfWeights, StaticTable
@@ -52,7 +53,8 @@ def load_model(
 ) -> tuple[Model, Mapping[Head, LoadedHead]]:
     """Load the model, its heads, and the heads of towers that share it. Raises CheckpointError.
 
-    `quantization` takes the model's linear layers, not those of its heads.
+    `quantization` takes the model's linear layers, not those of its heads. With it a decoder over the vocabulary has the dtype
+    that is around int8.
     """
     if card.encoder.idf is not None:
         return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
@@ -71,7 +73,7 @@ def load_model(
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype, quantization=quantization)
             left_out = model.left_out
-        heads = _heads(folder, card, weights, device, dtype)
+        heads = _heads(folder, card, weights, device, dtype if quantization is None else dtype_around_int8())
         _check_left_out(left_out, weights)
         weights.finish(names.unused)
     return model, heads
