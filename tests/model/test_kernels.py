@@ -18,7 +18,7 @@ from test_ops import SCORES, make_layout
 from torch import Tensor
 
 from whimbrel.model.native import compile as native
-from whimbrel.model.ops import attention, kernels, positions
+from whimbrel.model.ops import attention, kernels
 from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.cpu import cpu
@@ -64,7 +64,7 @@ pytestmark = pytest.mark.skipif(
 @pytest.fixture(params=SETS or ["none"])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
     found = Kernels(request.param)
-    for module in (kernels, attention, positions):
+    for module in (kernels, attention):
         monkeypatch.setattr(module, "kernels", lambda: found)
     return found
 
@@ -619,3 +619,13 @@ def test_means_and_normed_rows(own: Kernels, width: int) -> None:
     found_PD = own.normalize(odd_PD, 1e-12)
     assert not found_PD[0].any()
     assert found_PD[1:].isnan().all()
+
+
+def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
+    q_RNH = torch.zeros(4, 1, 32, dtype=torch.bfloat16)
+    v_RNH, out_RNH = torch.ones_like(q_RNH), torch.empty_like(q_RNH)
+    v_RNH[2, 0, 5] = torch.nan
+    own.attend(q_RNH, q_RNH, v_RNH, out_RNH, np.array([[0, 4, 0, 4, 0]]), scale=1.0, causal=False, window=None)
+    assert out_RNH[:, 0, 5].isnan().all()
+    out_RNH[:, 0, 5] = 1
+    assert (out_RNH == 1).all()

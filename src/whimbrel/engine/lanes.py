@@ -148,7 +148,7 @@ class Lanes:
         try:
             with Timer("collect", model=self._model):
                 outputs = [self._collect_tower(tower) for tower in flight.towers]
-        except BaseException as error:  # whatever it is, the requests get an answer and the collector lives
+        except BaseException as error:  # whatever it is, the requests get an answer and the thread lives
             self._batch_failed(flight.batch, flight.slots, flight.observer_slot, error)
         else:
             self._batch_done(flight)

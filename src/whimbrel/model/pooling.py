@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.ops.activations import in_blocks
-from whimbrel.model.ops.kernels import kernels
+from whimbrel.model.ops.kernels import kernels_for
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.types.card import Output, PoolingMode
 from whimbrel.types.heads import Head, OutputActivation
@@ -103,8 +103,7 @@ def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal[
 
 def normalize(x_PD: Tensor) -> Tensor:
     """Divide rows by their Euclidean norm. A row of zeros stays zero; a row whose norm overflows becomes NaN."""
-    own = None if x_PD.is_cuda or x_PD.dtype != torch.float32 else kernels()
-    if own is not None:
+    if (own := kernels_for(x_PD)) is not None and x_PD.dtype == torch.float32:
         return own.normalize(x_PD, _LEAST_NORM)
     norms_P1 = cast(Tensor, x_PD.norm(dim=-1, keepdim=True))  # pyright: ignore[reportUnknownMemberType]
     return x_PD / norms_P1.clamp_min(_LEAST_NORM).masked_fill(norms_P1.isinf(), torch.nan)
@@ -120,8 +119,7 @@ def truncate_columns(x_PD: Tensor, widths_P: Tensor) -> Tensor:
 
 
 def _mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    own = None if x_TD.is_cuda or x_TD.dtype != torch.float32 else kernels()
-    if own is not None:
+    if (own := kernels_for(x_TD)) is not None and x_TD.dtype == torch.float32:
         return own.means(x_TD.contiguous(), rows.starts_P.contiguous(), rows.ends_P.contiguous())
     return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None]
 

@@ -28,7 +28,7 @@ from whimbrel.model.families import FAMILIES, WeightRole
 from whimbrel.model.latent import load_latent
 from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
-from whimbrel.model.ops.kernels import kernels
+from whimbrel.model.ops.kernels import kernels_for
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, norm_and_rotate, relative
 from whimbrel.model.ops.quantization import Quantization
@@ -180,7 +180,7 @@ class Transformer:
         return layout.adapters_R[:, None] != self._lora_columns_K
 
     def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-        own = None if ids_R.is_cuda else kernels()
+        own = kernels_for(ids_R)
         if own is not None and lora_mask_RK is None and self._spec.embedding_scale == 1.0:
             positions = None if self._positions is None else (self._positions, positions_R)
             x_RD = own.embed(self._words, ids_R, positions, None if self._types is None else (self._types, type_ids_R))
@@ -257,6 +257,8 @@ class Transformer:
             if whole_norm is not None:
                 qk_RNH = whole_norm(qk_RNH.float())
             if weight_NH is not None or rows.angles[rotary] is not None:
+                if scores.softcap is not None or scores.bias is not None:  # these attend in float32
+                    qk_RNH = qk_RNH.float()
                 qk_RNH = norm_and_rotate(qk_RNH, weight_NH, spec.norm_eps, rows.angles[rotary])
             q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
             return out(attend(q_RNH, k_RKH, v_RKH, rows.layout, scores), rows.lora_mask_RK)

@@ -25,7 +25,7 @@ def offsets_of(counts: NDArray[np.integer | np.bool_]) -> Int64Array:
 
 
 def lengths_of(offsets: NDArray[np.integer]) -> NDArray[Any]:
-    """Return the differences of neighbors, as np.diff does in ten times the time: (N,) of N + 1 offsets."""
+    """Return the differences of neighbors, (N,) of N + 1 offsets; np.diff takes ten times as long."""
     return offsets[1:] - offsets[:-1]
 
 

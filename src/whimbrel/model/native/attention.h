@@ -15,6 +15,7 @@ namespace whimbrel {
 
 constexpr i64 BLOCK_KEYS = 256;
 constexpr i64 BLOCK_QUERIES = 24;
+constexpr i64 MOST_SHARED_KEYS = 16384;  // of a seq: helpers keep their memory
 
 template <class T>
 struct Rows {
@@ -264,7 +265,8 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
         for (i64 n = h * shared; n < (h + 1) * shared; n++)
             attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
     };
-    in_parallel(num_seqs * num_key_heads, run_key_head);
+    if (longest <= MOST_SHARED_KEYS) return in_parallel(num_seqs * num_key_heads, run_key_head);
+    for (i64 i = 0; i < num_seqs * num_key_heads; i++) run_key_head(i);
 }
 
 }  // namespace whimbrel

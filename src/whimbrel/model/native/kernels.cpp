@@ -1,6 +1,7 @@
 // The kernels that Python calls (model/ops/kernels.py), compiled once for each instruction set (compile.py).
 //
-// Each call runs in the calling thread. Those that return a number return 1 if memory ran out, else 0. Pointers are of contiguous rows unless a stride is given; strides count numbers.
+// A call runs in the calling thread, and products and heads also in those of its team. Those that compute and return a number return 0, or
+// 1 if memory ran out. Pointers are of contiguous rows unless a stride is given; strides count numbers.
 #include <cmath>
 #include <type_traits>
 
@@ -84,7 +85,7 @@ int whimbrel_has(int kind) {
 // Number of columns to which weights are padded.
 i64 whimbrel_panel() { return PANEL; }
 
-// Lead the team in this thread; 0 if another thread does. Until `whimbrel_leave`, products are shared with its helpers.
+// Lead the team in this thread; 0 if another thread does. Until `whimbrel_leave`, products and heads are shared with its helpers.
 int whimbrel_lead() { return open_team(); }
 void whimbrel_leave() { leave_team(); }
 // Send the helpers to sleep: another lane needs the processor.

@@ -29,7 +29,7 @@ inline Floats power_of_e(Floats x) { return rough ? rough_power_of_2(mul(x, all(
 template <bool rough>
 inline Floats logistic(Floats x) { return inverse<rough>(add(all(1.0f), power_of_e<rough>(sub(zero(), x)))); }
 
-// Coefficients of erf(x / sqrt(2)) / 2 = x (c0 + c1 x^2 + c2 x^4 ...) up to 4.25, fitted for the least error of GELU. Beyond, the polynomial is above 1/2.
+// Coefficients of erf(x / sqrt(2)) / 2 = x (c0 + c1 x^2 + c2 x^4 ...) up to 4.27, fitted for the least error of GELU. Beyond, it is above 1/2 and is cut.
 constexpr float ERF[] = {3.988192081e-1f, -6.619027257e-2f, 9.718773887e-3f, -1.079076319e-3f, 8.848884318e-5f, -5.147482625e-6f, 1.986139893e-7f, -4.515241958e-9f, 4.546989868e-11f};
 
 inline Floats rough_gelu(Floats x) {

@@ -52,7 +52,7 @@ void norm_and_rotate(const T* x, i64 x_stride, i64 rows, i64 heads, i64 width, c
             for_vectors(width, [&](i64 k, auto some) {
                 const Floats v = load(in + k, some);
                 store(head + k, v, some);
-                squares = fma(v, v, squares);
+                if (weight != nullptr) squares = fma(v, v, squares);
             });
             if (weight != nullptr) {
                 const double mean = static_cast<double>(sum(squares)) / static_cast<double>(width);

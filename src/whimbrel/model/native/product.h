@@ -102,7 +102,7 @@ inline int exponent_of(float x) {
     return (bits >> 23) - 127;
 }
 
-// 2^n of a normal number.
+// 2^n, for n from -126 to 127.
 inline float power_of_2(int n) {
     const std::int32_t bits = (n + 127) << 23;
     float x;
@@ -118,7 +118,7 @@ inline float power_to_reach(int exponent, float magnitude) {
     return power_of_2(exponent - std::max(-100, std::min(127, exponent_of(magnitude))));
 }
 
-// The largest magnitude among n numbers.
+// The largest magnitude among n numbers. NaN is passed over.
 template <class T>
 inline float largest_magnitude(const T* x, i64 n) {
     Floats most = zero();
@@ -130,7 +130,8 @@ inline float largest_magnitude(const bf16* x, i64 n) {
     __m512i most = _mm512_setzero_si512();
     for (i64 k = 0; k < n; k += 2 * W) {
         const __mmask32 some = n - k < 2 * W ? (__mmask32{1} << (n - k)) - 1 : ~__mmask32{0};
-        most = _mm512_max_epu16(most, _mm512_and_si512(_mm512_maskz_loadu_epi16(some, x + k), _mm512_set1_epi16(0x7fff)));
+        const __m512i bits = _mm512_and_si512(_mm512_maskz_loadu_epi16(some, x + k), _mm512_set1_epi16(0x7fff));
+        most = _mm512_mask_max_epu16(most, _mm512_cmple_epu16_mask(bits, _mm512_set1_epi16(0x7f80)), most, bits);
     }
     const __m256i half = _mm256_max_epu16(_mm512_castsi512_si256(most), _mm512_extracti64x4_epi64(most, 1));
     const __m128i part = _mm_max_epu16(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1));

@@ -1,6 +1,7 @@
 // Rows of embedding tables, and rows that are pooled.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -9,7 +10,7 @@
 namespace whimbrel {
 
 struct Table {
-    const void* rows;  // or null
+    const void* rows;
     bool narrow;  // bfloat16, else float32
     i64 count;
     const std::int32_t* chosen;
@@ -41,7 +42,7 @@ inline bool sum_of_tables(const Table* tables, int num_tables, i64 rows, i64 wid
 inline void means(const float* x, i64 width, const std::int32_t* starts, const std::int32_t* ends, i64 count, float* out) {
     for (i64 i = 0; i < count; i++) {
         float* to = out + i * width;
-        const Floats divisor = all(static_cast<float>(ends[i] - starts[i]));
+        const Floats divisor = all(static_cast<float>(std::max(0, ends[i] - starts[i])));
         for_vectors(width, [&](i64 k, auto some) { store(to + k, zero(), some); });
         for (i64 r = starts[i]; r < ends[i]; r++) add_row(x + r * width, width, false, to);
         for_vectors(width, [&](i64 k, auto some) { store(to + k, div(load(to + k, some), divisor), some); });

@@ -16,7 +16,7 @@
 
 namespace whimbrel {
 
-constexpr std::int64_t SHARES = 4;  // of a job that each thread claims: a claim costs the way between two cores
+constexpr std::int64_t SHARES = 4;  // of a job for each thread: claiming one costs a cache line's way between two cores
 constexpr unsigned YIELD_ROUNDS = 64;  // some microseconds
 
 // What one thread writes while others read is on a cache line of its own.

@@ -148,6 +148,9 @@ class Kernels:
 
         `others` are up to two more tables in float32, with their ids; None: no table. Raises IndexError.
         """
+        assert words_VD.dtype in (torch.float32, _NARROW)
+        assert words_VD.is_contiguous()
+        assert ids_R.dtype == torch.int32
         rows, width = len(ids_R), words_VD.shape[1]
         out_RD = torch.empty(rows, width)
         tables = [
@@ -170,6 +173,8 @@ class Kernels:
 
     def means(self, x_RD: Tensor, starts_P: Tensor, ends_P: Tensor) -> Tensor:
         """Return the mean of rows starts_P[i] to ends_P[i] for each i, (P, D); x is float32, the bounds int32."""
+        assert x_RD.dtype == torch.float32
+        assert starts_P.dtype == ends_P.dtype == torch.int32
         out_PD = torch.empty(len(starts_P), x_RD.shape[1])
         self._means(x_RD.data_ptr(), x_RD.shape[1], starts_P.data_ptr(), ends_P.data_ptr(), len(starts_P), out_PD.data_ptr())
         return out_PD
@@ -274,6 +279,11 @@ def kernels() -> Kernels | None:
         logging.getLogger("whimbrel").warning("The kernels %s, and PyTorch's are used.", problem)
         return None
     return Kernels(name)
+
+
+def kernels_for(tensor: Tensor) -> Kernels | None:
+    """Return the kernels if the tensor is where they run, else None."""
+    return None if tensor.is_cuda else kernels()
 
 
 def _problem(name: str) -> str | None:

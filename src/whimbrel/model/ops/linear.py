@@ -186,7 +186,7 @@ def round_up_rows(num_rows: int) -> int:
 
 def gate(x_RO: Tensor, activation: Activation) -> Tensor:
     """Return activation(first half) * second half of each row."""
-    kernels = None if x_RO.is_cuda else own.kernels()
+    kernels = own.kernels_for(x_RO)
     if kernels is not None and activation in own.FUSED:
         return kernels.gate(x_RO, activation)
     gate_RI, up_RI = x_RO.chunk(2, dim=-1)
@@ -195,7 +195,7 @@ def gate(x_RO: Tensor, activation: Activation) -> Tensor:
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, added: Tensor | None = None) -> Tensor:
     """Return the layer norm of x + added over the last dimension, in float32."""
-    kernels = None if x.is_cuda else own.kernels()
+    kernels = own.kernels_for(x)
     if kernels is not None and own.suits_norm(x, added, weight):
         return kernels.norm(x, added, weight, bias, eps, centred=True)
     x = x.float() if added is None else x + added
@@ -207,7 +207,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None)
 
     `weight` may have more dimensions.
     """
-    kernels = None if x.is_cuda else own.kernels()
+    kernels = own.kernels_for(x)
     if kernels is not None and own.suits_norm(x, added, weight):
         return kernels.norm(x, added, weight, None, eps, centred=False)
     x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.kernels import kernels
+from whimbrel.model.ops.kernels import kernels_for
 from whimbrel.model.ops.linear import rms_norm
 from whimbrel.types.card import Rotary
 
@@ -50,9 +50,9 @@ def apply_rotary(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: 
 def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles: Angles | None) -> Tensor:
     """Return the RMS norm of every head, unless there is no weight, rotated by `angles`, unless they are None.
 
-    The result is float32, or has the dtype of x.
+    With our kernels, or if nothing is done, the result has the dtype of x; else it is float32.
     """
-    own = None if x_RNH.is_cuda else kernels()
+    own = kernels_for(x_RNH)
     heads_follow = x_RNH.stride(-1) == 1 and x_RNH.stride(1) == x_RNH.shape[2]
     if own is not None and heads_follow and x_RNH.dtype in (torch.float32, torch.bfloat16) and not (angles and angles[2]):
         cos_RF, sin_RF = angles[:2] if angles else (None, None)
