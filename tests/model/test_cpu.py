@@ -34,6 +34,7 @@ def find(capabilities: dict[str, Any], *, bfloat16: bool = True, amx: bool = Tru
         ({}, "other"), ({"architecture": "aarch64", "neon": True}, "other"), (LAPTOP, "avx2"), (ICE_LAKE, "avx512"),
         (ZEN_4, "avx512_bf16"), (SAPPHIRE_RAPIDS, "amx"), (SAPPHIRE_RAPIDS | {"avx512_bw": False}, "avx2"),
         (SAPPHIRE_RAPIDS | {"avx2": False}, "other"), (SAPPHIRE_RAPIDS | {"amx_bf16": False}, "avx512_bf16"),
+        (SAPPHIRE_RAPIDS | {"amx_int8": False}, "avx512_bf16"),
     ],
     ids=str,
 )  # fmt: skip

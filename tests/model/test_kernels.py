@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -26,7 +27,7 @@ from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, piec
 from whimbrel.model.ops.kernels import Kernels, PackedLinear
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
-from whimbrel.model.ops.quantization import Int8Linear, OneDnnInt8Linear, Quantization
+from whimbrel.model.ops.quantization import Int8Linear, Quantization
 from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.types.hardware import Cpu
 
@@ -39,6 +40,7 @@ _LEVELS = {
     "avx512_vnni": "avx512",
     "avx512_bf16": "avx512_bf16",
     "avx512_fp16": "avx512_bf16",
+    "amx": "amx",
 }
 _NEEDS = {"avx2_vnni": "avx_vnni", "avx512_vnni": "avx512_vnni", "avx512_fp16": "avx512_fp16"}
 
@@ -55,15 +57,26 @@ def _runnable() -> list[str]:
     ]
 
 
-SETS = _runnable()
+_IMITATED = "amx, imitated"
+"""The kernels for AMX, with its instructions imitated in C++."""
+
+SETS = _runnable() + ([_IMITATED] if "avx512_bf16" in _runnable() and shutil.which("c++") else [])
 pytestmark = pytest.mark.skipif(
     kernels.kernels() is None, reason="there are no kernels here: another processor, or no compiler"
 )
 
 
+@pytest.fixture(scope="session")
+def imitated_amx(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    to = tmp_path_factory.mktemp("kernels") / "kernels.amx.so"
+    assert native.compile_library("c++", [*native.INSTRUCTION_SETS["amx"], "-DWHIMBREL_IMITATED_TILES"], to) is None
+    return to
+
+
 @pytest.fixture(params=SETS or ["none"])
 def own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    found = Kernels(request.param)
+    imitated = request.param == _IMITATED
+    found = Kernels(request.getfixturevalue("imitated_amx") if imitated else native.library(request.param))
     for module in (kernels, attention):
         monkeypatch.setattr(module, "kernels", lambda: found)
     return found
@@ -208,36 +221,6 @@ def test_int8_has_the_bits_of_pytorchs_integers(own: Kernels) -> None:
     assert torch.equal(zeros, torch.zeros(2, 3))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 48])
-def test_int8_through_onednn(own: Kernels, rows: int) -> None:
-    """The way on processors with AMX: the same numbers, whichever library adds the integers."""
-    torch.manual_seed(2)
-    x, weight, bias, smooth = torch.randn(rows, 64) * 3, torch.randn(45, 64), torch.randn(45), torch.rand(64) + 0.5
-    for activation in kernels.FUSED:
-        least = 2e-6 if activation in ("identity", "relu") else 2e-4
-        linear, expected = (kind(weight, bias, activation, smooth) for kind in (partial(OneDnnInt8Linear, own), Int8Linear))
-        for dtype in (torch.float32, torch.bfloat16):
-            assert _near(linear(x.to(dtype), dtype), expected(x.to(dtype), dtype), least if dtype == torch.float32 else 1e-2)
-    x[0, 3] = torch.nan
-    assert linear(x, torch.float32)[0].isnan().all()
-    assert linear(x, torch.float32)[1:].isfinite().all()
-
-
-@pytest.mark.bfloat16
-@pytest.mark.parametrize("what", ["all", "causal"])
-def test_long_seqs_through_sdpa(own: Kernels, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The way on processors with AMX: longer seqs one by one, the others by our own kernel."""
-    monkeypatch.setattr(attention, "cpu", lambda: Cpu("Xeon", "amx", "native"))
-    lengths = [200, 200, 129, 128, 5]
-    layout = make_layout(lengths)
-    torch.manual_seed(3)
-    q, k, v = torch.randn(layout.num_tokens, 6, 32).bfloat16().split((2, 2, 2), dim=1)
-    scores = ScoreOptions(32**-0.5, **SCORES[what])
-    out = attend(q, k, v, layout, scores)
-    assert _near(out, attend_reference(q, k, v, layout, scores), 1e-2)
-    assert torch.equal(out[400:529], attend(q[400:529], k[400:529], v[400:529], make_layout([129]), scores))
-
-
 @pytest.mark.parametrize("what", ["all", "causal", "window", "causal window"])
 @pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 32), (4, 2, 64), (3, 1, 20), (2, 2, 136)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -376,12 +359,12 @@ def test_the_instruction_set_follows_from_the_processor() -> None:
         ("other", False): [], ("avx2", False): ["avx2"], ("avx2", True): ["avx2_vnni", "avx2"],
         ("avx512", False): ["avx512", "avx2"], ("avx512", True): ["avx512_vnni", "avx512", "avx2"],
         ("avx512_bf16", True): ["avx512_bf16", "avx512_vnni", "avx512", "avx2"],
-        ("amx", False): ["avx512_bf16", "avx512", "avx2"],
+        ("amx", False): ["amx", "avx512_bf16", "avx512", "avx2"],
     }  # fmt: skip
     for (level, vnni), names in sets.items():
         assert list(kernels.instruction_sets(Cpu("any", level, vnni=vnni))) == names  # pyright: ignore[reportArgumentType]
     assert kernels.instruction_sets(Cpu("Xeon", "avx512_bf16", "slow", float16=True))[:2] == ("avx512_fp16", "avx512_bf16")
-    assert kernels.instruction_sets(Cpu("Xeon", "amx", "native", float16=True))[:2] == ("avx512_fp16", "avx512_bf16")
+    assert kernels.instruction_sets(Cpu("Xeon", "amx", "native", float16=True))[:2] == ("amx", "avx512_fp16")
     assert kernels.fast_bfloat16(Cpu("EPYC", "avx512_bf16", "native"))
     assert not kernels.fast_bfloat16(Cpu("Xeon", "avx512_bf16", "slow"))
     assert not kernels.fast_bfloat16(Cpu("Xeon", "amx", "native"))
@@ -451,7 +434,7 @@ cp {made} "$to"
     compiler.chmod(0o755)
     monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
     monkeypatch.setenv("CXX", str(compiler))
-    assert "failed for avx512_fp16: error: no such instruction" in (native.compile_kernels() or "")
+    assert "failed: error: no such instruction (for avx512_fp16)" in (native.compile_kernels() or "")
     assert native.compiled() == [name for name in native.INSTRUCTION_SETS if name != "avx512_fp16"]
     monkeypatch.setattr(native, "fingerprint", lambda: 1)
     assert native.compiled() == []

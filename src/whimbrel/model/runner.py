@@ -108,8 +108,7 @@ class Runner:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
         own, helpers = kernels() if self._copies is None else None, num_helpers(plan.num_lanes)
-        shares = own_products and (quantization is None or cpu().level != "amx")  # oneDNN's products have no helpers
-        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and shares else None
+        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and own_products else None
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
 

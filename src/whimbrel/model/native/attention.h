@@ -14,7 +14,11 @@
 namespace whimbrel {
 
 constexpr i64 BLOCK_KEYS = 256;
+#ifdef WHIMBREL_TILES
+constexpr i64 BLOCK_QUERIES = 2 * TILE_ROWS;
+#else
 constexpr i64 BLOCK_QUERIES = 24;
+#endif
 constexpr i64 MOST_SHARED_KEYS = 16384;  // of a seq: helpers keep their memory
 
 template <class T>
@@ -98,7 +102,7 @@ void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 u
                     std::memset(part[r], 0, sizeof part[r]);
                     continue;
                 }
-                const i64 from = unit * D::per_unit, left = width - from;
+                const i64 from = unit * D::per_unit, left = std::max<i64>(0, width - from);
                 const T* in = rows + (row + r) * stride + from;
                 if constexpr (D::per_unit == 1) {
                     store(reinterpret_cast<float*>(part[r]), load(in, std::min<i64>(left, W)));
@@ -125,7 +129,7 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[may
                     store(reinterpret_cast<float*>(out) + j, left > 0 ? load(rows + unit * stride + column + j, left) : zero());
                 } else {
                     const i64 row = 2 * unit;
-                    Floats even = left > 0 ? load(rows + row * stride + column + j, left) : zero();
+                    Floats even = left > 0 && row < count ? load(rows + row * stride + column + j, left) : zero();
                     Floats odd = left > 0 && row + 1 < count ? load(rows + (row + 1) * stride + column + j, left) : zero();
                     if constexpr (D::scaled) {
                         even = mul(even, all(VALUE_FACTOR * scales[row]));
@@ -138,16 +142,14 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[may
 
 template <class D, class T>
 void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, T* out, i64 out_stride) {
-    const i64 units = (width + D::per_unit - 1) / D::per_unit, key_units = (num_keys + D::per_unit - 1) / D::per_unit;
-    const i64 padded = up_to(width, PANEL);
+    const i64 units = units_for<D>(width), key_units = units_for<D>(num_keys), padded = up_to(width, PANEL);
     for (i64 row = 0; row < num_queries; row += BLOCK_QUERIES) {
         const i64 count = std::min(BLOCK_QUERIES, num_queries - row), first = before + row;
         float scale_of[BLOCK_QUERIES];  // by which a product becomes a score
         for (i64 r = 0; r < count; r++) {
             std::uint32_t* to = at.queries + r * units;
             const T* in = q + (row + r) * q_stride;
-            if constexpr (D::per_unit == 2)
-                if (width % 2) to[units - 1] = 0;
+            std::fill(to + width / D::per_unit, to + units, 0u);
             const float factor = D::scaled ? power_to_reach(3, largest_magnitude(in, width)) : 1.0f;
             scale_of[r] = scores.scale * LOG_OF_E / factor;
             for_vectors(width, [&](i64 k, auto some) {
@@ -192,7 +194,7 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 const float previous = most[r], now = std::max(previous, largest(top));
                 most[r] = now;
                 // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
-                const Floats scale = all(scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
+                const Floats scale = all(D::per_unit == 2 ? scores.scale * LOG_OF_E : scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
                 const auto put = [&](i64 j, Floats e) {
                     if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * stride) + j, e);
@@ -200,7 +202,8 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 };
                 for_vectors(to, [&](i64 j, auto some) {
                     const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
-                    const Floats e = keep(D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : exponential(mul(x, scale)), some);
+                    const Floats power = D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : D::per_unit == 2 ? rough_power_of_2(mul(x, scale)) : exponential(mul(x, scale));
+                    const Floats e = keep(power, some);
                     if constexpr (D::scaled) sums = fma(e, load(at.value_scales + key + j), sums);
                     else sums = add(sums, e);
                     put(j, e);
@@ -215,9 +218,8 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                     for (i64 k = 0; k < padded; k += W) store(v + k, mul(load(v + k), all(shrink)));
                 }
             }
-            const i64 block_units = (columns + D::per_unit - 1) / D::per_unit;
             for (i64 column = 0; column < width; column += PANEL)
-                product<D>(count, at.weights, BLOCK_KEYS + 16, at.values + column * key_units + key / D::per_unit * PANEL, block_units, at.sums + column, padded, begin, width - column <= W);
+                product<D>(count, at.weights, BLOCK_KEYS + 16, at.values + column * key_units + key / D::per_unit * PANEL, units_for<D>(columns), at.sums + column, padded, begin, width - column <= W);
             begin = false;
         }
         for (i64 r = 0; r < count; r++) {
@@ -252,8 +254,8 @@ template <class D, class T>
 void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seqs, const std::int64_t* seqs, i64 num_heads, i64 num_key_heads, i64 width, const Scores& scores) {
     i64 longest = 0;
     for (i64 b = 0; b < num_seqs; b++) longest = std::max(longest, seqs[5 * b + 3]);
-    const i64 units = (width + D::per_unit - 1) / D::per_unit, shared = num_heads / num_key_heads;
-    auto run_key_head = [&](i64 number) {
+    const i64 units = units_for<D>(width), shared = num_heads / num_key_heads;
+    const auto run_key_head = [&](i64 number) {
         const i64 b = number / num_key_heads, h = number % num_key_heads;
         const i64 first = seqs[5 * b], count = seqs[5 * b + 1], key = seqs[5 * b + 2], num_keys = seqs[5 * b + 3], before = seqs[5 * b + 4];
         if (count == 0) return;
@@ -261,12 +263,16 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
         const T *keys = k.data + key * k.row_stride + h * k.head_stride, *values = v.data + key * v.row_stride + h * v.head_stride;
         if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
         pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
-        pack_rows<D>(values, v.row_stride, num_keys, width, (num_keys + D::per_unit - 1) / D::per_unit, at.value_scales, at.values);
+        pack_rows<D>(values, v.row_stride, num_keys, width, units_for<D>(num_keys), at.value_scales, at.values);
         for (i64 n = h * shared; n < (h + 1) * shared; n++)
             attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
     };
-    if (longest <= MOST_SHARED_KEYS) return in_parallel(num_seqs * num_key_heads, run_key_head);
-    for (i64 i = 0; i < num_seqs * num_key_heads; i++) run_key_head(i);
+    auto run_key_heads = [&](i64 from, i64 to) {
+        [[maybe_unused]] typename D::Registers registers;
+        for (i64 number = from; number < to; number++) run_key_head(number);
+    };
+    if (longest <= MOST_SHARED_KEYS) in_parallel(num_seqs * num_key_heads, run_key_heads);
+    else run_key_heads(0, num_seqs * num_key_heads);
 }
 
 }  // namespace whimbrel

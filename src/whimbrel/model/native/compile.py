@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -27,6 +27,7 @@ INSTRUCTION_SETS: Final = {
     "avx512_vnni": ("-march=cascadelake",),
     "avx512_bf16": ("-march=cooperlake",),
     "avx512_fp16": ("-march=cooperlake", "-DWHIMBREL_FLOAT16"),
+    "amx": ("-march=cooperlake", "-DWHIMBREL_TILES"),
 }
 """Name of each library, and the compiler's flags for it. They are written for GCC 11 and Clang 14 or later."""
 
@@ -73,20 +74,21 @@ def compile_kernels() -> str | None:
     if stamp.exists() and stamp.read_text() == current and all(library(name).exists() for name in INSTRUCTION_SETS):
         return None
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        problems = [problem for problem in threads.map(partial(_compile, command), INSTRUCTION_SETS) if problem]
+        made = threads.map(lambda name: compile_library(command, INSTRUCTION_SETS[name], library(name)), INSTRUCTION_SETS)
+        problems = [f"{problem} (for {name})" for name, problem in zip(INSTRUCTION_SETS, made, strict=True) if problem]
     if not problems:
         stamp.write_text(current)
     return problems[0] if problems else None
 
 
-def _compile(command: str, name: str) -> str | None:
-    to = library(name)
+def compile_library(command: str, flags: Sequence[str], to: Path) -> str | None:
+    """Compile the kernels for an instruction set. Return why that failed, or None."""
     part = to.with_suffix(f".{os.getpid()}")
     arguments = [
         *shlex.split(command),
         *_FLAGS,
         f"-DSOURCES={fingerprint()}u",
-        *INSTRUCTION_SETS[name],
+        *flags,
         str(HERE / "kernels.cpp"),
         "-o",
         str(part),
@@ -101,4 +103,4 @@ def _compile(command: str, name: str) -> str | None:
     except OSError as error:
         return f"{command}: {error.strerror}"
     first = next((line for line in done.stderr.splitlines() if "error" in line), f"exit code {done.returncode}")
-    return f"{command} failed for {name}: {first}"
+    return f"{command} failed: {first}"

@@ -82,8 +82,9 @@ int whimbrel_has(int kind) {
     return kind == FLOAT32;
 }
 
-// Number of columns to which weights are padded.
+// Number of columns to which weights are padded, and of units of 4 bytes to which their inner dimension is.
 i64 whimbrel_panel() { return PANEL; }
+i64 whimbrel_units(int kind, i64 inner) { return packed_units(inner, kind); }
 
 // Lead the team in this thread; 0 if another thread does. Until `whimbrel_leave`, products and heads are shared with its helpers.
 int whimbrel_lead() { return open_team(); }
@@ -93,10 +94,10 @@ void whimbrel_dismiss() { team.open = 0; }
 // Help whoever leads. Does not return.
 void whimbrel_help() { help_team(); }
 
-// Pack a weight of (columns, inner) float32. `units` holds padded columns * units of 4 bytes; `scales`, for int8 and float16, and
+// Pack a weight of (columns, inner) float32. `units` holds padded columns * padded units; `scales`, for int8 and float16, and
 // `column_sums`, for int8, one number for each padded column.
 void whimbrel_pack(int kind, const float* weight, i64 columns, i64 inner, std::uint32_t* units, float* scales, std::int32_t* column_sums) {
-    const i64 num_units = units_of(inner, kind), in_unit = per_unit(kind);
+    const i64 num_units = packed_units(inner, kind), in_unit = per_unit(kind);
     std::memset(units, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(num_units * PANEL * panels_of(columns)));
     for (i64 column = 0; column < columns; column++) {
         const float* in = weight + column * inner;
@@ -144,27 +145,6 @@ int whimbrel_linear([[maybe_unused]] int kind, int activation, const void* x, in
 #endif
         return run(InFloat32{});
     });
-}
-
-// Write rows of x * factors as bytes, with the scale and zero point of each row. `inner` is a multiple of 4.
-void whimbrel_quantize(const void* x, int narrow, i64 x_stride, i64 rows, const float* factors, i64 inner, std::uint8_t* out, float* scales, std::int32_t* zero_points) {
-    const Weight weight{nullptr, nullptr, nullptr, nullptr, factors, inner, 0};
-    const auto run = [&](const auto* in) {
-        for (i64 r = 0; r < rows; r++)
-            write_bytes(in + r * x_stride, weight, reinterpret_cast<std::uint32_t*>(out + r * inner), scales + r, zero_points + r);
-    };
-    narrow ? run(static_cast<const bf16*>(x)) : run(static_cast<const float*>(x));
-}
-
-// Turn exact sums of bytes, as float32, into results. The arrays of columns are padded to whole panels.
-void whimbrel_finish(int activation, const float* sums, i64 rows, i64 columns, const float* row_scales, const std::int32_t* row_zeros, const float* bias, const float* scales, const std::int32_t* column_sums, void* out, int narrow) {
-    const Weight weight{nullptr, bias, scales, column_sums, nullptr, 0, columns};
-    const auto run = [&](auto* to) {
-        using Out = std::remove_pointer_t<decltype(to)>;
-        constexpr FinishFloats<Out> finishes[] = {finish_floats<IDENTITY, Out>, finish_floats<GELU, Out>, finish_floats<GELU_TANH, Out>, finish_floats<RELU, Out>, finish_floats<SILU, Out>};
-        for (i64 r = 0; r < rows; r++) finishes[activation](sums + r * columns, weight, row_scales[r], row_zeros[r], to + r * columns);
-    };
-    narrow ? run(static_cast<bf16*>(out)) : run(static_cast<float*>(out));
 }
 
 // `seqs` has five numbers for each seq: first query row, number of queries, first key row, number of keys, position of the first query.

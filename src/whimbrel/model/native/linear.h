@@ -14,10 +14,22 @@ enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 
 
 constexpr i64 BLOCK_ROWS = 240;  // the most rows that run at once
 constexpr i64 BLOCK_BYTES = 3 << 18;  // their units stay in the L2 cache
-constexpr i64 BLOCK_UNITS = 128;  // units of a panel that stay in the L1 cache
+#ifdef WHIMBREL_TILES
+constexpr i64 BLOCK_UNITS = 256;  // units of a panel that stay in the L1 cache, which is larger where there are tiles
+#else
+constexpr i64 BLOCK_UNITS = 128;
+#endif
 
 inline i64 per_unit(int kind) { return kind == INT8 ? 4 : kind == FLOAT32 ? 1 : 2; }
 inline i64 units_of(i64 inner, int kind) { return (inner + per_unit(kind) - 1) / per_unit(kind); }
+
+// Units of a packed row: whole tiles are multiplied, where there are any.
+inline i64 packed_units(i64 inner, int kind) {
+#ifdef WHIMBREL_TILES
+    if (kind == BFLOAT16 || kind == INT8) return up_to(units_of(inner, kind), TILE_UNITS);
+#endif
+    return units_of(inner, kind);
+}
 inline i64 panels_of(i64 columns) { return (columns + PANEL - 1) / PANEL; }
 
 template <bool rough>
@@ -134,9 +146,10 @@ inline void write_units(InFloat16, const In* x, const Weight& weight, std::uint3
     for_vectors(n, [&](i64 k, auto some) { InFloat16::put(reinterpret_cast<std::uint16_t*>(units) + k, mul(load(x + k, some), all(factor)), some); });
 }
 #endif
+#ifdef WHIMBREL_INT8
 // x * factor = scale * (byte - zero point). The row's own scale and zero point make its least number 0 and its largest 255.
 template <class In>
-inline void write_bytes(const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
+inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
     const i64 n = weight.inner;
     const auto scaled = [&](i64 k, auto some) { return mul(load(x + k, some), load(weight.factors + k, some)); };
     Floats low = zero(), high = zero(), total = zero();
@@ -157,27 +170,7 @@ inline void write_bytes(const In* x, const Weight& weight, std::uint32_t* units,
         store_bytes(reinterpret_cast<std::uint8_t*>(units) + k, to_ints(byte), some);
     });
 }
-#ifdef WHIMBREL_INT8
-template <class In>
-inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t* units, float* scale, std::int32_t* zero_point) {
-    write_bytes(x, weight, units, scale, zero_point);
-}
 #endif
-
-// As `finish`, of a row of sums that another library made: integers as float32.
-template <int activation, class Out>
-inline void finish_floats(const float* sums, const Weight& weight, float row_scale, std::int32_t row_zero, Out* out) {
-    const Floats scale = all(row_scale), zero_point = all(static_cast<float>(row_zero));
-    for_vectors(weight.columns, [&](i64 n, auto some) {
-        const Floats exact = sub(load(sums + n, some), mul(zero_point, from_ints(load_ints(weight.column_sums + n))));
-        Floats x = mul(exact, mul(scale, load(weight.scales + n)));
-        if (weight.bias != nullptr) x = add(x, load(weight.bias + n));
-        store(out + n, activate<activation, true>(x), some);
-    });
-}
-
-template <class Out>
-using FinishFloats = void (*)(const float*, const Weight&, float, std::int32_t, Out*);
 
 // Function that turns sums into results: `finish` for an activation.
 template <class D, class Out>
@@ -185,24 +178,30 @@ using Finish = void (*)(const typename D::Sum*, i64, const Weight&, i64, const f
 
 template <class D, class In, class Out>
 void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
-    const i64 units = (weight.inner + D::per_unit - 1) / D::per_unit;
+    const i64 filled = (weight.inner + D::per_unit - 1) / D::per_unit, units = units_for<D>(weight.inner);
     const i64 stride = up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
-    const i64 block = std::min(rows, std::clamp(BLOCK_BYTES / 4 / stride / MAX_ROWS, i64{4}, BLOCK_ROWS / MAX_ROWS) * MAX_ROWS);
+    const i64 block = std::min(up_to(rows, D::block_rows), std::clamp(BLOCK_BYTES / 4 / stride / D::block_rows, i64{4}, BLOCK_ROWS / D::block_rows) * D::block_rows);
     auto* a = static_cast<std::uint32_t*>(scratch<0>(sizeof(std::uint32_t) * static_cast<std::size_t>(stride * block)));
     float row_scales[BLOCK_ROWS];
     std::int32_t row_zeros[BLOCK_ROWS];
     for (i64 start = 0; start < rows; start += block) {
         const i64 count = std::min(block, rows - start);
-        for (i64 r = 0; r < count; r++) write_units(D{}, x + (start + r) * x_stride, weight, a + r * stride, row_scales + r, row_zeros + r);
-        auto run_panel = [&](i64 number) {
+        for (i64 r = 0; r < count; r++) {
+            write_units(D{}, x + (start + r) * x_stride, weight, a + r * stride, row_scales + r, row_zeros + r);
+            std::fill(a + r * stride + filled, a + r * stride + units, 0u);
+        }
+        auto run_panels = [&](i64 first, i64 last) {
+            [[maybe_unused]] typename D::Registers registers;
             auto* sums = static_cast<typename D::Sum*>(scratch<1>(sizeof(typename D::Sum) * PANEL * BLOCK_ROWS));
-            const std::uint32_t* panel = weight.units + number * units * PANEL;
-            for (i64 k = 0; k < units; k += BLOCK_UNITS)
-                product<D>(count, a + k, stride, panel + k * PANEL, std::min(BLOCK_UNITS, units - k), sums, PANEL, k == 0);
-            const i64 column = number * PANEL;
-            finish(sums, count, weight, column, row_scales, row_zeros, out + start * out_stride + column, out_stride);
+            for (i64 number = first; number < last; number++) {
+                const std::uint32_t* panel = weight.units + number * units * PANEL;
+                for (i64 k = 0; k < units; k += BLOCK_UNITS)
+                    product<D>(count, a + k, stride, panel + k * PANEL, std::min(BLOCK_UNITS, units - k), sums, PANEL, k == 0);
+                const i64 column = number * PANEL;
+                finish(sums, count, weight, column, row_scales, row_zeros, out + start * out_stride + column, out_stride);
+            }
         };
-        in_parallel(panels_of(weight.columns), run_panel);
+        in_parallel(panels_of(weight.columns), run_panels);
     }
 }
 

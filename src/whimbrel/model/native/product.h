@@ -7,8 +7,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "simd.h"
+#ifdef WHIMBREL_TILES
+#include "tiles.h"
+#endif
 
 namespace whimbrel {
 
@@ -21,7 +25,11 @@ constexpr int MAX_ROWS = 12;
 constexpr int MAX_ROWS = 6;
 #endif
 
+// Numbers that products multiply, with vectors.
 struct InFloat32 {
+    struct Registers {};  // that are taken while products run
+    static constexpr i64 block_rows = MAX_ROWS;  // of a tile, to which memory of rows and sums is padded
+    static constexpr i64 unit_step = 1;  // of which numbers of units are multiples
     using Sum = float;
     using Vector = Floats;
     static constexpr int per_unit = 1;
@@ -49,6 +57,12 @@ struct InBfloat16 : InFloat32 {
     static __m256i narrow(Floats x) { return to_bf16(x); }
     template <class N>
     static void put(std::uint16_t* p, Floats x, N n) { store(p, x, n); }
+#ifdef WHIMBREL_TILES
+    using Registers = Tiles;
+    static constexpr i64 block_rows = 2 * TILE_ROWS, unit_step = TILE_UNITS;
+    template <int sums, int a, int b>
+    static void dot_tiles() { dot_bf16<sums, a, b>(); }
+#endif
     static Vector dot(Vector sum, const std::uint32_t* row, Vector columns) {
         const __m512i unit = _mm512_set1_epi32(static_cast<int>(*row));
         asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(unit), "v"(columns));  // GCC 12 spills with the intrinsic
@@ -146,6 +160,15 @@ inline float largest_magnitude(const bf16* x, i64 n) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 #define WHIMBREL_INT8
 struct InInt8 {
+#ifdef WHIMBREL_TILES
+    using Registers = Tiles;
+    static constexpr i64 block_rows = 2 * TILE_ROWS, unit_step = TILE_UNITS;
+    template <int sums, int a, int b>
+    static void dot_tiles() { dot_int8<sums, a, b>(); }
+#else
+    struct Registers {};
+    static constexpr i64 block_rows = MAX_ROWS, unit_step = 1;
+#endif
     using Sum = std::int32_t;
     using Vector = Ints;
     static constexpr int per_unit = 4;
@@ -172,6 +195,10 @@ struct InInt8 {
 #endif
 };
 #endif
+
+// Units of n numbers, with those that fill the last tile.
+template <class D>
+constexpr i64 units_for(i64 n) { return up_to((n + D::per_unit - 1) / D::per_unit, D::unit_step); }
 
 template <class D, int ROWS, int VECTORS>
 inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin) {
@@ -210,9 +237,59 @@ inline void tile_of(int rows, const std::uint32_t* a, i64 a_stride, const std::u
     }
 }
 
+#ifdef WHIMBREL_TILES
+// As `tile`, of ROWS * 16 rows. `fetch`: the panel is not yet in the L1 cache.
+template <class D, int ROWS, int VECTORS>
+inline void block_of_tiles(const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool fetch) {
+    constexpr i64 unit = sizeof(std::uint32_t);
+    const auto sums = [&](int i, int j) { return c + i * TILE_ROWS * c_stride + j * W; };
+    const auto begin_sum = [&](auto number, int i, int j) {
+        if (begin) clear_tile<decltype(number)::value>();
+        else load_tile<decltype(number)::value>(sums(i, j), c_stride * unit);
+    };
+    begin_sum(std::integral_constant<int, 0>{}, 0, 0);
+    if constexpr (VECTORS == 2) begin_sum(std::integral_constant<int, 1>{}, 0, 1);
+    if constexpr (ROWS == 2) begin_sum(std::integral_constant<int, 2>{}, 1, 0);
+    if constexpr (ROWS == 2 && VECTORS == 2) begin_sum(std::integral_constant<int, 3>{}, 1, 1);
+    for (i64 k = 0; k < units; k += TILE_UNITS) {
+        if (fetch)
+            for (i64 line = 0; line < TILE_UNITS * PANEL; line += W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + line), _MM_HINT_T0);
+        load_tile<6>(panel + k * PANEL, PANEL * unit);
+        load_tile<4>(a + k, a_stride * unit);
+        D::template dot_tiles<0, 4, 6>();
+        if constexpr (VECTORS == 2) {
+            load_tile<7>(panel + k * PANEL + W, PANEL * unit);
+            D::template dot_tiles<1, 4, 7>();
+        }
+        if constexpr (ROWS == 2) {
+            load_tile<5>(a + TILE_ROWS * a_stride + k, a_stride * unit);
+            D::template dot_tiles<2, 5, 6>();
+            if constexpr (VECTORS == 2) D::template dot_tiles<3, 5, 7>();
+        }
+    }
+    store_tile<0>(sums(0, 0), c_stride * unit);
+    if constexpr (VECTORS == 2) store_tile<1>(sums(0, 1), c_stride * unit);
+    if constexpr (ROWS == 2) store_tile<2>(sums(1, 0), c_stride * unit);
+    if constexpr (ROWS == 2 && VECTORS == 2) store_tile<3>(sums(1, 1), c_stride * unit);
+}
+
+// As `product`, of whole tiles: all of their rows are read and written, whatever they hold.
+template <class D>
+void product_of_tiles(i64 rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool half) {
+    for (i64 row = 0; row < rows; row += 2 * TILE_ROWS) {
+        const bool both = rows - row > TILE_ROWS;
+        const auto run = both ? (half ? block_of_tiles<D, 2, 1> : block_of_tiles<D, 2, 2>) : (half ? block_of_tiles<D, 1, 1> : block_of_tiles<D, 1, 2>);
+        run(a + row * a_stride, a_stride, panel, units, c + row * c_stride, c_stride, begin, row == 0);
+    }
+}
+#endif
+
 // c = a x panel, or c += a x panel unless `begin`. Rows are shared evenly among tiles, as small tiles are slow.
 template <class D>
 __attribute__((noinline)) void product(i64 rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool half = false) {
+#ifdef WHIMBREL_TILES
+    if constexpr (D::unit_step > 1) return product_of_tiles<D>(rows, a, a_stride, panel, units, c, c_stride, begin, half);
+#endif
     const i64 tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
     for (i64 k = 0; k < units; k += D::most_units, begin = false) {
         const i64 some = std::min(D::most_units, units - k);

@@ -28,13 +28,13 @@ struct Team {
     alignas(64) std::atomic<bool> failed{false};
     std::atomic<std::int64_t> members{1};
     std::int64_t count = 0, share = 1;
-    void (*run)(void*, std::int64_t) = nullptr;
+    void (*run)(void*, std::int64_t, std::int64_t) = nullptr;
     void* context = nullptr;
 
     void work() {
         try {
             for (std::int64_t first = next.fetch_add(share); first < count; first = next.fetch_add(share))
-                for (std::int64_t i = first; i < count && i < first + share; i++) run(context, i);
+                run(context, first, std::min(count, first + share));
         } catch (const std::bad_alloc&) {
             failed = true;
         }
@@ -57,15 +57,12 @@ inline Team team;
 inline std::atomic<bool> led{false};
 inline thread_local bool leads = false;
 
-// Run f(i) for all i below `count`, with the team if this thread leads it. Throws std::bad_alloc.
+// Run f(first, last) for parts of the numbers below `count`, with the team if this thread leads it. Throws std::bad_alloc.
 template <class F>
 void in_parallel(std::int64_t count, F& f) {
-    if (!leads || count < 2 || !team.open.load()) {
-        for (std::int64_t i = 0; i < count; i++) f(i);
-        return;
-    }
+    if (!leads || count < 2 || !team.open.load()) return f(0, count);
     team.count = count, team.share = std::max<std::int64_t>(1, count / (SHARES * team.members)), team.context = &f, team.failed = false;
-    team.run = [](void* context, std::int64_t i) { (*static_cast<F*>(context))(i); };
+    team.run = [](void* context, std::int64_t first, std::int64_t last) { (*static_cast<F*>(context))(first, last); };
     team.next = 0;
     team.job.fetch_add(1);
     team.work();

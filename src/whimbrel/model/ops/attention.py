@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kept_keys import KeySource
 from whimbrel.model.ops.kernels import kernels
 from whimbrel.types.arrays import Int64Array
@@ -80,9 +79,6 @@ class ScoreOptions:
 
 _Masks: TypeAlias = dict[tuple[object, ...], Tensor]
 
-LONGEST_WITHOUT_AMX: Final = 128
-"""Tokens of a seq up to which our own kernel attends as fast without AMX as SDPA with it. A constant: bits follow from it."""
-
 _PRODUCT_LENGTHS: Final = range(97, MAX_PRODUCT_LENGTH + 1)
 
 
@@ -111,8 +107,6 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
     if not layout.seqs:
         layout.seqs.append(_seqs(layout.equal_length_groups))
     seqs_B5 = layout.seqs[0]
-    if not layout.sources and prefers_sdpa(layout, scores, dtype):
-        return _attend_mixed((q_RNH, k_RKH, v_RKH), out_RNH, layout, scores)
     if not layout.sources:
         own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs_B5, **options)
         return out_RNH.view(num_rows, num_heads * width)
@@ -127,31 +121,6 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
         k_BLKH, v_BLKH = source.join(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
         own.attend(q_RNH, k_BLKH[0], v_BLKH[0], out_RNH, _with_keys(seqs, k_BLKH), **options)
     return out_RNH.view(num_rows, num_heads * width)
-
-
-def prefers_sdpa(layout: AttentionLayout, scores: ScoreOptions, dtype: torch.dtype) -> bool:
-    """Return whether the longer seqs attend faster by SDPA in bfloat16, which uses AMX where there is one."""
-    has_amx = cpu().level == "amx" and cpu().bfloat16 == "native"
-    return has_amx and dtype == torch.bfloat16 and scores.window is None and layout.max_seqlen > LONGEST_WITHOUT_AMX
-
-
-def _attend_mixed(
-    parts: tuple[Tensor, Tensor, Tensor], out_RNH: Tensor, layout: AttentionLayout, scores: ScoreOptions
-) -> Tensor:
-    """Attend to longer seqs by SDPA, one by one, and to the others by our own kernel."""
-    own = kernels()
-    assert own is not None
-    seqs_B5 = layout.seqs[0]
-    longer_B = (seqs_B5[:, 1] > LONGEST_WITHOUT_AMX) & (seqs_B5[:, 1] == seqs_B5[:, 3])
-    short = np.ascontiguousarray(seqs_B5[~longer_B])
-    own.attend(*parts, out_RNH, short, scale=scores.scale, causal=scores.causal, window=None)
-    for start, length in seqs_B5[longer_B, :2].tolist():
-        q, k, v = (x[start : start + length].transpose(0, 1)[None].contiguous() for x in parts)
-        attended_1NLH = F.scaled_dot_product_attention(
-            q, k, v, is_causal=scores.causal, scale=scores.scale, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        out_RNH[start : start + length] = attended_1NLH[0].transpose(0, 1)
-    return out_RNH.flatten(1)
 
 
 def _seqs(groups: Sequence[tuple[int, int, int, int]]) -> Int64Array:

@@ -108,7 +108,7 @@ def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -
         return "avx2"
     if not has("avx512_bf16"):
         return "avx512"
-    return "amx" if has("amx_tile", "amx_bf16") and permit_amx() else "avx512_bf16"
+    return "amx" if has("amx_tile", "amx_bf16", "amx_int8") and permit_amx() else "avx512_bf16"
 
 
 def _halves_bfloat16(capabilities: Mapping[str, Any]) -> bool:

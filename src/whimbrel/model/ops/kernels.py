@@ -15,6 +15,7 @@ import logging
 import os
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -35,18 +36,16 @@ FUSED: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh":
 """Activations that products and gates apply, with their numbers in C++."""
 
 _KINDS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
-_PER_UNIT: Final[Mapping[Kind, int]] = {"float32": 1, "bfloat16": 2, "int8": 4, "float16": 2}
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "has": (_INT, (_INT,)),
     "panel": (_LONG, ()),
+    "units": (_LONG, (_INT, _LONG)),
     "pack": (None, (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER)),
     "linear": (
         _INT,
         (_INT, _INT, _POINTER, _INT, _LONG, _LONG, *[_POINTER] * 5, _LONG, _LONG, _POINTER, _INT, _LONG),
     ),
-    "quantize": (None, (_POINTER, _INT, _LONG, _LONG, _POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
-    "finish": (None, (_INT, _POINTER, _LONG, _LONG, *[_POINTER] * 6, _INT)),
     "lead": (_INT, ()),
     "leave": (None, ()),
     "dismiss": (None, ()),
@@ -77,17 +76,16 @@ _NARROW: Final = torch.bfloat16
 class Kernels:
     """The kernels of one instruction set."""
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        lib = ctypes.CDLL(str(library(name)))
+    def __init__(self, path: Path) -> None:
+        lib = ctypes.CDLL(str(path))
         functions = {key: getattr(lib, f"whimbrel_{key}") for key in _SIGNATURES}
         for key, (result, arguments) in _SIGNATURES.items():
             functions[key].restype, functions[key].argtypes = result, arguments
         self.kinds: frozenset[Kind] = frozenset(kind for kind, number in _KINDS.items() if functions["has"](number))
+        self.name = path.suffixes[0].removeprefix(".")
         self.panel: int = functions["panel"]()
-        self.pack, self.linear, self.quantize, self.finish = (
-            functions[key] for key in ("pack", "linear", "quantize", "finish")
-        )
+        self.units, self.pack, self.linear = (functions[key] for key in ("units", "pack", "linear"))
+        self.has_tiles = self.units(_KINDS["bfloat16"], 2) > 1
         self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
         self._attend, self._norm, self._norm_and_rotate, self._gate = (
             functions[key] for key in ("attend", "norm", "norm_and_rotate", "gate")
@@ -125,7 +123,20 @@ class Kernels:
         """Return the numbers in which queries, keys and values of this dtype are multiplied."""
         if dtype != _NARROW:
             return "float32"
-        if fast_bfloat16(cpu()) and "bfloat16" in self.kinds:
+        return self.narrow_kind() or ("float16" if "float16" in self.kinds else "float32")
+
+    def narrow_kind(self) -> Kind | None:
+        """Return the numbers in which weights in bfloat16 are multiplied; None: oneDNN is better.
+
+        AMX is by far the fastest, ours or oneDNN's. Where bfloat16 is slower than float32, its weights are multiplied as
+        float16, which holds them exactly, or else as float32.
+        """
+        found = cpu()
+        if self.has_tiles:
+            return "bfloat16"
+        if found.level == "amx" and found.bfloat16 == "native":
+            return None  # an old assembler could not make our own kernels for it
+        if fast_bfloat16(found) and "bfloat16" in self.kinds:
             return "bfloat16"
         return "float16" if "float16" in self.kinds else "float32"
 
@@ -232,7 +243,7 @@ class PackedLinear:
         self._kind, self._activation = _KINDS[kind], FUSED[activation]
         self._columns, self._inner = weight_OI.shape
         padded = -(-self._columns // kernels.panel) * kernels.panel
-        units = -(-self._inner // _PER_UNIT[kind])
+        units = kernels.units(self._kind, self._inner)
         quantized = kind == "int8"
         self._units = torch.empty(padded * units, dtype=torch.int32)
         self._scales = torch.zeros(padded) if kind in ("int8", "float16") else None
@@ -278,7 +289,7 @@ def kernels() -> Kernels | None:
     if (problem := _problem(name)) is not None:
         logging.getLogger("whimbrel").warning("The kernels %s, and PyTorch's are used.", problem)
         return None
-    return Kernels(name)
+    return Kernels(library(name))
 
 
 def kernels_for(tensor: Tensor) -> Kernels | None:
@@ -305,6 +316,7 @@ def instruction_sets(found: Cpu) -> Sequence[str]:
     """
     if found.level in ("avx512_bf16", "amx"):
         return (
+            *(["amx"] if found.level == "amx" else []),
             *(["avx512_fp16"] if found.float16 else []),
             "avx512_bf16",
             *(["avx512_vnni"] if found.vnni else []),
@@ -324,17 +336,11 @@ def fast_bfloat16(found: Cpu) -> bool:
 
 
 def product_kind(dtype: torch.dtype) -> Kind | None:
-    """Return the kind of product for weights of this dtype; None: PyTorch's is better.
-
-    With AMX, oneDNN multiplies bfloat16 six times as fast. Where bfloat16 is slower than float32, its weights are multiplied as
-    float16, which holds them exactly, or else as float32.
-    """
-    found, own = cpu(), kernels()
-    if dtype == torch.float32:
-        return "float32"
-    if dtype != torch.bfloat16 or (found.level == "amx" and found.bfloat16 == "native"):
+    """Return the kind of our own product for weights of this dtype; None: there is none, or PyTorch's is better."""
+    own = kernels()
+    if own is None or dtype not in (torch.float32, _NARROW):
         return None
-    return "bfloat16" if fast_bfloat16(found) else "float16" if own is not None and "float16" in own.kinds else "float32"
+    return "float32" if dtype == torch.float32 else own.narrow_kind()
 
 
 def dtype_around_int8() -> torch.dtype:

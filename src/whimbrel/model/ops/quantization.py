@@ -20,8 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
-from whimbrel.model.ops.cpu import cpu
-from whimbrel.model.ops.kernels import FUSED, Kernels, PackedLinear, kernels
+from whimbrel.model.ops.kernels import PackedLinear, kernels
 from whimbrel.types.heads import Activation
 
 _int_mm: Callable[[Tensor, Tensor], Tensor] = cast(Any, torch)._int_mm
@@ -79,9 +78,7 @@ class QuantizedLinear:
         bytes_OI, scale_O = to_bytes(weight_OI * smooth_I)
         bias_O = self._corrected(bias_O, weight_OI - bytes_OI * scale_O[:, None] / smooth_I)
         own = kernels()
-        if own is not None and cpu().level == "amx" and weight_OI.shape[1] % 4 == 0:
-            self._product = OneDnnInt8Linear(own, weight_OI, bias_O, activation, smooth_I)
-        elif own is not None and "int8" in own.kinds:
+        if own is not None and "int8" in own.kinds:
             self._product = PackedLinear(own, "int8", weight_OI, bias_O, activation, smooth_I=smooth_I)
         else:
             self._product = Int8Linear(weight_OI, bias_O, activation, smooth_I)
@@ -108,45 +105,6 @@ def smoothing(largest_I: Tensor, weight_OI: Tensor) -> Tensor:
         return torch.ones_like(largest_I)
     factors_I = (largest_I.clamp(min=_LEAST) / weight_OI.abs().amax(0).clamp(min=_LEAST)).sqrt()
     return factors_I / factors_I.mean()
-
-
-class OneDnnInt8Linear:
-    """Linear layer in int8 by oneDNN's product, which uses AMX, between our own rounding of the rows and finish of the sums."""
-
-    def __init__(
-        self, own: Kernels, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation, smooth_I: Tensor
-    ) -> None:
-        self._own, self._activation = own, FUSED[activation]
-        self._columns, self._inner = weight_OI.shape
-        bytes_OI, scale_O = to_bytes(weight_OI.float() * smooth_I)
-        missing = -self._columns % own.panel
-        self._scale_O, self._sum_O = F.pad(scale_O, (0, missing)), F.pad(bytes_OI.sum(1, dtype=torch.int32), (0, missing))
-        self._bias_O = None if bias_O is None else F.pad(bias_O.float(), (0, missing))
-        self._factor_I = 1 / smooth_I
-        onednn = cast(Any, torch.ops.onednn)
-        packed = onednn.qlinear_prepack(bytes_OI, None)
-        ones_O, zeros_O = torch.ones(self._columns), torch.zeros(self._columns, dtype=torch.int64)
-        self._product: Callable[[Tensor], Tensor] = lambda bytes_RI: onednn.qlinear_pointwise(
-            bytes_RI, 1.0, 0, packed, ones_O, zeros_O, None, 1.0, 0, torch.float32, "none", [], "none"
-        )
-
-    def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
-        rows, narrow = x_RI.shape[0], torch.bfloat16
-        x_RI = x_RI if x_RI.stride(-1) == 1 else x_RI.contiguous()
-        bytes_RI = torch.empty(rows, self._inner, dtype=torch.uint8)
-        scale_R, zero_R = torch.empty(rows), torch.empty(rows, dtype=torch.int32)
-        self._own.quantize(
-            x_RI.data_ptr(), x_RI.dtype == narrow, x_RI.stride(0), rows, self._factor_I.data_ptr(), self._inner,
-            bytes_RI.data_ptr(), scale_R.data_ptr(), zero_R.data_ptr(),
-        )  # fmt: skip
-        sums_RO = self._product(bytes_RI)
-        out_RO = torch.empty(rows, self._columns, dtype=dtype)
-        self._own.finish(
-            self._activation, sums_RO.data_ptr(), rows, self._columns, scale_R.data_ptr(), zero_R.data_ptr(),
-            None if self._bias_O is None else self._bias_O.data_ptr(), self._scale_O.data_ptr(), self._sum_O.data_ptr(),
-            out_RO.data_ptr(), dtype == narrow,
-        )  # fmt: skip
-        return out_RO
 
 
 class Int8Linear:
