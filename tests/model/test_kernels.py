@@ -18,6 +18,8 @@ import torch.nn.functional as F
 from test_ops import SCORES, make_layout
 from torch import Tensor
 
+from texts import TEXTS
+from whimbrel import Engine
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention, kernels
 from whimbrel.model.ops.activations import ACTIVATIONS
@@ -612,3 +614,20 @@ def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
     assert out_RNH[:, 0, 5].isnan().all()
     out_RNH[:, 0, 5] = 1
     assert (out_RNH == 1).all()
+
+
+@pytest.mark.skipif(_IMITATED not in SETS, reason="needs a compiler, and AVX-512 with bfloat16")
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole way of a processor with AMX, but for its instructions."""
+    monkeypatch.setattr(kernels, "instruction_sets", lambda _: ("amx",))
+    monkeypatch.setattr(kernels, "library", lambda _: imitated_amx)
+    kernels.kernels.cache_clear()
+    texts = TEXTS[::50]
+    try:
+        with Engine(dtype=dtype) as engine:
+            vectors = engine.embed(texts)
+            assert all(np.array_equal(engine.embed(texts[i]), vectors[i]) for i in range(3))
+    finally:
+        kernels.kernels.cache_clear()
+    assert (vectors * engine32.embed(texts)).sum(axis=1).min() >= (0.999 if dtype == "bfloat16" else 0.994)
