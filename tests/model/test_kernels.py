@@ -20,6 +20,7 @@ from torch import Tensor
 
 from texts import TEXTS
 from whimbrel import Engine
+from whimbrel.errors import SetupError
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention, kernels
 from whimbrel.model.ops.activations import ACTIVATIONS
@@ -377,6 +378,12 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
 ) -> None:
     monkeypatch.setenv("WHIMBREL_KERNELS", "off")
     assert kernels.kernels.__wrapped__() is None
+    monkeypatch.setenv("WHIMBREL_KERNELS", "avx2")
+    assert kernels.kernels.__wrapped__().name == "avx2"
+    monkeypatch.setenv("WHIMBREL_KERNELS", "neon")
+    with pytest.raises(SetupError, match="WHIMBREL_KERNELS is 'neon', which this processor has not") as raised:
+        kernels.kernels.__wrapped__()
+    assert "avx2 or off" in (raised.value.hint or "")
     monkeypatch.delenv("WHIMBREL_KERNELS")
     assert kernels.kernels.__wrapped__() is not None
     monkeypatch.setattr(kernels, "fingerprint", lambda: 1)

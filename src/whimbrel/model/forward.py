@@ -87,7 +87,7 @@ class Forward:
         if tokens_R is not None:
             inputs = [each[tokens_R] for each in inputs]
         num_rows = self._round_up(inputs[0].size)
-        arrays = [self._put(_pad(each, num_rows)) for each in inputs]
+        arrays = [self._put(pad(each, num_rows)) for each in inputs]
         return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
 
     def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer] | None) -> Tensor | None:
@@ -95,7 +95,7 @@ class Forward:
             return None
         adapters = np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))
         adapters = adapters if tokens_R is None else adapters[tokens_R]
-        return self._put(_pad(adapters, self._round_up(adapters.size)))
+        return self._put(pad(adapters, self._round_up(adapters.size)))
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
@@ -254,7 +254,8 @@ def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(items)]))
 
 
-def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
+def pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
+    """Return the numbers, with zeros up to a number of rows."""
     if array_T.size == num_rows:
         return array_T
     padded_R = np.zeros(num_rows, np.int32)

@@ -25,13 +25,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.checkpoint.locate import Checkpoint
-from whimbrel.model.forward import Forward
+from whimbrel.model.forward import Forward, pad
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
 from whimbrel.model.ops.kernels import kernels
@@ -46,7 +45,6 @@ from whimbrel.model.pooling import DeviceRowSelection, Pooling
 from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.model.transformer import Transformer
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
-from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch
 from whimbrel.types.card import Card
 from whimbrel.types.hardware import Hardware, usable_memory
@@ -172,7 +170,7 @@ class Runner:
             None if selection.widths_P is None else self._put(selection.widths_P),
             self._put(activated_P),
             bool(activated_P[0]) if activated_P.size and (activated_P == activated_P[0]).all() else None,
-            None if tokens_X is None else self._put(_pad(tokens_X, round_up_rows(tokens_X.size))),
+            None if tokens_X is None else self._put(pad(tokens_X, round_up_rows(tokens_X.size))),
         )
 
     def _copy_back(
@@ -268,9 +266,3 @@ def _lower_priority() -> None:
         nice = os.getpriority(os.PRIO_PROCESS, os.getpid()) + _NICE
         with suppress(OSError):  # a sandbox may forbid even this
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(19, nice))
-
-
-def _pad(array_T: Int32Array, num_rows: int) -> Int32Array:
-    padded_R = np.zeros(num_rows, np.int32)
-    padded_R[: array_T.size] = array_T
-    return padded_R

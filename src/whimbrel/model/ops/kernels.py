@@ -1,9 +1,9 @@
 """Our own kernels for CPUs, in C++ (`model/native`): packed products, ragged attention, norms, gates, tables, means.
 
 They are a library for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
-threads run. The most capable library is used that the processor runs and the build has made. A row or a seq has the same bits
-in any batch. `kernels()` is None where there are none: another processor, no compiler at the build, or WHIMBREL_KERNELS=off.
-Callers then use PyTorch's operators.
+threads run. The most capable library is used that the processor runs and the build has made. WHIMBREL_KERNELS may name a
+lesser one. A row or a seq has the same bits in any batch. `kernels()` is None where there are none: another processor, no
+compiler at the build, or WHIMBREL_KERNELS=off. Callers then use PyTorch's operators.
 
 Shapes: R rows, I input and O output columns, N query heads, K key heads, H head width, B seqs, D model width.
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
@@ -21,6 +21,7 @@ from typing import Any, Final, Literal, TypeAlias
 import torch
 from torch import Tensor
 
+from whimbrel.errors import SetupError
 from whimbrel.model.native.compile import fingerprint, library
 from whimbrel.model.ops.cpu import cpu
 from whimbrel.types.arrays import Int64Array
@@ -164,21 +165,14 @@ class Kernels:
         assert ids_R.dtype == torch.int32
         rows, width = len(ids_R), words_VD.shape[1]
         out_RD = torch.empty(rows, width)
-        tables = [
-            part
+        positions, types = (
+            (None, 0, None) if each is None else (each[0].data_ptr(), len(each[0]), each[1].data_ptr())
             for each in (*others, None, None)[:2]
-            for part in ((None, 0, None) if each is None else (each[0].data_ptr(), len(each[0]), each[1].data_ptr()))
-        ]
+        )
         if self._embed(
-            words_VD.data_ptr(),
-            words_VD.dtype == _NARROW,
-            len(words_VD),
-            ids_R.data_ptr(),
-            *tables,
-            rows,
-            width,
-            out_RD.data_ptr(),
-        ):
+            words_VD.data_ptr(), words_VD.dtype == _NARROW, len(words_VD), ids_R.data_ptr(),
+            *positions, *types, rows, width, out_RD.data_ptr(),
+        ):  # fmt: skip
             raise IndexError("an id is not in its embedding table")
         return out_RD
 
@@ -280,10 +274,17 @@ class PackedLinear:
 
 @cache
 def kernels() -> Kernels | None:
-    """Return the kernels for this processor, or None if there are none."""
-    if os.environ.get("WHIMBREL_KERNELS", "").lower() == "off":
+    """Return the kernels for this processor, or None if there are none. Raises SetupError."""
+    wanted, names = os.environ.get("WHIMBREL_KERNELS", "").lower(), instruction_sets(cpu())
+    if wanted == "off":
         return None
-    name = next((each for each in instruction_sets(cpu()) if library(each).exists()), None)
+    if wanted and wanted not in names:
+        raise SetupError(
+            f"WHIMBREL_KERNELS is {wanted!r}, which this processor has not",
+            hint=f"Unset it, or say {', '.join(names)} or off." if names else "Unset it: there are none for this processor.",
+        )
+    names = names[names.index(wanted) :] if wanted else names
+    name = next((each for each in names if library(each).exists()), None)
     if name is None:
         return None
     if (problem := _problem(name)) is not None:
@@ -309,7 +310,7 @@ def _problem(name: str) -> str | None:
     return None
 
 
-def instruction_sets(found: Cpu) -> Sequence[str]:
+def instruction_sets(found: Cpu) -> tuple[str, ...]:
     """Return the names of a processor's instruction sets that have kernels, the most capable first.
 
     An old assembler knows the most capable ones not, and the build then lacks their libraries.
