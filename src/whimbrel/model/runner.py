@@ -115,6 +115,9 @@ class Runner:
         assert self._quantization is not None
         with torch.inference_mode():
             self._quantization.finish()
+        for model in self._models:
+            if isinstance(model, Transformer):
+                model.join_parts()
 
     def init_thread(self) -> None:
         """Set up a lane's thread before its first launch: on a CPU, one intra-op thread and a lower priority.

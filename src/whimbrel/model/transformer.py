@@ -14,9 +14,7 @@ columns of all adapters.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import TypeAlias
 
 import torch
 import torch.nn.functional as F
@@ -26,51 +24,17 @@ from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts, load_gated_experts
 from whimbrel.model.families import FAMILIES, WeightRole
 from whimbrel.model.latent import load_latent
-from whimbrel.model.ops.activations import ACTIVATIONS
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
+from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
 from whimbrel.model.ops.kernels import kernels_for
-from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
-from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, norm_and_rotate, relative
+from whimbrel.model.ops.linear import Linear, Norm
+from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.ops.row_blocks import MAX_BLOCK
 from whimbrel.model.ops.short_conv import short_conv
 from whimbrel.model.weights import Weights
-from whimbrel.types.card import Encoder, Layer, Rotary
+from whimbrel.types.card import Encoder, Rotary
+from whimbrel.types.card import Layer as LayerSpec
 from whimbrel.types.heads import Activation
-
-_Norm: TypeAlias = Callable[[Tensor], Tensor]
-_Sum: TypeAlias = Callable[[Tensor, Tensor], Tensor]
-"""(residual stream, what a part of a layer adds) -> their sum, normed where the family norms it."""
-_Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
-"""(rows, LoRA mask as in `Linear`) -> rows."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
-    """Rows of a batch besides their hidden states."""
-
-    positions_R: Tensor
-    layout: AttentionLayout
-    angles: list[Angles | None]
-    """Angles of each of the model's rotary embeddings, which may be None."""
-    lora_mask_RK: Tensor | None
-
-
-_Mixer: TypeAlias = Callable[[Tensor, _Rows], Tensor]
-"""(normed rows, rows) -> rows: attention, or what stands in its place."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Layer:
-    mix: _Mixer
-    mlp: _Mlp
-    attention_in: _Norm
-    attention_out: _Norm
-    attention_inner_sum: _Sum | None
-    attention_sum: _Sum
-    mlp_in: _Norm
-    mlp_out: _Norm
-    mlp_sum: _Sum
 
 
 class Transformer:
@@ -119,6 +83,12 @@ class Transformer:
         self.left_out = self._adapters.finish()
         """Modules that adapters change and hidden states do not depend on."""
         del self._weights, self._adapters
+        self.join_parts()
+
+    def join_parts(self) -> None:
+        """Run each layer as one call, where our own kernels have all its parts. Weights in int8 must be rounded by now."""
+        for layer in self._layers:
+            layer.join_parts()
 
     def __call__(
         self,
@@ -132,46 +102,29 @@ class Transformer:
         lora_mask_RK = self._lora_mask(layout)
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
-        rows = _Rows(positions_R, layout, angles, lora_mask_RK)
-        pieces = [(part, _piece(rows, part, piece)) for part, piece in layout.pieces]
+        rows = Rows(positions_R, layout, angles, lora_mask_RK)
+        pieces = [(part, rows.piece(part, piece)) for part, piece in layout.pieces]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
             if pieces:
                 self._run_in_pieces(layer, x_RD, pieces, between_layers)
             else:
-                x_RD = self._run_layer(layer, x_RD, rows)
-        return self._final(x_RD)
+                x_RD = layer(x_RD, rows)
+        return x_RD if self._final is None else self._final(x_RD)
 
     def _run_in_pieces(
         self,
-        layer: _Layer,
+        layer: Layer,
         x_RD: Tensor,
-        pieces: Sequence[tuple[slice, _Rows]],
+        pieces: Sequence[tuple[slice, Rows]],
         between_pieces: Callable[[], None] | None,
     ) -> None:
         """Run a layer piece by piece, in place and in order. A piece attends to the keys of those before it."""
         for part, rows in pieces:
             if between_pieces is not None and part.start > 0:
                 between_pieces()
-            x_RD[part] = self._run_layer(layer, x_RD[part], rows)
-
-    def _run_layer(self, layer: _Layer, x_RD: Tensor, rows: _Rows) -> Tensor:
-        attended = layer.attention_out(layer.mix(layer.attention_in(x_RD), rows))
-        if layer.attention_inner_sum is not None:
-            attended = layer.attention_inner_sum(x_RD, attended)
-        x_RD = layer.attention_sum(x_RD, attended)
-        return self._feed_forward(layer, x_RD, rows.lora_mask_RK)
-
-    def _feed_forward(self, layer: _Layer, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-        """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
-        if x_RD.is_cuda or len(x_RD) <= MAX_BLOCK:
-            return layer.mlp_sum(x_RD, layer.mlp_out(layer.mlp(layer.mlp_in(x_RD), lora_mask_RK)))
-        out_RD = torch.empty_like(x_RD)
-        for start in range(0, len(x_RD), MAX_BLOCK):
-            rows = slice(start, start + MAX_BLOCK)
-            out_RD[rows] = self._feed_forward(layer, x_RD[rows], None if lora_mask_RK is None else lora_mask_RK[rows])
-        return out_RD
+            x_RD[part] = layer(x_RD[part], rows)
 
     def _lora_mask(self, layout: AttentionLayout) -> Tensor | None:
         """Return the mask of LoRA columns of other adapters than a row's own; None if no row uses an adapter."""
@@ -186,7 +139,7 @@ class Transformer:
             x_RD = own.embed(self._words, ids_R, positions, None if self._types is None else (self._types, type_ids_R))
         else:
             x_RD = self._sum_of_tables(ids_R, positions_R, type_ids_R, lora_mask_RK)
-        x_RD = self._embedding_norm(x_RD)
+        x_RD = x_RD if self._embedding_norm is None else self._embedding_norm(x_RD)
         return x_RD if self._projection is None else self._projection(x_RD, lora_mask_RK).float()
 
     def _sum_of_tables(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
@@ -205,28 +158,25 @@ class Transformer:
 
     # Loading
 
-    def _layer(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Layer:
+    def _layer(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Layer:
         names, width = self._names, self._spec.hidden_size
 
-        def norm(name: str | None) -> _Norm:
+        def norm(name: str | None) -> Norm | None:
             return self._norm(name and name.format(i=i), width)
 
-        def sum_of(name: str | None) -> _Sum:
-            return self._sum(name and name.format(i=i), width)
-
-        return _Layer(
+        return Layer(
             mix=self._convolution(i, layer.conv_width) if layer.conv_width else self._attention(i, layer, bias, rotary),
             mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
-            attention_inner_sum=sum_of(names.attention_inner_sum) if names.attention_inner_sum else None,
-            attention_sum=sum_of(names.attention_sum),
+            attention_inner_sum=norm(names.attention_inner_sum),
+            attention_sum=norm(names.attention_sum),
             mlp_in=norm(names.mlp_in),
             mlp_out=norm(names.mlp_out),
-            mlp_sum=sum_of(names.mlp_sum),
+            mlp_sum=norm(names.mlp_sum),
         )
 
-    def _attention(self, i: int, layer: Layer, bias: Bias | None, rotary: int) -> _Mixer:
+    def _attention(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Mixer:
         spec, dtype = self._spec, self._dtype
         scores = ScoreOptions(
             spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
@@ -247,25 +197,20 @@ class Transformer:
         order = _order_by_key(spec) if self._names.qkv_by_key else None
         qkv = self._linear("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order)
         out = self._linear("out", i, (spec.hidden_size,), queries, bias=spec.out_bias, wide=True)
-        whole_norm, weight_NH = self._whole_norm(i), self._head_norm(i)
-        heads = spec.num_heads + spec.num_kv_heads
+        return Attention(
+            qkv,
+            out,
+            spec.num_heads,
+            spec.num_kv_heads,
+            spec.head_width,
+            scores,
+            rotary,
+            spec.norm_eps,
+            self._head_norm(i),
+            self._whole_norm(i),
+        )
 
-        def attention(x_RD: Tensor, rows: _Rows) -> Tensor:
-            qkv_RD = qkv(x_RD, rows.lora_mask_RK)
-            qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + spec.num_kv_heads, spec.head_width)
-            qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
-            if whole_norm is not None:
-                qk_RNH = whole_norm(qk_RNH.float())
-            if weight_NH is not None or rows.angles[rotary] is not None:
-                if scores.softcap is not None or scores.bias is not None:  # these attend in float32
-                    qk_RNH = qk_RNH.float()
-                qk_RNH = norm_and_rotate(qk_RNH, weight_NH, spec.norm_eps, rows.angles[rotary])
-            q_RNH, k_RKH = qk_RNH[:, : spec.num_heads], qk_RNH[:, spec.num_heads :]
-            return out(attend(q_RNH, k_RKH, v_RKH, rows.layout, scores), rows.lora_mask_RK)
-
-        return attention
-
-    def _convolution(self, i: int, width: int) -> _Mixer:
+    def _convolution(self, i: int, width: int) -> Mixer:
         """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
         spec, columns, at = self._spec, self._spec.hidden_size, (self._names.conv or "").format(i=i)
 
@@ -277,7 +222,7 @@ class Transformer:
         taps_KD = self._weights.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous().to(self._device)
         bias_D = self._weights.take(f"{at}.conv.bias", columns).to(self._device) if spec.conv_bias else None
 
-        def convolution(x_RD: Tensor, rows: _Rows) -> Tensor:
+        def convolution(x_RD: Tensor, rows: Rows) -> Tensor:
             before_RD, after_RD, inner_RD = gates(x_RD, rows.lora_mask_RK).float().chunk(3, dim=-1)
             inner_RD = short_conv(before_RD * inner_RD, rows.positions_R, taps_KD, bias_D, causal=spec.causal)
             return out(after_RD * inner_RD, rows.lora_mask_RK)
@@ -303,17 +248,12 @@ class Transformer:
             weight, biases = weight[order], None if biases is None else biases[order]
         return self._linear_of(weight, biases, activation, low_rank, wide=wide)
 
-    def _mlp(self, i: int) -> _Mlp:
+    def _mlp(self, i: int) -> Mlp:
         spec, up = self._spec, self._up(i)
         down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias, wide=True)
+        return FeedForward(up, down, spec.activation if spec.gated else None)
 
-        def mlp(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-            x = up(x_RD, lora_mask_RK)
-            return down(gate(x, spec.activation) if spec.gated else x, lora_mask_RK)
-
-        return mlp
-
-    def _experts(self, i: int, num_experts: int) -> _Mlp:
+    def _experts(self, i: int, num_experts: int) -> Mlp:
         router, at, correction = (
             (name or "").format(i=i) for name in (self._names.router, self._names.experts, self._names.correction)
         )
@@ -365,24 +305,14 @@ class Transformer:
     def _table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device).contiguous()
 
-    def _norm(self, name: str | None, width: int) -> _Norm:
+    def _norm(self, name: str | None, width: int) -> Norm | None:
         if name is None:
-            return ACTIVATIONS["identity"]
-        norm = self._any_norm(name, width)
-        return lambda x: norm(x, None)
-
-    def _sum(self, name: str | None, width: int) -> _Sum:
-        return torch.add if name is None else self._any_norm(name, width)
-
-    def _any_norm(self, name: str, width: int) -> Callable[[Tensor, Tensor | None], Tensor]:
-        eps = self._spec.norm_eps
+            return None
         weight = self._weights.take(f"{name}.weight", width).to(self._device)
         if self._spec.norm == "layer":
             bias = self._weights.take(f"{name}.bias", width).to(self._device) if self._spec.norm_bias else None
-            return lambda x, added: layer_norm(x, weight, bias, eps, added)
-        if self._spec.norm == "rms_plus_one":
-            weight = weight + 1
-        return lambda x, added: rms_norm(x, weight, eps, added)
+            return Norm(weight, bias, self._spec.norm_eps, centred=True)
+        return Norm(weight + 1 if self._spec.norm == "rms_plus_one" else weight, None, self._spec.norm_eps, centred=False)
 
     def _head_norm(self, i: int) -> Tensor | None:
         """Return the weights of the RMS norms of query and key heads, those of a head's kind for each head."""
@@ -395,7 +325,7 @@ class Transformer:
         ]
         return torch.cat(rows).to(self._device) + (1 if spec.norm == "rms_plus_one" else 0)
 
-    def _whole_norm(self, i: int) -> _Norm | None:
+    def _whole_norm(self, i: int) -> Callable[[Tensor], Tensor] | None:
         """Return the layer norm of all queries of a row, and of all its keys, where a family has it."""
         names = self._names
         if names.q_norm is None or names.k_norm is None or not names.whole_norms:
@@ -427,12 +357,6 @@ def _order_by_key(spec: Encoder) -> Tensor:
     shared = spec.num_heads // spec.num_kv_heads
     rows_KSH = torch.arange((shared + 2) * spec.num_kv_heads * spec.head_width).view(-1, shared + 2, spec.head_width)
     return torch.cat([rows_KSH[:, :shared].flatten(), rows_KSH[:, shared].flatten(), rows_KSH[:, shared + 1].flatten()])
-
-
-def _piece(rows: _Rows, part: slice, layout: AttentionLayout) -> _Rows:
-    angles = [each and (each[0][part], each[1][part], each[2]) for each in rows.angles]
-    mask = rows.lora_mask_RK
-    return _Rows(rows.positions_R[part], layout, angles, None if mask is None else mask[part])
 
 
 def _angles(positions_R: Tensor, turns_F: Tensor, scale: float, interleaved: bool) -> Angles:

@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "attention.h"
+#include "layer.h"
 #include "linear.h"
 #include "norm.h"
 #include "rows.h"
@@ -198,6 +199,69 @@ int whimbrel_norm_and_rotate(const void* x, int narrow, i64 x_stride, i64 rows, 
 void whimbrel_gate(int activation, const void* x, int narrow, i64 rows, i64 width, void* out) {
     if (narrow) gate_of(activation, static_cast<const bf16*>(x), rows, width, static_cast<bf16*>(out));
     else gate_of(activation, static_cast<const float*>(x), rows, width, static_cast<float*>(out));
+}
+
+// Run a layer on rows of x in float32, all of which belong to the seqs. The bits are those of the functions above, one after another.
+int whimbrel_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const float* cos, const float* sin, i64 pairs, float* out) {
+    const int narrow = layer->narrow != 0;
+    const i64 bytes = narrow ? 2 : 4, width = layer->out.weight.columns, head = layer->head_width;
+    const i64 queries = layer->num_heads * head, keys = layer->num_key_heads * head, all_heads = queries + 2 * keys;
+    const i64 inner = layer->up.weight.columns, gated = layer->down.weight.inner;
+    const auto check = [](int failed) {
+        if (failed) throw std::bad_alloc();
+    };
+    const auto multiply = [&](const Product& by, const void* in, int narrow_in, i64 count, void* to, int narrow_out) {
+        const Weight& w = by.weight;
+        check(whimbrel_linear(static_cast<int>(by.kind), static_cast<int>(by.activation), in, narrow_in, w.inner, count, w.units, w.bias, w.scales, w.column_sums, w.factors, w.inner, w.columns, to, narrow_out, w.columns));
+    };
+    const auto normed = [&](const Norm& norm, const float* in, const float* added, i64 count, float* to) {
+        whimbrel_norm(norm.centred != 0, in, added, 0, norm.weight, norm.bias, norm.eps, count, width, to);
+    };
+    const auto normed_if = [&](const Norm& norm, const float* in, i64 count, float* to) {
+        if (norm.weight == nullptr) return in;
+        normed(norm, in, nullptr, count, to);
+        return static_cast<const float*>(to);
+    };
+    const auto sum_of = [&](const Norm& norm, const float* in, const float* added, i64 count, float* to) {
+        norm.weight == nullptr ? add_rows(in, added, count * width, to) : normed(norm, in, added, count, to);
+    };
+    const auto attention = [&] {
+        Workspace memory(rows * (8 * width + bytes * (2 * all_heads + queries)) + 5 * 64);
+        auto* normed_rows = static_cast<float*>(memory.take(4 * rows * width));
+        char* qkv = static_cast<char*>(memory.take(bytes * rows * all_heads));
+        multiply(layer->qkv, normed_if(layer->attention_in, x, rows, normed_rows), 0, rows, qkv, narrow);
+        const char* qk = qkv;
+        i64 qk_row = all_heads;
+        if (layer->head_norm != nullptr || pairs > 0) {
+            void* turned = memory.take(bytes * rows * (queries + keys));
+            check(whimbrel_norm_and_rotate(qkv, narrow, all_heads, rows, layer->num_heads + layer->num_key_heads, head, layer->head_norm, layer->head_eps, cos, sin, pairs, turned));
+            qk = static_cast<const char*>(turned), qk_row = queries + keys;
+        }
+        void* attended = memory.take(bytes * rows * queries);
+        check(whimbrel_attend(static_cast<int>(layer->attention_kind), narrow, qk, qk_row, head, qk + bytes * queries, qk_row, head, qkv + bytes * (queries + keys), all_heads, head, attended, queries, num_seqs, seqs, layer->num_heads, layer->num_key_heads, head, static_cast<float>(layer->score_scale), layer->causal != 0, layer->window));
+        auto* added = static_cast<float*>(memory.take(4 * rows * width));
+        multiply(layer->out, attended, narrow, rows, added, 0);
+        normed_if(layer->attention_out, added, rows, added);
+        if (layer->attention_inner_sum.weight != nullptr) normed(layer->attention_inner_sum, x, added, rows, added);
+        sum_of(layer->attention_sum, x, added, rows, out);
+    };
+    const auto feed_forward = [&](float* part, i64 count, float* normed_rows, void* raised, void* gates, float* added) {
+        multiply(layer->up, normed_if(layer->mlp_in, part, count, normed_rows), 0, count, raised, narrow);
+        if (layer->gate >= 0) whimbrel_gate(static_cast<int>(layer->gate), raised, narrow, count, gated, gates);
+        multiply(layer->down, layer->gate >= 0 ? gates : raised, narrow, count, added, 0);
+        normed_if(layer->mlp_out, added, count, added);
+        sum_of(layer->mlp_sum, part, added, count, part);
+    };
+    return guarded([&] {
+        attention();
+        const i64 most = std::min(rows, MLP_ROWS);
+        Workspace memory(most * (8 * width + bytes * (inner + gated)) + 4 * 64);
+        auto* normed_rows = static_cast<float*>(memory.take(4 * most * width));
+        void* raised = memory.take(bytes * most * inner);
+        void* gates = memory.take(bytes * most * gated);
+        auto* added = static_cast<float*>(memory.take(4 * most * width));
+        for (i64 row = 0; row < rows; row += MLP_ROWS) feed_forward(out + row * width, std::min(MLP_ROWS, rows - row), normed_rows, raised, gates, added);
+    });
 }
 
 }  // extern "C"

@@ -48,14 +48,26 @@ class AttentionLayout:
     """Index of each row's adapter, on the device, -1 for none; None: no row uses an adapter."""
     masks: dict[tuple[object, ...], Tensor] = field(default_factory=dict[tuple[object, ...], Tensor])
     """Cache of `_cached_mask` for this batch: layers with equal masks share them."""
-    seqs: list[Int64Array] = field(default_factory=list[Int64Array])
-    """Cache of `_seqs` for this batch."""
     sources: Mapping[int, KeySource] = field(default_factory=dict[int, KeySource])
     """Sources of keys of groups that attend to more than their own rows, or whose keys are kept, by the group's first token.
 
     They run in order, so a group may attend to what one before it keeps."""
     pieces: Sequence[tuple[slice, AttentionLayout]] = ()
     """Rows and layout of each piece of a text that every layer runs piece by piece; empty: all rows at once."""
+
+    _seqs: list[Int64Array] = field(default_factory=list[Int64Array], init=False)
+
+    @property
+    def kernel_seqs(self) -> Int64Array:
+        """The seqs as `Kernels.attend` takes them."""
+        if not self._seqs:
+            rows = [
+                (start + i * length, length, start + i * length, keys, 0)
+                for start, count, length, keys in self.equal_length_groups
+                for i in range(count)
+            ]
+            self._seqs.append(np.array(rows, np.int64).reshape(-1, 5))
+        return self._seqs[0]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -104,9 +116,7 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
     out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
     out_RNH[layout.num_tokens :] = 0
     options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window}
-    if not layout.seqs:
-        layout.seqs.append(_seqs(layout.equal_length_groups))
-    seqs_B5 = layout.seqs[0]
+    seqs_B5 = layout.kernel_seqs
     if not layout.sources:
         own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs_B5, **options)
         return out_RNH.view(num_rows, num_heads * width)
@@ -121,14 +131,6 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
         k_BLKH, v_BLKH = source.join(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
         own.attend(q_RNH, k_BLKH[0], v_BLKH[0], out_RNH, _with_keys(seqs, k_BLKH), **options)
     return out_RNH.view(num_rows, num_heads * width)
-
-
-def _seqs(groups: Sequence[tuple[int, int, int, int]]) -> Int64Array:
-    """Return the seqs of the groups as `Kernels.attend` takes them."""
-    rows = [
-        (start + i * length, length, start + i * length, keys, 0) for start, count, length, keys in groups for i in range(count)
-    ]
-    return np.array(rows, np.int64).reshape(-1, 5)
 
 
 def _with_keys(seqs_B5: Int64Array, k_BLKH: Tensor) -> Int64Array:

@@ -36,7 +36,8 @@ float16: rows and columns are multiplied with powers of 2, so that nothing overf
 FUSED: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 """Activations that products and gates apply, with their numbers in C++."""
 
-_KINDS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
+KIND_NUMBERS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
+"""Their numbers in C++."""
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "has": (_INT, (_INT,)),
@@ -70,6 +71,10 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "means": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER)),
     "normalize": (None, (_POINTER, _LONG, _LONG, ctypes.c_float, _POINTER)),
     "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),
+    "layer": (
+        _INT,
+        (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
+    ),
 }  # fmt: skip
 _NARROW: Final = torch.bfloat16
 
@@ -82,16 +87,17 @@ class Kernels:
         functions = {key: getattr(lib, f"whimbrel_{key}") for key in _SIGNATURES}
         for key, (result, arguments) in _SIGNATURES.items():
             functions[key].restype, functions[key].argtypes = result, arguments
-        self.kinds: frozenset[Kind] = frozenset(kind for kind, number in _KINDS.items() if functions["has"](number))
+        self.kinds: frozenset[Kind] = frozenset(kind for kind, number in KIND_NUMBERS.items() if functions["has"](number))
         self.name = path.suffixes[0].removeprefix(".")
         self.panel: int = functions["panel"]()
         self.units, self.pack, self.linear = (functions[key] for key in ("units", "pack", "linear"))
-        self.has_tiles = self.units(_KINDS["bfloat16"], 2) > 1
+        self.has_tiles = self.units(KIND_NUMBERS["bfloat16"], 2) > 1
         self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
         self._attend, self._norm, self._norm_and_rotate, self._gate = (
             functions[key] for key in ("attend", "norm", "norm_and_rotate", "gate")
         )
         self._embed, self._means, self._normalize = (functions[key] for key in ("embed", "means", "normalize"))
+        self.layer = functions["layer"]
 
     def attend(
         self,
@@ -113,7 +119,7 @@ class Kernels:
         strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
         narrow = v_RKH.dtype == _NARROW
         failed = self._attend(
-            _KINDS[self.attention_kind(v_RKH.dtype)], narrow, *strides,
+            KIND_NUMBERS[self.attention_kind(v_RKH.dtype)], narrow, *strides,
             out_RNH.data_ptr(), out_RNH.stride(0), len(seqs_B5), seqs_B5.ctypes.data,
             q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window,
         )  # fmt: skip
@@ -234,7 +240,7 @@ class PackedLinear:
         smooth_I: Tensor | None = None,
     ) -> None:
         self._linear = kernels.linear
-        self._kind, self._activation = _KINDS[kind], FUSED[activation]
+        self._kind, self._activation = KIND_NUMBERS[kind], FUSED[activation]
         self._columns, self._inner = weight_OI.shape
         padded = -(-self._columns // kernels.panel) * kernels.panel
         units = kernels.units(self._kind, self._inner)
@@ -254,6 +260,8 @@ class PackedLinear:
         )  # fmt: skip
         parts = (self._units, self._bias, self._scales, self._column_sums, self._factors)
         self._weight = [_address(part) for part in parts]
+        self.fields = (self._kind, self._activation, *self._weight, self._inner, self._columns)
+        """What `native/layer.h` calls a product."""
 
     def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the result in `dtype`, float32 or bfloat16. Raises MemoryError."""

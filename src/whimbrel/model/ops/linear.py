@@ -5,7 +5,7 @@ number of rows: by construction in our kernels (`kernels.py`). oneDNN's products
 (`row_blocks.py`), found for each shape, dtype and epilogue when the first such layer is loaded. oneDNN makes a primitive per
 number of rows, so few sizes also keep its cache small: each took 0.3 to 1.3 ms and about 0.7 MB on Zen 4.
 
-Shapes: R rows, I input and O output columns, K LoRA columns, V entries of a table.
+Shapes: R rows, I input and O output columns, D model width, K LoRA columns, V entries of a table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from whimbrel.model.ops import kernels as own
 from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.prepacked import EPILOGUES, packed_linear, prepacked_supported
-from whimbrel.model.ops.quantization import Quantization
+from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
 from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
 from whimbrel.model.ops.trials import FEW_TERMS, Finding, begin, cancelling
 from whimbrel.types.heads import Activation
@@ -53,7 +53,7 @@ class Linear:
         wide: bool = False,
         quantization: Quantization | None = None,
     ) -> None:
-        self._dtype = weight.dtype
+        self._dtype = self.out_dtype = weight.dtype
         self._low_rank = low_rank
         self._width, inner = weight.shape
         self._finding: Finding[RowBlocks] | None = None
@@ -61,7 +61,7 @@ class Linear:
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
             narrow = self._dtype if quantization is None else own.dtype_around_int8()
-            self._out_dtype = torch.float32 if wide else narrow
+            self.out_dtype = torch.float32 if wide else narrow
             fused = activation in own.FUSED and low_rank is None
         else:
             prepacked = prepacked_supported(weight.device)
@@ -73,10 +73,17 @@ class Linear:
         self._after = None if fused or activation == "identity" else ACTIVATIONS[activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
-        out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self._out_dtype)
+        out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self.out_dtype)
         if self._low_rank is not None and lora_mask_RK is not None:
             out += self._low_rank(x_RI, lora_mask_RK)
         return out if self._after is None else in_blocks(self._after, out)
+
+    @property
+    def packed(self) -> own.PackedLinear | None:
+        """Our own product, if it is all of this layer; None also if its weights are yet to be rounded to int8."""
+        product = self._own.product if isinstance(self._own, QuantizedLinear) else self._own
+        whole = self._low_rank is None and self._after is None
+        return product if whole and isinstance(product, own.PackedLinear) else None
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
@@ -191,6 +198,21 @@ def gate(x_RO: Tensor, activation: Activation) -> Tensor:
         return kernels.gate(x_RO, activation)
     gate_RI, up_RI = x_RO.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate_RI) * up_RI
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Norm:
+    """Layer norm of x + added over the last dimension, or RMS norm unless `centred`; the result is float32."""
+
+    weight_D: Tensor
+    bias_D: Tensor | None
+    eps: float
+    centred: bool
+
+    def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        if self.centred:
+            return layer_norm(x, self.weight_D, self.bias_D, self.eps, added)
+        return rms_norm(x, self.weight_D, self.eps, added)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, added: Tensor | None = None) -> Tensor:

@@ -56,11 +56,12 @@ class QuantizedLinear:
         self._sum_I = torch.zeros(weight_OI.shape[1], dtype=torch.float64)
         self._num_rows = 0
         self._lock = Lock()
-        self._product: Callable[[Tensor, torch.dtype], Tensor] | None = None
+        self.product: Callable[[Tensor, torch.dtype], Tensor] | None = None
+        """The product in int8; None before `quantize`."""
 
     def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
-        if self._product is not None:
-            return self._product(x_RI, dtype)
+        if self.product is not None:
+            return self.product(x_RI, dtype)
         assert self._parts is not None
         weight_OI, bias_O, activation = self._parts
         x_RI = x_RI.float()
@@ -79,9 +80,9 @@ class QuantizedLinear:
         bias_O = self._corrected(bias_O, weight_OI - bytes_OI * scale_O[:, None] / smooth_I)
         own = kernels()
         if own is not None and "int8" in own.kinds:
-            self._product = PackedLinear(own, "int8", weight_OI, bias_O, activation, smooth_I=smooth_I)
+            self.product = PackedLinear(own, "int8", weight_OI, bias_O, activation, smooth_I=smooth_I)
         else:
-            self._product = Int8Linear(weight_OI, bias_O, activation, smooth_I)
+            self.product = Int8Linear(weight_OI, bias_O, activation, smooth_I)
         self._parts = None
 
     def _corrected(self, bias_O: Tensor | None, lost_OI: Tensor) -> Tensor | None:

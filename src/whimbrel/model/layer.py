@@ -1,0 +1,163 @@
+"""A layer of a transformer, and its parts. `transformer.py` loads them.
+
+Shapes: R rows, D model width, N query heads, K key heads, H head width, F rotary frequencies. In LoRA tensors, K columns of all
+adapters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
+from whimbrel.model.ops.kernels import FUSED, kernels
+from whimbrel.model.ops.layer_call import LayerCall, LayerParts
+from whimbrel.model.ops.linear import Linear, Norm, gate
+from whimbrel.model.ops.positions import Angles, norm_and_rotate
+from whimbrel.model.ops.row_blocks import MAX_BLOCK
+from whimbrel.types.heads import Activation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    """Rows of a batch besides their hidden states."""
+
+    positions_R: Tensor
+    layout: AttentionLayout
+    angles: list[Angles | None]
+    """Angles of each of the model's rotary embeddings, which may be None."""
+    lora_mask_RK: Tensor | None
+
+    def piece(self, part: slice, layout: AttentionLayout) -> Rows:
+        angles = [each and (each[0][part], each[1][part], each[2]) for each in self.angles]
+        mask = self.lora_mask_RK
+        return Rows(self.positions_R[part], layout, angles, None if mask is None else mask[part])
+
+
+Mixer: TypeAlias = Callable[[Tensor, Rows], Tensor]
+"""(normed rows, rows) -> rows: attention, or what stands in its place."""
+Mlp: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""(rows, LoRA mask as in `Linear`) -> rows."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Attention:
+    """Attention over heads of queries, keys and values."""
+
+    qkv: Linear
+    out: Linear
+    num_heads: int
+    num_kv_heads: int
+    head_width: int
+    scores: ScoreOptions
+    rotary: int
+    """Index of the rotary embedding, of the model's."""
+    eps: float
+    head_norm_NH: Tensor | None = None
+    """Weights of the RMS norms of query and key heads."""
+    whole_norm: Callable[[Tensor], Tensor] | None = None
+    """Norm of all queries of a row, and of all its keys."""
+
+    def __call__(self, x_RD: Tensor, rows: Rows) -> Tensor:
+        scores, heads, angles = self.scores, self.num_heads + self.num_kv_heads, rows.angles[self.rotary]
+        qkv_RD = self.qkv(x_RD, rows.lora_mask_RK)
+        qkv_RNH = qkv_RD.view(x_RD.shape[0], heads + self.num_kv_heads, self.head_width)
+        qk_RNH, v_RKH = qkv_RNH[:, :heads], qkv_RNH[:, heads:]
+        if self.whole_norm is not None:
+            qk_RNH = self.whole_norm(qk_RNH.float())
+        if self.head_norm_NH is not None or angles is not None:
+            if scores.softcap is not None or scores.bias is not None:  # these attend in float32
+                qk_RNH = qk_RNH.float()
+            qk_RNH = norm_and_rotate(qk_RNH, self.head_norm_NH, self.eps, angles)
+        q_RNH, k_RKH = qk_RNH[:, : self.num_heads], qk_RNH[:, self.num_heads :]
+        return self.out(attend(q_RNH, k_RKH, v_RKH, rows.layout, scores), rows.lora_mask_RK)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FeedForward:
+    """Two linear layers, with an activation between them, or a gate."""
+
+    up: Linear
+    down: Linear
+    gate: Activation | None
+    """Activation of the gate; None: `up` has an activation instead."""
+
+    def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+        x = self.up(x_RD, lora_mask_RK)
+        return self.down(x if self.gate is None else gate(x, self.gate), lora_mask_RK)
+
+
+@dataclass(slots=True, eq=False)
+class Layer:
+    """Attention and what follows it, each added to the residual stream. A norm that is None is none."""
+
+    mix: Mixer
+    mlp: Mlp
+    attention_in: Norm | None
+    attention_out: Norm | None
+    attention_inner_sum: Norm | None
+    """Norm of the sum of the residual stream and what attention adds, which is then added once more."""
+    attention_sum: Norm | None
+    mlp_in: Norm | None
+    mlp_out: Norm | None
+    mlp_sum: Norm | None
+    _call: LayerCall | None = field(default=None, init=False)
+
+    def __call__(self, x_RD: Tensor, rows: Rows) -> Tensor:
+        if self._call is not None and (plain := self._plain_angles(x_RD, rows)) is not None:
+            return self._call(x_RD, rows.layout, *plain)
+        attended = _normed(self.attention_out, self.mix(_normed(self.attention_in, x_RD), rows))
+        if self.attention_inner_sum is not None:
+            attended = self.attention_inner_sum(x_RD, attended)
+        return self._feed_forward(_sum(self.attention_sum, x_RD, attended), rows.lora_mask_RK)
+
+    def _feed_forward(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+        """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
+        if x_RD.is_cuda or len(x_RD) <= MAX_BLOCK:
+            return _sum(self.mlp_sum, x_RD, _normed(self.mlp_out, self.mlp(_normed(self.mlp_in, x_RD), lora_mask_RK)))
+        out_RD = torch.empty_like(x_RD)
+        for start in range(0, len(x_RD), MAX_BLOCK):
+            rows = slice(start, start + MAX_BLOCK)
+            out_RD[rows] = self._feed_forward(x_RD[rows], None if lora_mask_RK is None else lora_mask_RK[rows])
+        return out_RD
+
+    def join_parts(self) -> None:
+        """Run as one call from now on, where our own kernels have all parts. Weights in int8 must be rounded by now."""
+        own, mix, mlp = kernels(), self.mix, self.mlp
+        if own is None or not isinstance(mix, Attention) or not isinstance(mlp, FeedForward):
+            return
+        qkv, out, up, down = (each.packed for each in (mix.qkv, mix.out, mlp.up, mlp.down))
+        if qkv is None or out is None or up is None or down is None:
+            return
+        if mix.whole_norm is not None or mix.scores.bias is not None or mix.scores.softcap is not None:
+            return
+        if mlp.gate is not None and mlp.gate not in FUSED:
+            return
+        parts = LayerParts(
+            self.attention_in, qkv, mix.head_norm_NH, mix.eps, mix.num_heads, mix.num_kv_heads, mix.head_width, mix.scores, out,
+            self.attention_out, self.attention_inner_sum, self.attention_sum,
+            self.mlp_in, up, mlp.gate, down, self.mlp_out, self.mlp_sum,
+        )  # fmt: skip
+        self._call = LayerCall(own, parts, mix.qkv.out_dtype)
+
+    def _plain_angles(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor | None, Tensor | None] | None:
+        """Return cosines and sines, or Nones, if these rows need nothing that the joined parts lack; else None."""
+        if rows.lora_mask_RK is not None or rows.layout.sources or len(x_RD) != rows.layout.num_tokens:
+            return None
+        assert isinstance(self.mix, Attention)
+        angles = rows.angles[self.mix.rotary]
+        if angles is None:
+            return None, None
+        return None if angles[2] else angles[:2]
+
+
+def _normed(norm: Norm | None, x_RD: Tensor) -> Tensor:
+    return x_RD if norm is None else norm(x_RD)
+
+
+def _sum(norm: Norm | None, x_RD: Tensor, added_RD: Tensor) -> Tensor:
+    return x_RD + added_RD if norm is None else norm(x_RD, added_RD)
