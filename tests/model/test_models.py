@@ -19,8 +19,11 @@ from safetensors.torch import load_file, save_file
 from checkpoints import bert_tokenizer, edit_json, write_json
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.model.layer import Layer
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.kernels import kernels
+from whimbrel.model.ops.layer_call import LayerCall
 from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.model.transformer import Transformer
 from whimbrel.types.batch import equal_length_groups, pack
@@ -236,6 +239,28 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
     assert_close(together, reference(model, ids))
     for row, expected in zip(ids, together, strict=True):
         assert np.array_equal(hidden(tmp_path, [row])[0], expected)
+
+
+@pytest.mark.skipif(kernels() is None, reason="there are no kernels here")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.sample(12)
+def test_a_layer_in_one_call_has_the_bits_of_its_parts(
+    case: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(tmp_path, *CASES[case])
+    calls: list[None] = []
+    call = LayerCall.__call__
+    monkeypatch.setattr(LayerCall, "__call__", lambda *args: (calls.append(None), call(*args))[1])
+    joined = hidden(tmp_path, rows(), dtype)
+    assert bool(calls) != (case in ("mpnet", "gemma2") or "deepseek" in case or "experts" in case)
+    monkeypatch.setattr(Layer, "join_parts", lambda _: None)
+    loaded.cache_clear()
+    calls.clear()
+    parts = hidden(tmp_path, rows(), dtype)
+    loaded.cache_clear()
+    assert not calls
+    assert all(np.array_equal(*each, equal_nan=True) for each in zip(joined, parts, strict=True))
 
 
 def least_cosine(case: str) -> float:
