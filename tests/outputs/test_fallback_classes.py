@@ -75,7 +75,7 @@ def test_scores_of_tokens(case: str, tmp_path: Path) -> None:
             assert_close(result[index], expected)
 
 
-ROUGH = {"mobilebert": 1e-4, "roberta prelayernorm": 1e-4}
+ROUGH = {"mobilebert": 4e-4, "roberta prelayernorm": 1e-4}
 """Cases whose reference differs by more than 1e-5 from its own result in float64."""
 OWN = ("albert", "data2vec", "ernie", "mobilebert", "roberta prelayernorm", "xmod")
 

@@ -314,16 +314,23 @@ def test_a_caller_that_leaves_while_much_is_submitted(
 
     async def leave(engine: AsyncEngine, inner: Engine) -> None:
         submit, futures = inner.submit_tokenized, list[Future[Any]]()
+        began, left = threading.Event(), threading.Event()
 
         def slow(prepared: Any) -> Future[Any]:
-            time.sleep(0.2)
+            began.set()
+            assert left.wait(60)
             futures.append(submit(prepared))
             return futures[-1]
 
         monkeypatch.setattr(inner, "submit_tokenized", slow)
-        with pytest.raises(TimeoutError):
-            await asyncio.wait_for(engine.score(QUERIES[0], documents), 0.1)
-        await asyncio.sleep(0.3)
+        call = asyncio.ensure_future(engine.score(QUERIES[0], documents))
+        assert await asyncio.to_thread(began.wait, 60)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        left.set()
+        while not futures or not futures[0].done():
+            await asyncio.sleep(0.01)
         assert [future.cancelled() for future in futures] == [True]
         monkeypatch.setattr(inner, "submit_tokenized", submit)
         assert (await engine.score(QUERIES[0], documents[:300])).shape == (300,)
