@@ -281,6 +281,7 @@ def test_score_rerank_and_classify_with_classes(here: Here, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("name", ["v.npy", "v.jsonl"])
+@pytest.mark.sample(2)
 def test_what_was_done_is_kept_after_an_interrupt(number: int, name: str, tmp_path: Path, engine: Engine) -> None:
     """Whole chunks, of which stderr tells."""
     path = tmp_path / name

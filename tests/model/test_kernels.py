@@ -624,7 +624,7 @@ def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
 
 
 @pytest.mark.skipif(_IMITATED not in SETS, reason="needs a compiler, and AVX-512 with bfloat16")
-@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.extended)])
 def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole way of a processor with AMX, but for its instructions."""
     monkeypatch.setattr(kernels, "instruction_sets", lambda _: ("amx",))
