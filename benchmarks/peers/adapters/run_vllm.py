@@ -18,7 +18,8 @@ def load(folder: str, task: str, *, threads: int, dtype: str, **options: Any) ->
 
     del threads  # VLLM_CPU_OMP_THREADS_BIND
 
-    model = LLM(folder, runner="pooling", dtype=dtype, disable_log_stats=True, **options)
+    # Rounds repeat their texts, which its cache of prefixes would remember.
+    model = LLM(folder, runner="pooling", dtype=dtype, disable_log_stats=True, enable_prefix_caching=False, **options)
     cut = {"truncate_prompt_tokens": -1}
 
     def dense(texts: list[str]) -> Any:

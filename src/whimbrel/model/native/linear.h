@@ -180,7 +180,9 @@ template <class D, class In, class Out>
 void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
     const i64 filled = (weight.inner + D::per_unit - 1) / D::per_unit, units = units_for<D>(weight.inner);
     const i64 stride = up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
-    const i64 block = std::min(up_to(rows, D::block_rows), std::clamp(BLOCK_BYTES / 4 / stride / D::block_rows, i64{4}, BLOCK_ROWS / D::block_rows) * D::block_rows);
+    const i64 most = std::clamp(BLOCK_BYTES / 4 / stride / D::block_rows, i64{4}, BLOCK_ROWS / D::block_rows) * D::block_rows;
+    const i64 blocks = std::max<i64>(1, (rows + most - 1) / most);  // of even size: each reads all weights
+    const i64 block = up_to((rows + blocks - 1) / blocks, D::block_rows);
     auto* a = static_cast<std::uint32_t*>(scratch<0>(sizeof(std::uint32_t) * static_cast<std::size_t>(stride * block)));
     float row_scales[BLOCK_ROWS];
     std::int32_t row_zeros[BLOCK_ROWS];
