@@ -30,6 +30,7 @@ from checkpoints import edit_json, sentence_layout
 from serving import Server
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError, NonFinite, TooLong
+from whimbrel.model.layer import Layer
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Sparse
 
@@ -235,8 +236,7 @@ def test_want_of_memory_in_the_middle_of_a_text(everything: str, monkeypatch: py
     """A piece that finds no memory ends its launch; the text runs again from its beginning, with the same bits."""
     with load(everything, max_batch_tokens=32, num_replicas=999) as engine:
         expected = run(engine, [LONG], prompt=PROMPT)
-        layers: Any = engine._lanes._runner._models[0]  # pyright: ignore
-        run_layer, calls = layers._run_layer, list[None]()
+        run_layer, calls = Layer.__call__, list[None]()
 
         def fail(*args: Any) -> Any:
             calls.append(None)
@@ -244,7 +244,7 @@ def test_want_of_memory_in_the_middle_of_a_text(everything: str, monkeypatch: py
                 raise MemoryError
             return run_layer(*args)
 
-        monkeypatch.setattr(layers, "_run_layer", fail)
+        monkeypatch.setattr(Layer, "__call__", fail)
         assert all(np.array_equal(a, b) for a, b in zip(run(engine, [LONG], prompt=PROMPT), expected, strict=True))
         assert len(calls) > 20
 

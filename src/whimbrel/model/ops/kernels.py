@@ -261,7 +261,7 @@ class PackedLinear:
         parts = (self._units, self._bias, self._scales, self._column_sums, self._factors)
         self._weight = [_address(part) for part in parts]
         self.fields = (self._kind, self._activation, *self._weight, self._inner, self._columns)
-        """What `native/layer.h` calls a product."""
+        """Members of a product in `native/layer.h`."""
 
     def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
         """Return the result in `dtype`, float32 or bfloat16. Raises MemoryError."""

@@ -44,7 +44,7 @@ class _Layer(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerParts:
-    """What a layer computes, in order. A norm may be None: there is none."""
+    """Parts of a layer in the order in which they run. A norm may be None: there is none."""
 
     attention_in: Norm | None
     qkv: PackedLinear
