@@ -15,6 +15,7 @@ import sys
 import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -74,7 +75,7 @@ def compile_kernels() -> str | None:
     if stamp.exists() and stamp.read_text() == current and all(library(name).exists() for name in INSTRUCTION_SETS):
         return None
     with ThreadPoolExecutor(os.cpu_count()) as threads:
-        made = threads.map(lambda name: compile_library(command, INSTRUCTION_SETS[name], library(name)), INSTRUCTION_SETS)
+        made = threads.map(partial(compile_library, command), INSTRUCTION_SETS.values(), map(library, INSTRUCTION_SETS))
         problems = [f"{problem} (for {name})" for name, problem in zip(INSTRUCTION_SETS, made, strict=True) if problem]
     if not problems:
         stamp.write_text(current)
