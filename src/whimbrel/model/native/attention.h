@@ -14,6 +14,7 @@
 namespace whimbrel {
 
 constexpr i64 BLOCK_KEYS = 256;
+constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 16;  // of scores and weights: rows that are no multiple of 1 KiB apart
 #ifdef WHIMBREL_TILES
 constexpr i64 BLOCK_QUERIES = 2 * TILE_ROWS;
 #else
@@ -167,16 +168,15 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
         bool begin = true;
         for (i64 key = first_key(first) / BLOCK_KEYS * BLOCK_KEYS; key < high; key += BLOCK_KEYS) {
             const i64 end = std::min(key + BLOCK_KEYS, high), columns = end - key;
-            const i64 stride = BLOCK_KEYS + 16;
             for (i64 column = 0; column < columns; column += PANEL)
-                product<D>(count, at.queries, units, at.keys + (key + column) * units, units, at.scores + column, stride, true, columns - column <= W);
+                product<D>(count, at.queries, units, at.keys + (key + column) * units, units, at.scores + column, SCORES_STRIDE, true, columns - column <= W);
             for (i64 r = 0; r < count; r++) {
-                float* s = at.scores + r * stride;
+                float* s = at.scores + r * SCORES_STRIDE;
                 const i64 query = first + r;
                 const i64 from = std::max<i64>(0, first_key(query) - key);
                 const i64 to = ahead < 0 ? columns : std::min(columns, query + ahead + 1 - key);
                 if (to <= from) {
-                    std::memset(at.weights + r * stride, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(up_to(columns, PANEL) / D::per_unit));
+                    std::memset(at.weights + r * SCORES_STRIDE, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(up_to(columns, PANEL) / D::per_unit));
                     continue;
                 }
                 for (i64 j = 0; j < from; j += W) store(s + j, all(-std::numeric_limits<float>::infinity()), from - j);
@@ -197,8 +197,8 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 const Floats scale = all(D::per_unit == 2 ? scores.scale * LOG_OF_E : scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
                 const auto put = [&](i64 j, Floats e) {
-                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * stride) + j, e);
-                    else D::put(reinterpret_cast<std::uint16_t*>(at.weights + r * stride) + j, e, Whole{});
+                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * SCORES_STRIDE) + j, e);
+                    else D::put(reinterpret_cast<std::uint16_t*>(at.weights + r * SCORES_STRIDE) + j, e, Whole{});
                 };
                 for_vectors(to, [&](i64 j, auto some) {
                     const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
@@ -219,7 +219,7 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 }
             }
             for (i64 column = 0; column < width; column += PANEL)
-                product<D>(count, at.weights, BLOCK_KEYS + 16, at.values + column * key_units + key / D::per_unit * PANEL, units_for<D>(columns), at.sums + column, padded, begin, width - column <= W);
+                product<D>(count, at.weights, SCORES_STRIDE, at.values + column * key_units + key / D::per_unit * PANEL, units_for<D>(columns), at.sums + column, padded, begin, width - column <= W);
             begin = false;
         }
         for (i64 r = 0; r < count; r++) {
@@ -234,13 +234,13 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
 
 // The buffers of this thread, for heads of `width` and seqs of up to `longest` keys. Throws std::bad_alloc.
 inline Buffers buffers_for(i64 width, i64 units, i64 longest) {
-    const i64 padded = up_to(width, PANEL), rows = up_to(longest, PANEL), stride = BLOCK_KEYS + 16;
+    const i64 padded = up_to(width, PANEL), rows = up_to(longest, PANEL);
     auto* memory = static_cast<std::uint32_t*>(scratch<2>(
-        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * stride + padded) + rows * units + rows * padded + 3 * rows + 64 * W)));
+        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * SCORES_STRIDE + padded) + rows * units + rows * padded + 3 * rows + 64 * W)));
     Buffers at{};
     at.queries = memory, memory += up_to(BLOCK_QUERIES * units, 16);
-    at.weights = memory, memory += BLOCK_QUERIES * stride;
-    at.scores = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * stride;
+    at.weights = memory, memory += BLOCK_QUERIES * SCORES_STRIDE;
+    at.scores = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * SCORES_STRIDE;
     at.sums = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * padded;
     at.keys = memory, memory += rows * units;
     at.values = memory, memory += rows * padded;

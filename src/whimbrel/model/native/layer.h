@@ -20,7 +20,7 @@ struct Norm {
     i64 centred;
 };
 
-// Numbers between products are bfloat16 if `narrow`, and float32 before norms and sums.
+// x, norms and sums are float32; what is between products is bfloat16 if `narrow`.
 struct Layer {
     i64 narrow;
     Norm attention_in;
@@ -31,7 +31,8 @@ struct Layer {
     double score_scale;
     i64 causal, window;
     Product out;
-    Norm attention_out, attention_inner_sum;  // the second of x and what is added, before the sum
+    Norm attention_out;
+    Norm attention_inner_sum;  // of the sum of x and what attention adds, which is then added to x once more
     Norm attention_sum, mlp_in;
     Product up;
     i64 gate;  // activation of the gate, or negative: none

@@ -21,14 +21,14 @@ constexpr i64 BLOCK_UNITS = 128;
 #endif
 
 inline i64 per_unit(int kind) { return kind == INT8 ? 4 : kind == FLOAT32 ? 1 : 2; }
-inline i64 units_of(i64 inner, int kind) { return (inner + per_unit(kind) - 1) / per_unit(kind); }
 
 // Units of a packed row: whole tiles are multiplied, where there are any.
 inline i64 packed_units(i64 inner, int kind) {
+    const i64 units = (inner + per_unit(kind) - 1) / per_unit(kind);
 #ifdef WHIMBREL_TILES
-    if (kind == BFLOAT16 || kind == INT8) return up_to(units_of(inner, kind), TILE_UNITS);
+    if (kind == BFLOAT16 || kind == INT8) return up_to(units, TILE_UNITS);
 #endif
-    return units_of(inner, kind);
+    return units;
 }
 inline i64 panels_of(i64 columns) { return (columns + PANEL - 1) / PANEL; }
 
@@ -117,22 +117,18 @@ inline void finish(const typename D::Sum* sums, i64 rows, const Weight& weight, 
     }
 }
 
-// Write a row as units of float32, bfloat16 or int8. The rest of its last unit is 0.
+// Write a row as units of float32, bfloat16, float16 or int8. What is beyond its numbers stays.
 inline void write_units(InFloat32, const float* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
     std::memcpy(units, x, sizeof(float) * static_cast<std::size_t>(weight.inner));
 }
 inline void write_units(InFloat32, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
-    const i64 n = weight.inner;
-    for_vectors(n, [&](i64 k, auto some) { store(reinterpret_cast<float*>(units) + k, load(x + k, some), some); });
+    for_vectors(weight.inner, [&](i64 k, auto some) { store(reinterpret_cast<float*>(units) + k, load(x + k, some), some); });
 }
 #ifdef __AVX512BF16__
 inline void write_units(InBfloat16, const float* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
-    const i64 n = weight.inner;
-    if (n % 2) units[n / 2] = 0;
-    for_vectors(n, [&](i64 k, auto some) { store(reinterpret_cast<bf16*>(units) + k, load(x + k, some), some); });
+    for_vectors(weight.inner, [&](i64 k, auto some) { store(reinterpret_cast<bf16*>(units) + k, load(x + k, some), some); });
 }
 inline void write_units(InBfloat16, const bf16* x, const Weight& weight, std::uint32_t* units, float*, std::int32_t*) {
-    if (weight.inner % 2) units[weight.inner / 2] = 0;
     std::memcpy(units, x, sizeof(bf16) * static_cast<std::size_t>(weight.inner));
 }
 #endif
@@ -142,7 +138,6 @@ inline void write_units(InFloat16, const In* x, const Weight& weight, std::uint3
     const i64 n = weight.inner;
     const float factor = power_to_reach(3, largest_magnitude(x, n));
     *scale = inverse_of_power(factor);
-    if (n % 2) units[n / 2] = 0;
     for_vectors(n, [&](i64 k, auto some) { InFloat16::put(reinterpret_cast<std::uint16_t*>(units) + k, mul(load(x + k, some), all(factor)), some); });
 }
 #endif
@@ -163,7 +158,6 @@ inline void write_units(InInt8, const In* x, const Weight& weight, std::uint32_t
     const float first_byte = std::nearbyint(-least_x / step);
     *scale = step + spoiled;
     *zero_point = static_cast<std::int32_t>(first_byte);
-    units[units_of(n, INT8) - 1] = 0;
     const Floats inverse = all(1.0f / step), offset = all(first_byte);
     for_vectors(n, [&](i64 k, auto some) {
         const Floats byte = greatest(zero(), least(all(255.0f), add(mul(scaled(k, some), inverse), offset)));
@@ -178,7 +172,7 @@ using Finish = void (*)(const typename D::Sum*, i64, const Weight&, i64, const f
 
 template <class D, class In, class Out>
 void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
-    const i64 filled = (weight.inner + D::per_unit - 1) / D::per_unit, units = units_for<D>(weight.inner);
+    const i64 units = units_for<D>(weight.inner);
     const i64 stride = up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
     const i64 most = std::clamp(BLOCK_BYTES / 4 / stride / D::block_rows, i64{4}, BLOCK_ROWS / D::block_rows) * D::block_rows;
     const i64 blocks = std::max<i64>(1, (rows + most - 1) / most);  // of even size: each reads all weights
@@ -189,8 +183,9 @@ void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const We
     for (i64 start = 0; start < rows; start += block) {
         const i64 count = std::min(block, rows - start);
         for (i64 r = 0; r < count; r++) {
-            write_units(D{}, x + (start + r) * x_stride, weight, a + r * stride, row_scales + r, row_zeros + r);
-            std::fill(a + r * stride + filled, a + r * stride + units, 0u);
+            std::uint32_t* row = a + r * stride;
+            std::fill(row + weight.inner / D::per_unit, row + units, 0u);  // its last unit, and those that fill the last tile
+            write_units(D{}, x + (start + r) * x_stride, weight, row, row_scales + r, row_zeros + r);
         }
         auto run_panels = [&](i64 first, i64 last) {
             [[maybe_unused]] typename D::Registers registers;

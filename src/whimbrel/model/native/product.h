@@ -242,15 +242,17 @@ inline void tile_of(int rows, const std::uint32_t* a, i64 a_stride, const std::u
 template <class D, int ROWS, int VECTORS>
 inline void block_of_tiles(const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool fetch) {
     constexpr i64 unit = sizeof(std::uint32_t);
-    const auto sums = [&](int i, int j) { return c + i * TILE_ROWS * c_stride + j * W; };
-    const auto begin_sum = [&](auto number, int i, int j) {
-        if (begin) clear_tile<decltype(number)::value>();
-        else load_tile<decltype(number)::value>(sums(i, j), c_stride * unit);
+    const auto for_sums = [&](auto f) {  // f(number of a tile, its numbers in memory)
+        const auto call = [&](auto number, int i, int j) { f(number, c + i * TILE_ROWS * c_stride + j * W); };
+        call(std::integral_constant<int, 0>{}, 0, 0);
+        if constexpr (VECTORS == 2) call(std::integral_constant<int, 1>{}, 0, 1);
+        if constexpr (ROWS == 2) call(std::integral_constant<int, 2>{}, 1, 0);
+        if constexpr (ROWS == 2 && VECTORS == 2) call(std::integral_constant<int, 3>{}, 1, 1);
     };
-    begin_sum(std::integral_constant<int, 0>{}, 0, 0);
-    if constexpr (VECTORS == 2) begin_sum(std::integral_constant<int, 1>{}, 0, 1);
-    if constexpr (ROWS == 2) begin_sum(std::integral_constant<int, 2>{}, 1, 0);
-    if constexpr (ROWS == 2 && VECTORS == 2) begin_sum(std::integral_constant<int, 3>{}, 1, 1);
+    for_sums([&](auto number, auto* sums) {
+        if (begin) clear_tile<decltype(number)::value>();
+        else load_tile<decltype(number)::value>(sums, c_stride * unit);
+    });
     for (i64 k = 0; k < units; k += TILE_UNITS) {
         if (fetch)
             for (i64 line = 0; line < TILE_UNITS * PANEL; line += W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + line), _MM_HINT_T0);
@@ -267,10 +269,7 @@ inline void block_of_tiles(const std::uint32_t* a, i64 a_stride, const std::uint
             if constexpr (VECTORS == 2) D::template dot_tiles<3, 5, 7>();
         }
     }
-    store_tile<0>(sums(0, 0), c_stride * unit);
-    if constexpr (VECTORS == 2) store_tile<1>(sums(0, 1), c_stride * unit);
-    if constexpr (ROWS == 2) store_tile<2>(sums(1, 0), c_stride * unit);
-    if constexpr (ROWS == 2 && VECTORS == 2) store_tile<3>(sums(1, 1), c_stride * unit);
+    for_sums([&](auto number, auto* sums) { store_tile<decltype(number)::value>(sums, c_stride * unit); });
 }
 
 // As `product`, of whole tiles: all of their rows are read and written, whatever they hold.
@@ -284,7 +283,8 @@ void product_of_tiles(i64 rows, const std::uint32_t* a, i64 a_stride, const std:
 }
 #endif
 
-// c = a x panel, or c += a x panel unless `begin`. Rows are shared evenly among tiles, as small tiles are slow.
+// c = a x panel, or c += a x panel unless `begin`; with `half`, of the panel's first W columns. Rows are shared evenly among tiles, as small
+// tiles are slow.
 template <class D>
 __attribute__((noinline)) void product(i64 rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, bool half = false) {
 #ifdef WHIMBREL_TILES

@@ -137,5 +137,6 @@ def _isa_limit(environ: Mapping[str, str]) -> str:
 
 
 def _permit_amx() -> bool:
+    """Return whether the kernel lets this process use tiles of AMX. Without, their first instruction ends the process."""
     init = getattr(torch.cpu, "_init_amx", None)
-    return init is None or bool(init())
+    return init is not None and bool(init())

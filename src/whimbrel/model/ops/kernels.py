@@ -142,7 +142,7 @@ class Kernels:
         if self.has_tiles:
             return "bfloat16"
         if found.level == "amx" and found.bfloat16 == "native":
-            return None  # an old assembler could not make our own kernels for it
+            return None  # our own for it are missing (an old assembler), or WHIMBREL_KERNELS names others
         if fast_bfloat16(found) and "bfloat16" in self.kinds:
             return "bfloat16"
         return "float16" if "float16" in self.kinds else "float32"
@@ -283,7 +283,7 @@ class PackedLinear:
 @cache
 def kernels() -> Kernels | None:
     """Return the kernels for this processor, or None if there are none. Raises SetupError."""
-    wanted, names = os.environ.get("WHIMBREL_KERNELS", "").lower(), instruction_sets(cpu())
+    wanted, names = os.environ.get("WHIMBREL_KERNELS", "").strip().lower(), instruction_sets(cpu())
     if wanted == "off":
         return None
     if wanted and wanted not in names:
