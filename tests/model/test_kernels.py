@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import shutil
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.kernels import Kernels, PackedLinear
+from whimbrel.model.ops.layer_call import LayerCall, LayerParts
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
 from whimbrel.model.ops.quantization import Int8Linear, Quantization
@@ -378,8 +379,9 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
 ) -> None:
     monkeypatch.setenv("WHIMBREL_KERNELS", "off")
     assert kernels.kernels.__wrapped__() is None
-    monkeypatch.setenv("WHIMBREL_KERNELS", "avx2")
-    assert kernels.kernels.__wrapped__().name == "avx2"
+    for stated in ("avx2", " AVX2 "):
+        monkeypatch.setenv("WHIMBREL_KERNELS", stated)
+        assert kernels.kernels.__wrapped__().name == "avx2"
     monkeypatch.setenv("WHIMBREL_KERNELS", "neon")
     with pytest.raises(SetupError, match="WHIMBREL_KERNELS is 'neon', which this processor has not") as raised:
         kernels.kernels.__wrapped__()
@@ -467,6 +469,48 @@ def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
     x = torch.zeros(1, 1, 16)
     with pytest.raises(MemoryError):
         own.attend(x, x, x, torch.empty_like(x), seqs, scale=1.0, causal=False, window=None)
+
+
+def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
+    """Where the memory of its first products, or of its second ones, is more than any machine has."""
+    linear = PackedLinear(own, "float32", torch.randn(16, 16), None, "identity")
+    qkv = PackedLinear(own, "float32", torch.randn(48, 16), None, "identity")
+    parts = LayerParts(
+        None, qkv, None, 1e-6, 1, 1, 16, ScoreOptions(0.25), linear, None, None, None, None, linear, None, linear, None, None
+    )
+    layout, x = make_layout([3, 2]), torch.randn(5, 16)
+    call = LayerCall(own, parts, torch.float32)
+    expected = call(x, layout, None, None)
+    for name, member in (("num_heads", None), ("up", "columns")):
+        broken = LayerCall(own, parts, torch.float32)
+        fields = broken._layer
+        setattr(fields if member is None else getattr(fields, name), member or name, 2**44)
+        with pytest.raises(MemoryError, match="a layer needs more memory than there is"):
+            broken(x, layout, None, None)
+        assert torch.equal(call(x, layout, None, None), expected)
+
+
+def test_memory_of_former_calls_reaches_no_result(own: Kernels) -> None:
+    """Products and heads whose sizes fill no vector, unit or tile, before and after larger ones of NaN in the same memory."""
+    torch.manual_seed(10)
+    spoiled, heads = torch.full((300, 700), torch.nan), torch.full((300, 3, 48), torch.nan)
+    calls: list[tuple[Callable[[], Tensor], Callable[[], Tensor]]] = []
+    for dtype in (torch.float32, torch.bfloat16):
+        for kind, _ in _kinds(own):
+            spoil = partial(PackedLinear(own, kind, torch.randn(70, 700), None, "identity"), spoiled, torch.float32)
+            for inner in (1, 7, 33, 70):
+                linear = PackedLinear(own, kind, torch.randn(9, inner), torch.randn(9), "identity")
+                calls.append((spoil, partial(linear, torch.randn(5, inner).to(dtype), torch.float32)))
+        spoil = partial(attend, *heads.to(dtype).split(1, dim=1), make_layout([300]), ScoreOptions(1.0))
+        layout = make_layout([48, 19, 2, 1], num_keys=[48, 18, 1, 1])
+        q_RNH, k_RKH, v_RKH = torch.randn(70, 3, 21).to(dtype).split(1, dim=1)
+        options = (ScoreOptions(0.2), ScoreOptions(0.2, causal=True), ScoreOptions(0.2, window=3))
+        calls += [(spoil, partial(attend, q_RNH, k_RKH, v_RKH, layout, scores)) for scores in options]
+    before = [call() for _, call in calls]
+    for (spoil, call), expected in zip(calls, before, strict=True):
+        assert spoil().isnan().all()
+        assert expected.isfinite().all()
+        assert torch.equal(call(), expected)
 
 
 def test_a_team_computes_the_same_bits(own: Kernels) -> None:

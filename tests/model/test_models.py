@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -25,6 +26,7 @@ from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.layer_call import LayerCall
 from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.transformer import Transformer
 from whimbrel.types.batch import equal_length_groups, pack
 from whimbrel.types.seq import Seq
@@ -261,6 +263,28 @@ def test_a_layer_in_one_call_has_the_bits_of_its_parts(
     loaded.cache_clear()
     assert not calls
     assert all(np.array_equal(*each, equal_nan=True) for each in zip(joined, parts, strict=True))
+
+
+@pytest.mark.parametrize("case", ["bert", "modernbert", "qwen3"])
+def test_a_layer_in_int8_has_the_bits_of_its_parts(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is one call only when its weights are rounded."""
+    write(tmp_path, *CASES[case])
+    calls: list[None] = []
+    call = LayerCall.__call__
+    monkeypatch.setattr(LayerCall, "__call__", lambda *args: (calls.append(None), call(*args))[1])
+    card, quantization = read_card(tmp_path, "m", pooling="mean"), Quantization()
+    with torch.inference_mode():
+        model, _ = load_model(tmp_path, card, device=torch.device("cpu"), dtype=torch.float32, quantization=quantization)
+        monkeypatch.setattr(sys.modules[__name__], "loaded", lambda *_: (card, model))
+        hidden(tmp_path, rows(1))
+        quantization.finish()
+    parts = hidden(tmp_path, rows())
+    assert not calls
+    model.join_parts()
+    joined = hidden(tmp_path, rows())
+    own = kernels()
+    assert bool(calls) == (own is not None and "int8" in own.kinds)
+    assert all(np.array_equal(*each) for each in zip(joined, parts, strict=True))
 
 
 def least_cosine(case: str) -> float:
