@@ -10,11 +10,12 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from cpus import LEVELS, reachable
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.serve import _summary
-from whimbrel.model.ops.cpu import cpu, find_cpu
+from whimbrel.model.ops.cpu import _permit_amx, cpu, find_cpu
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, Hardware
 from whimbrel.types.plan import Options, make_plan
 
@@ -40,6 +41,12 @@ def find(capabilities: dict[str, Any], *, bfloat16: bool = True, amx: bool = Tru
 )  # fmt: skip
 def test_levels_of_what_the_processor_says(capabilities: dict[str, Any], level: str) -> None:
     assert find(capabilities).level == level
+
+
+def test_a_pytorch_that_cannot_ask_for_tiles_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever runs an instruction of AMX without the kernel's permission is killed."""
+    monkeypatch.delattr(torch.cpu, "_init_amx")
+    assert not _permit_amx()
 
 
 @pytest.mark.parametrize("name", ["ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"])

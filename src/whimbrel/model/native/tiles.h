@@ -1,7 +1,7 @@
 // Tiles of AMX: eight registers of 16 rows of 64 bytes, for products of whole blocks.
 //
 // The instructions are written out: compilers order their own intrinsics freely among stores to memory. WHIMBREL_IMITATED_TILES, for tests,
-// does the same without AMX, as Intel's manual (volume 2, chapter on AMX) describes each instruction.
+// does the same without AMX, as Intel's manual (volume 2, chapter on AMX) describes each instruction, but that subnormal results are not 0.
 #pragma once
 
 #include "simd.h"
@@ -85,7 +85,7 @@ inline void store_tile(void* p, i64 stride) {
     for (i64 row = 0; row < TILE_ROWS; row++) std::memcpy(static_cast<char*>(p) + row * stride, imitated_tile<tile>()[row], 64);
 }
 
-// A bfloat16 as float32. Numbers below the normal ones are 0.
+// A bfloat16 as float32. Subnormal numbers are read as 0.
 inline float widened(std::uint32_t bits) {
     bits <<= 16;
     if ((bits & 0x7f800000) == 0) bits &= 0x80000000;

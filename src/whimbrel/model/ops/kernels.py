@@ -37,7 +37,7 @@ FUSED: Final[Mapping[Activation, int]] = {"identity": 0, "gelu": 1, "gelu_tanh":
 """Activations that products and gates apply, with their numbers in C++."""
 
 KIND_NUMBERS: Final[Mapping[Kind, int]] = {"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3}
-"""Their numbers in C++."""
+"""Numbers of the kinds in C++."""
 _INT, _LONG, _POINTER = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p
 _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "has": (_INT, (_INT,)),
@@ -90,14 +90,13 @@ class Kernels:
         self.kinds: frozenset[Kind] = frozenset(kind for kind, number in KIND_NUMBERS.items() if functions["has"](number))
         self.name = path.suffixes[0].removeprefix(".")
         self.panel: int = functions["panel"]()
-        self.units, self.pack, self.linear = (functions[key] for key in ("units", "pack", "linear"))
+        self.units, self.pack, self.linear, self.layer = (functions[key] for key in ("units", "pack", "linear", "layer"))
         self.has_tiles = self.units(KIND_NUMBERS["bfloat16"], 2) > 1
         self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
         self._attend, self._norm, self._norm_and_rotate, self._gate = (
             functions[key] for key in ("attend", "norm", "norm_and_rotate", "gate")
         )
         self._embed, self._means, self._normalize = (functions[key] for key in ("embed", "means", "normalize"))
-        self.layer = functions["layer"]
 
     def attend(
         self,

@@ -71,6 +71,8 @@ _NO_NORM: Final = _Norm(None, None, 0.0, 0)
 
 
 class LayerCall:
+    """A layer that runs in one call. Its parts must stay as they are."""
+
     def __init__(self, own: Kernels, parts: LayerParts, dtype: torch.dtype) -> None:
         """`dtype` is that of numbers between products, float32 or bfloat16."""
         scores = parts.scores
