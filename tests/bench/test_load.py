@@ -383,3 +383,8 @@ def test_a_server_that_is_loading_is_waited_for() -> None:
             Target(fake.url, TargetOptions()).connect()
         Target(fake.url, TargetOptions(ready_seconds=30.0)).connect()
     assert time.monotonic() - begin >= 0.8
+
+
+def test_a_duration_without_a_concurrency_is_refused() -> None:
+    with pytest.raises(ValueError, match="a duration needs a concurrency"):
+        Job("127.0.0.1", 1, [b""], duration=1.0)

@@ -383,7 +383,7 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
         monkeypatch.setenv("WHIMBREL_KERNELS", stated)
         assert kernels.kernels.__wrapped__().name == "avx2"
     monkeypatch.setenv("WHIMBREL_KERNELS", "neon")
-    with pytest.raises(SetupError, match="WHIMBREL_KERNELS is 'neon', which this processor has not") as raised:
+    with pytest.raises(SetupError, match="WHIMBREL_KERNELS is 'neon', which this processor does not have") as raised:
         kernels.kernels.__wrapped__()
     assert "avx2 or off" in (raised.value.hint or "")
     monkeypatch.delenv("WHIMBREL_KERNELS")

@@ -49,7 +49,7 @@ class Job:
     new_connections: bool = False
     """Every request has a connection of its own."""
     duration: float | None = None
-    """Seconds for which the payloads are repeated; None: each is sent once."""
+    """Seconds for which the payloads are repeated, with a concurrency; None: each is sent once."""
     usage: str = "openai"
     """Place of the number of tokens in an answer: a key of USAGES."""
     decode: str = "none"
@@ -58,6 +58,10 @@ class Job:
     """Built in the process that uses it."""
     verify_tls: bool | None = None
     """None for plain HTTP; else whether the server's certificate is checked."""
+
+    def __post_init__(self) -> None:
+        if self.duration is not None and self.concurrency is None:
+            raise ValueError("a duration needs a concurrency: requests that are sent at once have no end")
 
 
 @dataclass

@@ -17,6 +17,7 @@
 namespace whimbrel {
 
 constexpr int PREFETCH = 32;  // units ahead, which the processor does not foresee across pages
+constexpr int LINE = 16;  // units of a cache line
 constexpr int NV = 2;
 constexpr int PANEL = NV * W;
 #ifdef __AVX512F__
@@ -208,7 +209,7 @@ inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* pane
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) sums[i][j] = D::none();
     for (i64 k = 0; k < units; k++) {
-        for (int j = 0; j < VECTORS; j++) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + j * W), _MM_HINT_T0);
+        for (int j = 0; j < VECTORS; j += LINE / W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + j * W), _MM_HINT_T0);
         typename D::Vector columns[VECTORS];
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) columns[j] = D::load_columns(panel + k * PANEL + j * W);
@@ -255,7 +256,7 @@ inline void block_of_tiles(const std::uint32_t* a, i64 a_stride, const std::uint
     });
     for (i64 k = 0; k < units; k += TILE_UNITS) {
         if (fetch)
-            for (i64 line = 0; line < TILE_UNITS * PANEL; line += W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + line), _MM_HINT_T0);
+            for (i64 line = 0; line < TILE_UNITS * PANEL; line += LINE) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + line), _MM_HINT_T0);
         load_tile<6>(panel + k * PANEL, PANEL * unit);
         load_tile<4>(a + k, a_stride * unit);
         D::template dot_tiles<0, 4, 6>();

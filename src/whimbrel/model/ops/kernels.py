@@ -287,7 +287,7 @@ def kernels() -> Kernels | None:
         return None
     if wanted and wanted not in names:
         raise SetupError(
-            f"WHIMBREL_KERNELS is {wanted!r}, which this processor has not",
+            f"WHIMBREL_KERNELS is {wanted!r}, which this processor does not have",
             hint=f"Unset it, or say {', '.join(names)} or off." if names else "Unset it: there are none for this processor.",
         )
     names = names[names.index(wanted) :] if wanted else names
