@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Callable, Iterator
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from test_sparse import splade_layout, write_splade
 
 from classifiers import write_classifier
 from late_models import write_stanford
@@ -22,6 +24,7 @@ from whimbrel.engine import quantize
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.model.ops import quantization
 from whimbrel.model.ops.cpu import cpu
+from whimbrel.types.request import Request
 
 promise = "In int8 a text has the same bits in any batch, and the distance to float32 is measured and told."
 
@@ -94,7 +97,34 @@ def _classifier(folder: Path) -> None:
     write_classifier(folder, "bert")
 
 
-@pytest.mark.parametrize("write", [write_stanford, _classifier, _qwen3])
+def _splade(folder: Path) -> None:
+    write_splade(folder)
+    splade_layout(folder)
+
+
+def test_a_decoder_over_the_vocabulary_is_in_int8_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _splade(tmp_path)
+    widths: list[int] = []
+    begin = quantization.Quantization.begin
+    monkeypatch.setattr(
+        quantization.Quantization,
+        "begin",
+        lambda self, weight, *rest: (widths.append(len(weight)), begin(self, weight, *rest))[1],
+    )
+    request = Request(TEXTS[:9], ("sparse",))
+    with Engine(str(tmp_path), dtype="int8") as engine:
+        together = engine.run(request).outputs.sparse
+        alone = [engine.run(Request([text], ("sparse",))).outputs.sparse for text in TEXTS[:9]]
+    assert together is not None
+    assert json.loads((tmp_path / "config.json").read_text())["vocab_size"] in widths
+    for i, each in enumerate(alone):
+        assert each is not None
+        part = slice(*together.offsets_N1[i : i + 2])
+        assert np.array_equal(together.ids_X[part], each.ids_X)
+        assert np.array_equal(together.weights_X[part], each.weights_X)
+
+
+@pytest.mark.parametrize("write", [write_stanford, _classifier, _qwen3, _splade])
 def test_other_models_and_outputs(write: Callable[[Path], Any], tmp_path: Path) -> None:
     write(tmp_path)
     with Engine(str(tmp_path), dtype="int8") as engine:

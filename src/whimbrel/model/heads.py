@@ -20,6 +20,7 @@ from torch import Tensor
 
 from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import Linear, layer_norm
+from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SparseAutoencoder
@@ -30,11 +31,22 @@ _ALIGN: Final = 32  # leaves no remainder in torch's vectorised loops
 _EPS: Final = 1e-5
 
 
-def load_head(head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype) -> LoadedHead:
-    """Load one head. `main` are the transformer's weights; `dtype` applies to MlmHead only. Raises CheckpointError."""
+def load_head(
+    head: Head,
+    folder: Path,
+    main: Weights,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    quantization: Quantization | None = None,
+) -> LoadedHead:
+    """Load one head. `main` are the transformer's weights; `dtype` and `quantization` apply to MlmHead only.
+
+    Raises CheckpointError.
+    """
     match head:
         case MlmHead():
-            loaded = _decoder(head, main, device, dtype)
+            loaded = _decoder(head, main, device, dtype, quantization)
         case SparseAutoencoder():
             loaded = _sparse_autoencoder(head, folder, device)
         case LogitScore():
@@ -121,7 +133,9 @@ class Decoder:
         return x
 
 
-def _decoder(head: MlmHead, weights: Weights, device: torch.device, dtype: torch.dtype) -> Decoder:
+def _decoder(
+    head: MlmHead, weights: Weights, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
+) -> Decoder:
     rows, columns = head.out_features, head.in_features
     name = head.table if head.table is not None and not weights.has(head.weight) else head.weight
     weight_VD = weights.take(name, rows, columns)
@@ -132,7 +146,7 @@ def _decoder(head: MlmHead, weights: Weights, device: torch.device, dtype: torch
     for start in range(0, rows, _BLOCK):
         block = slice(start, start + _BLOCK)
         bias = None if bias_V is None else bias_V[block].to(device, dtype)
-        blocks.append(Linear(weight_VD[block].to(device, dtype), bias))
+        blocks.append(Linear(weight_VD[block].to(device, dtype), bias, quantization=quantization))
     return Decoder(head, blocks, dtype)
 
 

@@ -17,7 +17,6 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.heads import load_head
 from whimbrel.model.ops.attention import AttentionLayout
-from whimbrel.model.ops.kernels import dtype_around_int8
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
 from whimbrel.model.static import IdfWeights, StaticTable
@@ -53,8 +52,7 @@ def load_model(
 ) -> tuple[Model, Mapping[Head, LoadedHead]]:
     """Load the model, its heads, and the heads of towers that share it. Raises CheckpointError.
 
-    `quantization` takes the model's linear layers, not those of its heads. With it a decoder over the vocabulary has the dtype
-    that is around int8.
+    `quantization` takes the model's linear layers and a decoder over the vocabulary, not those of other heads.
     """
     if card.encoder.idf is not None:
         return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
@@ -73,7 +71,7 @@ def load_model(
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype, quantization=quantization)
             left_out = model.left_out
-        heads = _heads(folder, card, weights, device, dtype if quantization is None else dtype_around_int8())
+        heads = _heads(folder, card, weights, device, dtype, quantization=quantization)
         _check_left_out(left_out, weights)
         weights.finish(names.unused)
     return model, heads
@@ -100,7 +98,19 @@ def check_weights(folder: Path, card: Card) -> None:
             load_model(folder, tower, device=device, dtype=dtype)
 
 
-def _heads(folder: Path, card: Card, weights: Weights, device: torch.device, dtype: torch.dtype) -> Mapping[Head, LoadedHead]:
+def _heads(
+    folder: Path,
+    card: Card,
+    weights: Weights,
+    device: torch.device,
+    dtype: torch.dtype,
+    *,
+    quantization: Quantization | None = None,
+) -> Mapping[Head, LoadedHead]:
     sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
     outputs = [output for tower in sharing for output in tower.outputs.values()]
-    return {head: load_head(head, folder, weights, device, dtype) for output in outputs for head in output.heads}
+    return {
+        head: load_head(head, folder, weights, device, dtype, quantization=quantization)
+        for output in outputs
+        for head in output.heads
+    }
