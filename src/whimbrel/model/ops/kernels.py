@@ -320,7 +320,7 @@ def _problem(name: str) -> str | None:
 def instruction_sets(found: Cpu) -> tuple[str, ...]:
     """Return the names of a processor's instruction sets that have kernels, the most capable first.
 
-    An old assembler knows the most capable ones not, and the build then lacks their libraries.
+    An old assembler does not know the most capable ones, and the build then lacks their libraries.
     """
     if found.level in ("avx512_bf16", "amx"):
         return (
