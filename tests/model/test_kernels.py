@@ -669,16 +669,18 @@ def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
 
 @pytest.mark.skipif(_IMITATED not in SETS, reason="needs a compiler, and AVX-512 with bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.extended)])
-def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engine) -> None:
     """The whole way of a processor with AMX, but for its instructions."""
-    monkeypatch.setattr(kernels, "instruction_sets", lambda _: ("amx",))
-    monkeypatch.setattr(kernels, "library", lambda _: imitated_amx)
-    kernels.kernels.cache_clear()
     texts = TEXTS[::50]
+    kernels.kernels.cache_clear()
     try:
-        with Engine(dtype=dtype) as engine:
-            vectors = engine.embed(texts)
-            assert all(np.array_equal(engine.embed(texts[i]), vectors[i]) for i in range(3))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(kernels, "instruction_sets", lambda _: ("amx",))
+            patch.setattr(kernels, "library", lambda _: imitated_amx)
+            with Engine(dtype=dtype) as engine:
+                assert kernels.kernels.cache_info().currsize
+                vectors = engine.embed(texts)
+                assert all(np.array_equal(engine.embed(texts[i]), vectors[i]) for i in range(3))
     finally:
-        kernels.kernels.cache_clear()
+        kernels.kernels.cache_clear()  # no sooner: the patch would find its way into later tests
     assert (vectors * engine32.embed(texts)).sum(axis=1).min() >= (0.999 if dtype == "bfloat16" else 0.994)
