@@ -83,7 +83,10 @@ class Builder:
         threads = {"OMP_NUM_THREADS": str(NUM_CORES), "MKL_NUM_THREADS": str(NUM_CORES), "TOKENIZERS_PARALLELISM": "true"}
         if self.table.environments[name].get("interpreter"):
             threads |= {"PYTHONPATH": str(SOURCES)}
-        return os.environ | offline | threads | {key: value.format(**places) for key, value in extra.items()}
+        own = {key: value.format(**places) for key, value in extra.items()}
+        if "LD_PRELOAD" in own and "LD_PRELOAD" in os.environ:  # of lesser_cpu.py
+            own["LD_PRELOAD"] += ":" + os.environ["LD_PRELOAD"]
+        return os.environ | offline | threads | own
 
     def install(self, name: str) -> None:
         """Build an environment unless it is there and of the same packages. Raises PeerFailure."""

