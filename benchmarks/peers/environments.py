@@ -17,6 +17,7 @@ from typing import Any, Final
 from common import NUM_CORES, note
 
 OURS: Final = "Whimbrel bfloat16"
+SINGLE: Final = "Whimbrel float32"
 REFERENCE: Final = "Sentence Transformers float32"
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 SOURCES: Final = Path(__file__).parents[2] / "src"

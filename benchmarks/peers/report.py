@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 from common import NUM_CORES, others_cores, print_table
 from engines import MIN_COSINES, Measured
-from environments import OURS, Builder, Peer
+from environments import OURS, SINGLE, Builder, Peer
 
 from load import Served
 
@@ -73,13 +73,14 @@ def print_report(measured: list[Measured], served: list[Served], failures: dict[
     print(f"\n`{results['command']}` (commit {results['commit']}, {hardware['cpu']}, {cores})")
 
 
-def _base(rows: Sequence[Any], key: object, name: str = OURS) -> Any:
-    """Return the row of Whimbrel for the same workload, or None."""
-    return next((row for row in rows if row.workload == key and row.peer.name == name), None)
+def _base(rows: Sequence[Any], key: object, *names: str) -> Any:
+    """Return the row of Whimbrel for the same workload by the first of these names that has one, or None."""
+    found = {row.peer.name: row for row in rows if row.workload == key}
+    return next((found[name] for name in names if name in found), None)
 
 
 def _engine_row(row: Measured, rows: list[Measured]) -> dict[str, Any]:
-    ours, single = _base(rows, row.workload), _base(rows, row.workload, "Whimbrel float32")
+    ours, single = _base(rows, row.workload, OURS, SINGLE), _base(rows, row.workload, SINGLE)
     ratios = [theirs / mine for mine, theirs in zip(ours.seconds, row.seconds, strict=False)] if ours else []
     return {
         "workload": row.workload.name,
@@ -102,7 +103,7 @@ def _engine_row(row: Measured, rows: list[Measured]) -> dict[str, Any]:
 
 
 def _server_row(row: Served, rows: list[Served]) -> dict[str, Any]:
-    ours = _base(rows, row.workload)
+    ours = _base(rows, row.workload, OURS)
     latencies = quantiles([each for one in row.rounds for each in one.latencies], n=100, method="inclusive")
     return {
         "workload": row.workload,
@@ -126,7 +127,9 @@ def _print_summary(rows: list[dict[str, Any]]) -> None:
     """Print a table of ratios: a row for each peer, a column for each workload."""
     workloads, peers = (list(dict.fromkeys(row[key] for row in rows)) for key in ("workload", "peer"))
     found = {(row["peer"], row["workload"]): row for row in rows}
-    print("\nRatios: the peer's median over that of Whimbrel in bfloat16. Above 1 Whimbrel is faster.\n")
+    print(
+        "\nRatios: the peer's median over that of Whimbrel in bfloat16, or in float32 if that is all. Above 1 Whimbrel is faster.\n"
+    )
     print_table(["engine", *workloads], [[peer, *(_ratio(found.get((peer, each))) for each in workloads)] for peer in peers])
 
 
