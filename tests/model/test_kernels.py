@@ -476,18 +476,19 @@ def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
     linear = PackedLinear(own, "float32", torch.randn(16, 16), None, "identity")
     qkv = PackedLinear(own, "float32", torch.randn(48, 16), None, "identity")
     parts = LayerParts(
-        None, qkv, None, 1e-6, 1, 1, 16, ScoreOptions(0.25), linear, None, None, None, None, linear, None, linear, None, None
-    )
+        torch.float32, None, qkv, None, 1e-6, 1, 1, 16, ScoreOptions(0.25), 0, linear,
+        None, None, None, None, linear, None, linear, None, None,
+    )  # fmt: skip
     layout, x = make_layout([3, 2]), torch.randn(5, 16)
-    call = LayerCall(own, parts, torch.float32)
-    expected = call(x, layout, None, None)
+    call = LayerCall(own, [parts, parts])
+    expected = call(x, layout, [None])
     for name, member in (("num_heads", None), ("up", "columns")):
-        broken = LayerCall(own, parts, torch.float32)
-        fields = broken._layer
+        broken = LayerCall(own, [parts, parts])
+        fields = broken._layers[1]
         setattr(fields if member is None else getattr(fields, name), member or name, 2**44)
         with pytest.raises(MemoryError, match="a layer needs more memory than there is"):
-            broken(x, layout, None, None)
-        assert torch.equal(call(x, layout, None, None), expected)
+            broken(x, layout, [None])
+        assert torch.equal(call(x, layout, [None]), expected)
 
 
 def test_memory_of_former_calls_reaches_no_result(own: Kernels) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -185,6 +185,7 @@ def hidden(
     pooling: Any = "mean",
     adapters: Sequence[int] = (),
     added: Added = (),
+    between_layers: Callable[[], None] | None = None,
 ) -> list[Any]:
     """Return the hidden states of each seq, from one ragged batch. `added`: names and folders of LoRA adapters."""
     written = tuple(file.stat().st_mtime_ns for file in sorted(folder.iterdir()))
@@ -211,7 +212,11 @@ def hidden(
         layout = replace(layout, adapters_R=filled(np.repeat(batch.adapters_B, lengths)))
     with torch.inference_mode():
         out = model(
-            filled(batch.ids_T), filled(batch.positions_T), torch.zeros(num_rows, dtype=torch.int32, device=device), layout
+            filled(batch.ids_T),
+            filled(batch.positions_T),
+            torch.zeros(num_rows, dtype=torch.int32, device=device),
+            layout,
+            *([] if between_layers is None else [between_layers]),
         )
     parts = np.split(out[: batch.num_tokens].float().cpu().numpy(), batch.cu_seqlens[1:-1])
     return [parts[i] for i in np.argsort(batch.order_B)]
@@ -247,22 +252,29 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(12)
-def test_a_layer_in_one_call_has_the_bits_of_its_parts(
+def test_layers_in_one_call_have_the_bits_of_their_parts(
     case: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """All layers in one call, unless something is to run between them; then each in one call; and their parts one by one."""
     write(tmp_path, *CASES[case])
     calls: list[None] = []
     call = LayerCall.__call__
     monkeypatch.setattr(LayerCall, "__call__", lambda *args: (calls.append(None), call(*args))[1])
-    joined = hidden(tmp_path, rows(), dtype)
-    assert bool(calls) != (case in ("mpnet", "gemma2") or "deepseek" in case or "experts" in case)
+    whole = hidden(tmp_path, rows(), dtype)
+    whole_calls = len(calls)
+    between: list[None] = []
+    each = hidden(tmp_path, rows(), dtype, between_layers=lambda: between.append(None))
+    never = case in ("mpnet", "gemma2") or "deepseek" in case or "experts" in case
+    assert bool(whole_calls) != never
+    assert len(calls) == (2 * whole_calls if never or case.startswith("lfm2") else 1 + len(between) + 1)  # lfm2: in part
     monkeypatch.setattr(Layer, "join_parts", lambda _: None)
     loaded.cache_clear()
     calls.clear()
     parts = hidden(tmp_path, rows(), dtype)
     loaded.cache_clear()
     assert not calls
-    assert all(np.array_equal(*each, equal_nan=True) for each in zip(joined, parts, strict=True))
+    for others in (each, parts):
+        assert all(np.array_equal(*pair, equal_nan=True) for pair in zip(whole, others, strict=True))
 
 
 @pytest.mark.parametrize("case", ["bert", "modernbert", "qwen3"])

@@ -99,7 +99,7 @@ class Forward:
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
-        num_keys_B = None if np.array_equal(batch.num_attended_B, lengths) else self._put(batch.num_attended_B)
+        num_keys_B = None if (batch.num_attended_B == lengths).all() else self._put(batch.num_attended_B)
         return AttentionLayout(
             self._put(batch.cu_seqlens),
             equal_length_groups(batch.cu_seqlens, batch.num_attended_B),

@@ -32,6 +32,13 @@ class Rows:
     """Angles of each of the model's rotary embeddings, which may be None."""
     lora_mask_RK: Tensor | None
 
+    @property
+    def suit_one_call(self) -> bool:
+        """True if joined parts have all that these rows need."""
+        layout = self.layout
+        plain = self.lora_mask_RK is None and not layout.sources and not layout.pieces
+        return plain and self.positions_R.shape[0] == layout.num_tokens and not any(each and each[2] for each in self.angles)
+
     def piece(self, part: slice, layout: AttentionLayout) -> Rows:
         angles = [each and (each[0][part], each[1][part], each[2]) for each in self.angles]
         mask = self.lora_mask_RK
@@ -108,8 +115,8 @@ class Layer:
     _call: LayerCall | None = field(default=None, init=False)
 
     def __call__(self, x_RD: Tensor, rows: Rows) -> Tensor:
-        if self._call is not None and (plain := self._plain_angles(x_RD, rows)) is not None:
-            return self._call(x_RD, rows.layout, *plain)
+        if self._call is not None and rows.suit_one_call:
+            return self._call(x_RD, rows.layout, rows.angles)
         attended = _normed(self.attention_out, self.mix(_normed(self.attention_in, x_RD), rows))
         if self.attention_inner_sum is not None:
             attended = self.attention_inner_sum(x_RD, attended)
@@ -117,42 +124,36 @@ class Layer:
 
     def _feed_forward(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
-        if x_RD.is_cuda or len(x_RD) <= MAX_BLOCK:
+        if x_RD.is_cuda or x_RD.shape[0] <= MAX_BLOCK:
             return _sum(self.mlp_sum, x_RD, _normed(self.mlp_out, self.mlp(_normed(self.mlp_in, x_RD), lora_mask_RK)))
         out_RD = torch.empty_like(x_RD)
-        for start in range(0, len(x_RD), MAX_BLOCK):
+        for start in range(0, x_RD.shape[0], MAX_BLOCK):
             rows = slice(start, start + MAX_BLOCK)
             out_RD[rows] = self._feed_forward(x_RD[rows], None if lora_mask_RK is None else lora_mask_RK[rows])
         return out_RD
 
-    def join_parts(self) -> None:
-        """Run as one call from now on, where our own kernels have all parts. Weights in int8 must be rounded by now."""
+    def join_parts(self) -> LayerParts | None:
+        """Run as one call from now on, where our own kernels have all parts, and return these; else None.
+
+        Weights in int8 must be rounded by now.
+        """
         own, mix, mlp = kernels(), self.mix, self.mlp
         if own is None or not isinstance(mix, Attention) or not isinstance(mlp, FeedForward):
-            return
+            return None
         qkv, out, up, down = (each.packed for each in (mix.qkv, mix.out, mlp.up, mlp.down))
         if qkv is None or out is None or up is None or down is None:
-            return
+            return None
         if mix.whole_norm is not None or mix.scores.bias is not None or mix.scores.softcap is not None:
-            return
+            return None
         if mlp.gate is not None and mlp.gate not in FUSED:
-            return
+            return None
         parts = LayerParts(
-            self.attention_in, qkv, mix.head_norm_NH, mix.eps, mix.num_heads, mix.num_kv_heads, mix.head_width, mix.scores, out,
-            self.attention_out, self.attention_inner_sum, self.attention_sum,
+            mix.qkv.out_dtype, self.attention_in, qkv, mix.head_norm_NH, mix.eps,
+            mix.num_heads, mix.num_kv_heads, mix.head_width, mix.scores, mix.rotary, out, self.attention_out, self.attention_inner_sum, self.attention_sum,
             self.mlp_in, up, mlp.gate, down, self.mlp_out, self.mlp_sum,
         )  # fmt: skip
-        self._call = LayerCall(own, parts, mix.qkv.out_dtype)
-
-    def _plain_angles(self, x_RD: Tensor, rows: Rows) -> tuple[Tensor | None, Tensor | None] | None:
-        """Return cosines and sines, or Nones, if these rows need nothing that the joined parts lack; else None."""
-        if rows.lora_mask_RK is not None or rows.layout.sources or len(x_RD) != rows.layout.num_tokens:
-            return None
-        assert isinstance(self.mix, Attention)
-        angles = rows.angles[self.mix.rotary]
-        if angles is None:
-            return None, None
-        return None if angles[2] else angles[:2]
+        self._call = LayerCall(own, [parts])
+        return parts
 
 
 def _normed(norm: Norm | None, x_RD: Tensor) -> Tensor:

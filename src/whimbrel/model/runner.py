@@ -55,6 +55,8 @@ T = TypeVar("T")
 
 _NICE: Final = 5
 """Added to the nice value of lanes, which gives them a third of the CPU weight of other threads."""
+_LOOK_AGAIN: Final = 192
+"""Tokens of a batch from which it looks for helpers between its layers, too. All layers of a smaller one are one call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -141,6 +143,8 @@ class Runner:
         if self._team is None:
             return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
         with self._team.batch() as look_for_helpers:
+            if between_layers is None and batch.num_tokens < _LOOK_AGAIN:
+                return self._map_memory_errors(lambda: self._launch(batch, selections, None))
 
             def between() -> None:
                 if between_layers is not None:

@@ -26,7 +26,8 @@ from whimbrel.model.families import FAMILIES, WeightRole
 from whimbrel.model.latent import load_latent
 from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
-from whimbrel.model.ops.kernels import kernels_for
+from whimbrel.model.ops.kernels import kernels, kernels_for
+from whimbrel.model.ops.layer_call import LayerCall
 from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
 from whimbrel.model.ops.quantization import Quantization
@@ -86,9 +87,10 @@ class Transformer:
         self.join_parts()
 
     def join_parts(self) -> None:
-        """Run each layer as one call, where our own kernels have all its parts. Weights in int8 must be rounded by now."""
-        for layer in self._layers:
-            layer.join_parts()
+        """Run each layer as one call, or all of them, where our own kernels have all parts. Weights in int8 must be rounded."""
+        parts = [layer.join_parts() for layer in self._layers]
+        joined, own = [each for each in parts if each is not None], kernels()
+        self._whole = LayerCall(own, joined) if own is not None and joined and len(joined) == len(parts) else None
 
     def __call__(
         self,
@@ -98,12 +100,19 @@ class Transformer:
         layout: AttentionLayout,
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
-        """Return the hidden states of the last layer, (R, D) in float32."""
+        """Return the hidden states of the last layer, (R, D) in float32. Layers are one call if nothing runs between."""
         lora_mask_RK = self._lora_mask(layout)
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
         rows = Rows(positions_R, layout, angles, lora_mask_RK)
-        pieces = [(part, rows.piece(part, piece)) for part, piece in layout.pieces]
+        if self._whole is not None and between_layers is None and rows.suit_one_call:
+            x_RD = self._whole(x_RD, layout, angles)
+        else:
+            x_RD = self._run_layers(x_RD, rows, between_layers)
+        return x_RD if self._final is None else self._final(x_RD)
+
+    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: Callable[[], None] | None) -> Tensor:
+        pieces = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces]
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
@@ -111,7 +120,7 @@ class Transformer:
                 self._run_in_pieces(layer, x_RD, pieces, between_layers)
             else:
                 x_RD = layer(x_RD, rows)
-        return x_RD if self._final is None else self._final(x_RD)
+        return x_RD
 
     def _run_in_pieces(
         self,

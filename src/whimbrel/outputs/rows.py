@@ -94,7 +94,7 @@ def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> 
     if output.padding_id is not None:
         ends_B = _ends_before_padding(batch, output.padding_id)
     if batch.spans_B is None:
-        rows = np.flatnonzero(requested_B).astype(np.int32)
+        rows = requested_B.nonzero()[0].astype(np.int32)
         return rows, starts_B[rows], ends_B[rows]
     spans_P2 = [
         np.array([[start, end]], np.int32) if spans is None else spans + origin
@@ -156,5 +156,7 @@ def finite_seqs(rows: OutputRows, offsets_B1: Int64Array) -> NDArray[np.bool_]:
 
 
 def _all_in_ranges(finite_X: NDArray[np.bool_], offsets: Int64Array) -> NDArray[np.bool_]:
+    if finite_X.all():
+        return np.ones(offsets.size - 1, np.bool_)
     bad = offsets_of(~finite_X)
     return bad[offsets[1:]] == bad[offsets[:-1]]

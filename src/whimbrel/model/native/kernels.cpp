@@ -202,8 +202,9 @@ void whimbrel_gate(int activation, const void* x, int narrow, i64 rows, i64 widt
 }
 
 // Run a layer on rows of x in float32, all of which belong to the seqs. The bits are those of the functions above, one after another.
-int whimbrel_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const float* cos, const float* sin, i64 pairs, float* out) {
+static int run_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const Rotation* rotations, float* out) {
     const int narrow = layer->narrow != 0;
+    const Rotation& turn = rotations[layer->rotary];
     const i64 bytes = narrow ? 2 : 4, width = layer->out.weight.columns, head = layer->head_width;
     const i64 queries = layer->num_heads * head, keys = layer->num_key_heads * head, all_heads = queries + 2 * keys;
     const i64 inner = layer->up.weight.columns, gated = layer->down.weight.inner;
@@ -232,9 +233,9 @@ int whimbrel_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, c
         multiply(layer->qkv, normed_if(layer->attention_in, x, rows, normed_rows), 0, rows, qkv, narrow);
         const char* qk = qkv;
         i64 qk_row = all_heads;
-        if (layer->head_norm != nullptr || pairs > 0) {
+        if (layer->head_norm != nullptr || turn.pairs > 0) {
             void* turned = memory.take(bytes * rows * (queries + keys));
-            check(whimbrel_norm_and_rotate(qkv, narrow, all_heads, rows, layer->num_heads + layer->num_key_heads, head, layer->head_norm, layer->head_eps, cos, sin, pairs, turned));
+            check(whimbrel_norm_and_rotate(qkv, narrow, all_heads, rows, layer->num_heads + layer->num_key_heads, head, layer->head_norm, layer->head_eps, turn.cos, turn.sin, turn.pairs, turned));
             qk = static_cast<const char*>(turned), qk_row = queries + keys;
         }
         void* attended = memory.take(bytes * rows * queries);
@@ -261,6 +262,20 @@ int whimbrel_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, c
         void* gates = memory.take(bytes * most * gated);
         auto* added = static_cast<float*>(memory.take(4 * most * width));
         for (i64 row = 0; row < rows; row += MLP_ROWS) feed_forward(out + row * width, std::min(MLP_ROWS, rows - row), normed_rows, raised, gates, added);
+    });
+}
+
+// Run layers one after another. `rotations` has one for each of the model's rotary embeddings.
+int whimbrel_layers(const Layer* layers, i64 count, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const Rotation* rotations, float* out) {
+    const i64 width = layers->out.weight.columns;
+    return guarded([&] {
+        Workspace memory(count > 1 ? 4 * rows * width + 64 : 64);
+        auto* between = static_cast<float*>(memory.take(0));
+        for (i64 number = 0; number < count; number++) {
+            float* to = (count - number) % 2 == 1 ? out : between;  // the last one writes to `out`, and none to what it reads
+            if (run_layer(layers + number, x, rows, num_seqs, seqs, rotations, to)) throw std::bad_alloc();
+            x = to;
+        }
     });
 }
 

@@ -1,4 +1,4 @@
-// What a layer of a transformer is made of, for `whimbrel_layer`. model/ops/layer_call.py has the same structures: all members have 8 bytes.
+// What a layer of a transformer is made of, for `whimbrel_layers`. model/ops/layer_call.py has the same structures: all members have 8 bytes.
 #pragma once
 
 #include <cstdlib>
@@ -30,6 +30,7 @@ struct Layer {
     i64 num_heads, num_key_heads, head_width, attention_kind;
     double score_scale;
     i64 causal, window;
+    i64 rotary;  // number of its rotation
     Product out;
     Norm attention_out;
     Norm attention_inner_sum;  // of the sum of x and what attention adds, which is then added to x once more

@@ -71,10 +71,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "means": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER)),
     "normalize": (None, (_POINTER, _LONG, _LONG, ctypes.c_float, _POINTER)),
     "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),
-    "layer": (
-        _INT,
-        (_POINTER, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER, _LONG, _POINTER),
-    ),
+    "layers": (_INT, (_POINTER, _LONG, _POINTER, _LONG, _LONG, *[_POINTER] * 3)),
 }  # fmt: skip
 _NARROW: Final = torch.bfloat16
 
@@ -90,7 +87,7 @@ class Kernels:
         self.kinds: frozenset[Kind] = frozenset(kind for kind, number in KIND_NUMBERS.items() if functions["has"](number))
         self.name = path.suffixes[0].removeprefix(".")
         self.panel: int = functions["panel"]()
-        self.units, self.pack, self.linear, self.layer = (functions[key] for key in ("units", "pack", "linear", "layer"))
+        self.units, self.pack, self.linear, self.layers = (functions[key] for key in ("units", "pack", "linear", "layers"))
         self.has_tiles = self.units(KIND_NUMBERS["bfloat16"], 2) > 1
         self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
         self._attend, self._norm, self._norm_and_rotate, self._gate = (
@@ -168,14 +165,14 @@ class Kernels:
         assert words_VD.dtype in (torch.float32, _NARROW)
         assert words_VD.is_contiguous()
         assert ids_R.dtype == torch.int32
-        rows, width = len(ids_R), words_VD.shape[1]
+        rows, width = ids_R.shape[0], words_VD.shape[1]
         out_RD = torch.empty(rows, width)
         positions, types = (
-            (None, 0, None) if each is None else (each[0].data_ptr(), len(each[0]), each[1].data_ptr())
+            (None, 0, None) if each is None else (each[0].data_ptr(), each[0].shape[0], each[1].data_ptr())
             for each in (*others, None, None)[:2]
         )
         if self._embed(
-            words_VD.data_ptr(), words_VD.dtype == _NARROW, len(words_VD), ids_R.data_ptr(),
+            words_VD.data_ptr(), words_VD.dtype == _NARROW, words_VD.shape[0], ids_R.data_ptr(),
             *positions, *types, rows, width, out_RD.data_ptr(),
         ):  # fmt: skip
             raise IndexError("an id is not in its embedding table")
@@ -185,8 +182,9 @@ class Kernels:
         """Return the mean of rows starts_P[i] to ends_P[i] for each i, (P, D); x is float32, the bounds int32."""
         assert x_RD.dtype == torch.float32
         assert starts_P.dtype == ends_P.dtype == torch.int32
-        out_PD = torch.empty(len(starts_P), x_RD.shape[1])
-        self._means(x_RD.data_ptr(), x_RD.shape[1], starts_P.data_ptr(), ends_P.data_ptr(), len(starts_P), out_PD.data_ptr())
+        rows, width = starts_P.shape[0], x_RD.shape[1]
+        out_PD = torch.empty(rows, width)
+        self._means(x_RD.data_ptr(), width, starts_P.data_ptr(), ends_P.data_ptr(), rows, out_PD.data_ptr())
         return out_PD
 
     def normalize(self, x_PD: Tensor, least: float) -> Tensor:
