@@ -12,8 +12,9 @@ Engines: each peer has a process of its own for each checkpoint, all warmed up, 
 take turns in rotating order. Before any is timed, its rows are compared with those of Sentence Transformers in float32.
 Servers: each has a port of its own, and one gets load at a time.
 
-A ratio is the peer's median over that of Whimbrel in bfloat16, or in float32 where a processor has no bfloat16: above 1 Whimbrel is
-faster. Bare ONNX Runtime and OpenVINO run in a loop of ours that sorts texts by length and runs a batch on each core (adapters/batches.py).
+A ratio is the peer's median over that of Whimbrel in bfloat16, or in float32 where a processor has no bfloat16: above 1
+Whimbrel is faster. Bare ONNX Runtime and OpenVINO run in a loop of ours that sorts texts by length and runs a batch on each
+core (adapters/batches.py).
 """
 
 from __future__ import annotations

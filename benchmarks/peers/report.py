@@ -128,7 +128,7 @@ def _print_summary(rows: list[dict[str, Any]]) -> None:
     workloads, peers = (list(dict.fromkeys(row[key] for row in rows)) for key in ("workload", "peer"))
     found = {(row["peer"], row["workload"]): row for row in rows}
     print(
-        "\nRatios: the peer's median over that of Whimbrel in bfloat16, or in float32 if that is all. Above 1 Whimbrel is faster.\n"
+        "\nRatios: the peer's median over that of Whimbrel in bfloat16 (float32 if that's all). Above 1 Whimbrel is faster.\n"
     )
     print_table(["engine", *workloads], [[peer, *(_ratio(found.get((peer, each))) for each in workloads)] for peer in peers])
 

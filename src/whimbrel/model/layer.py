@@ -149,7 +149,8 @@ class Layer:
             return None
         parts = LayerParts(
             mix.qkv.out_dtype, self.attention_in, qkv, mix.head_norm_NH, mix.eps,
-            mix.num_heads, mix.num_kv_heads, mix.head_width, mix.scores, mix.rotary, out, self.attention_out, self.attention_inner_sum, self.attention_sum,
+            mix.num_heads, mix.num_kv_heads, mix.head_width, mix.scores, mix.rotary, out,
+            self.attention_out, self.attention_inner_sum, self.attention_sum,
             self.mlp_in, up, mlp.gate, down, self.mlp_out, self.mlp_sum,
         )  # fmt: skip
         self._call = LayerCall(own, [parts])
