@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 _NICE: Final = 5
 """Added to the nice value of lanes, which gives them a third of the CPU weight of other threads."""
-_LOOK_AGAIN: Final = 192
-"""Tokens of a batch from which it looks for helpers between its layers, too. All layers of a smaller one are one call."""
+_ONE_CALL: Final = 2**31
+"""Multiplications of a batch, some milliseconds, up to which it does not look for helpers between its layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,6 +109,8 @@ class Runner:
                         find_tile_products(tower.output("multi_vector").width)
         own, helpers = kernels() if self._copies is None else None, num_helpers(plan.num_lanes)
         self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and own_products else None
+        self._multiplications = [12 * len(card.encoder.layers) * card.encoder.hidden_size**2 for card in self._cards]
+        """About those of each token, by tower."""
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
 
@@ -143,7 +145,7 @@ class Runner:
         if self._team is None:
             return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
         with self._team.batch() as look_for_helpers:
-            if between_layers is None and batch.num_tokens < _LOOK_AGAIN:
+            if between_layers is None and batch.num_tokens * self._multiplications[batch.tower] < _ONE_CALL:
                 return self._map_memory_errors(lambda: self._launch(batch, selections, None))
 
             def between() -> None:
