@@ -16,10 +16,10 @@
 
 namespace whimbrel {
 
-constexpr int PREFETCH = 32;  // units ahead, which the processor does not foresee across pages
 constexpr int LINE = 16;  // units of a cache line
 constexpr int NV = 2;
 constexpr int PANEL = NV * W;
+constexpr int PREFETCH = 1024 / PANEL;  // units ahead: 4 KiB, as the processor does not foresee across pages
 #ifdef __AVX512F__
 constexpr int MAX_ROWS = 12;
 #else
