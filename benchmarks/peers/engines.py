@@ -10,6 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from select import select
+from signal import SIGCONT, SIGSTOP, Signals
 from statistics import median
 from time import perf_counter
 from typing import Final
@@ -28,7 +29,7 @@ _ANSWER_SECONDS: Final = 900
 
 
 class Engine:
-    """Process of one peer with one checkpoint."""
+    """Process of one peer with one checkpoint. It is stopped while it has nothing to do: some peers wait in a busy loop."""
 
     def __init__(self, peer: Peer, builder: Builder, folder: Path, workloads: Path) -> None:
         self.peer = peer
@@ -43,6 +44,7 @@ class Engine:
             )  # fmt: skip
         try:
             self._read(_START_SECONDS)
+            self._signal(SIGSTOP)
         except BaseException:  # also Ctrl-C while it loads
             self.stop()
             raise
@@ -54,10 +56,17 @@ class Engine:
     def ask(self, command: str) -> str:
         """Send a command and return its answer. Raises PeerFailure if the process ends or is silent for too long."""
         assert self._process.stdin is not None
+        self._signal(SIGCONT)
         with suppress(BrokenPipeError):  # reading says why
             self._process.stdin.write(f"{command}\n".encode())
             self._process.stdin.flush()
-        return self._read(_ANSWER_SECONDS)
+        answer = self._read(_ANSWER_SECONDS)
+        self._signal(SIGSTOP)
+        return answer
+
+    def _signal(self, number: Signals) -> None:
+        with suppress(ProcessLookupError):  # it has ended
+            os.killpg(self.pid, number)
 
     def _read(self, seconds: float) -> str:
         assert self._process.stdout is not None
@@ -70,6 +79,7 @@ class Engine:
     def stop(self) -> None:
         """End the process."""
         assert self._process.stdin is not None
+        self._signal(SIGCONT)
         with suppress(BrokenPipeError):
             self._process.stdin.close()
         try:
