@@ -1,6 +1,7 @@
 // Loaded into a program before its libraries (LD_PRELOAD), it makes the CPUID instruction fault and answers it without some
 // features. MASK_EBX, MASK_ECX, MASK_EDX hide bits of leaf 7; MASK_1_EAX hides bits of its part 1; all are set in hexadecimal.
-// If the machine cannot let CPUID fault, the program ends. See benchmarks/lesser_cpu.py.
+// If the machine cannot let CPUID fault, the program ends; so does one that uses CPUID while its thread blocks SIGSEGV, or that
+// sets a handler of SIGSEGV by another way than sigaction and signal. See benchmarks/lesser_cpu.py.
 #define _GNU_SOURCE
 #include <asm/prctl.h>
 #include <dlfcn.h>
@@ -29,10 +30,12 @@ static void handle(int number, siginfo_t *info, void *context) {
     greg_t *at = ((ucontext_t *)context)->uc_mcontext.gregs;
     const unsigned char *code = (const unsigned char *)at[REG_RIP];
     if (info->si_code != SI_KERNEL || code[0] != 0x0f || code[1] != 0xa2) {  // not CPUID
-        if (others.sa_flags & SA_SIGINFO)
-            others.sa_sigaction(number, info, context);
-        else if (others.sa_handler != SIG_DFL && others.sa_handler != SIG_IGN)
-            others.sa_handler(number);
+        const struct sigaction wanted = others;
+        if (wanted.sa_flags & SA_RESETHAND) others = (struct sigaction){.sa_handler = SIG_DFL};
+        if (wanted.sa_flags & SA_SIGINFO)
+            wanted.sa_sigaction(number, info, context);
+        else if (wanted.sa_handler != SIG_DFL && wanted.sa_handler != SIG_IGN)
+            wanted.sa_handler(number);
         else {
             true_signal(number, SIG_DFL);
             raise(number);  // it comes when this handler has returned

@@ -1,8 +1,9 @@
 """Run a command as if this machine's processor were a lesser one: python benchmarks/lesser_cpu.py LEVEL COMMAND ...
 
-Every library of the command then takes the code that it has for a lesser processor: PyTorch, oneDNN, MKL, OpenBLAS, MLAS and
-Whimbrel. The instruction that tells a processor's features, CPUID, is made to fault, and the answer lacks what the level lacks
-(lesser_cpu.c). Caches, clock and memory stay those of this machine, and so does /proc/cpuinfo. Children are held back too.
+Libraries of the command then take the code that they have for a lesser processor: PyTorch, oneDNN, MKL, OpenBLAS, MLAS and
+Whimbrel; not the C library, which looks before. The instruction that tells a processor's features, CPUID, is made to fault,
+and the answer lacks what the level lacks (lesser_cpu.c). Caches, clock and memory stay those of this machine, and so does
+/proc/cpuinfo. Children are held back too.
 
 It needs a C compiler, and Linux on a processor whose CPUID can fault ("cpuid_fault" in /proc/cpuinfo).
 """
@@ -54,6 +55,11 @@ LEVELS: Final[Mapping[str, set[str]]] = {
 }
 """The features that each level hides."""
 
+NEEDS: Final = {
+    "avx2": "avx2", "avx2_vnni": "avx_vnni", "avx512": "avx512f", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
+}  # fmt: skip
+"""The feature without which a processor is below the level, by its name in /proc/cpuinfo."""
+
 
 def masks(hidden: set[str]) -> dict[str, str]:
     """Return the variables for lesser_cpu.c."""
@@ -71,7 +77,8 @@ def run(level: str, command: Sequence[str]) -> int:
         source = Path(__file__).with_suffix(".c")
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-O2", "-Wall", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
-        environment = os.environ | masks(LEVELS[level]) | {"LD_PRELOAD": str(library)}
+        preloads = ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), str(library)])
+        environment = os.environ | masks(LEVELS[level]) | {"LD_PRELOAD": preloads}
         code = subprocess.run(command, env=environment, check=False).returncode
         return code if code >= 0 else 128 - code  # as shells tell of a signal
 
@@ -82,6 +89,10 @@ def main() -> None:
     parser.add_argument("level", choices=list(LEVELS))
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
+    if not args.command:
+        parser.error("say which command to run")
+    if missing := {"cpuid_fault", NEEDS[args.level]} - set(Path("/proc/cpuinfo").read_text().split()):
+        parser.error(f"this processor lacks {', '.join(sorted(missing))}")
     sys.exit(run(args.level, args.command))
 
 

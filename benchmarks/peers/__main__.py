@@ -8,19 +8,21 @@ The table of peers is peers.toml. Its environments are built below --build by pi
 (models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
 reason, and its log is kept. After Ctrl-C the rounds so far are reported.
 
-Engines: each peer has a process of its own for each checkpoint, all warmed up, and one works at a time on all cores. Rounds
-take turns in rotating order. Before any is timed, its rows are compared with those of Sentence Transformers in float32.
+Engines: each peer has a process of its own for each checkpoint, all warmed up, and one works at a time on all cores while
+the others are stopped. Rounds take turns in rotating order. Before any is timed, its rows are compared with those of Sentence
+Transformers in float32.
 Servers: each has a port of its own, and one gets load at a time.
 
-A ratio is the peer's median over that of Whimbrel in bfloat16, or in float32 where a processor has no bfloat16: above 1
-Whimbrel is faster. Bare ONNX Runtime and OpenVINO run in a loop of ours that sorts texts by length and runs a batch on each
-core (adapters/batches.py).
+A ratio is the peer's median over that of Whimbrel in bfloat16; of engines, in float32 where a processor has no bfloat16.
+Above 1 Whimbrel is faster. Bare ONNX Runtime and OpenVINO run in a loop of ours that sorts texts by length and runs a batch on
+each core (adapters/batches.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -105,6 +107,7 @@ def run_servers(
 
 def main() -> None:
     """Run the comparison."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: engines that are stopped would never end
     args = parse_arguments()
     table = read_table(args.table)
     (args.build / "logs").mkdir(parents=True, exist_ok=True)

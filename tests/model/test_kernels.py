@@ -21,6 +21,7 @@ from torch import Tensor
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
+from whimbrel.model import runner
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention, kernels
 from whimbrel.model.ops.activations import ACTIVATIONS
@@ -685,3 +686,18 @@ def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engi
     finally:
         kernels.kernels.cache_clear()  # no sooner: the patch would find its way into later tests
     assert (vectors * engine32.embed(texts)).sum(axis=1).min() >= (0.999 if dtype == "bfloat16" else 0.994)
+
+
+def test_only_a_small_batch_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A larger one looks for helpers between its layers."""
+    counts: list[int] = []
+    call = LayerCall.__call__
+    monkeypatch.setattr(LayerCall, "__call__", lambda self, *args: (counts.append(len(self._layers)), call(self, *args))[1])
+    monkeypatch.setattr(runner, "num_helpers", lambda _: 1)
+    with Engine(dtype="float32") as engine:
+        counts.clear()
+        engine.embed("A wader.")
+        assert counts == [6]
+        counts.clear()
+        engine.embed("wader " * 200)
+        assert counts == [1] * 6

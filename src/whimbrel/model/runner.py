@@ -55,8 +55,8 @@ T = TypeVar("T")
 
 _NICE: Final = 5
 """Added to the nice value of lanes, which gives them a third of the CPU weight of other threads."""
-_ONE_CALL: Final = 2**31
-"""Multiplications of a batch, some milliseconds, up to which it does not look for helpers between its layers."""
+_ONE_CALL: Final = 2**29
+"""Multiplications of a batch, some milliseconds of one core, up to which it does not look for helpers between its layers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -109,7 +109,7 @@ class Runner:
                         find_tile_products(tower.output("multi_vector").width)
         own, helpers = kernels() if self._copies is None else None, num_helpers(plan.num_lanes)
         self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and own_products else None
-        self._multiplications = [12 * len(card.encoder.layers) * card.encoder.hidden_size**2 for card in self._cards]
+        self._multiplications = [12 * len(each.encoder.layers) * each.encoder.hidden_size**2 for each in self._cards]
         """About those of each token, by tower."""
         self.unstable: Sequence[str] = unstable
         """Parts of the model whose bits depend on the batch."""
@@ -145,15 +145,14 @@ class Runner:
         if self._team is None:
             return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
         with self._team.batch() as look_for_helpers:
-            if between_layers is None and batch.num_tokens * self._multiplications[batch.tower] < _ONE_CALL:
-                return self._map_memory_errors(lambda: self._launch(batch, selections, None))
 
             def between() -> None:
                 if between_layers is not None:
                     between_layers()
                 look_for_helpers()
 
-            return self._map_memory_errors(lambda: self._launch(batch, selections, between))
+            small = between_layers is None and batch.num_tokens * self._multiplications[batch.tower] < _ONE_CALL
+            return self._map_memory_errors(lambda: self._launch(batch, selections, None if small else between))
 
     @torch.inference_mode()
     def _launch(

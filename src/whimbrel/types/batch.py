@@ -33,7 +33,7 @@ def lengths_of(offsets: NDArray[np.integer]) -> NDArray[Any]:
 
 def ranges(starts: NDArray[np.integer], ends: NDArray[np.integer]) -> Int64Array:
     """Return the concatenation of arange(start, end) over all pairs."""
-    if starts.size == 1:
+    if starts.size == ends.size == 1:
         return np.arange(starts[0], ends[0], dtype=np.int64)
     counts = ends - starts
     before = counts.cumsum() - counts
