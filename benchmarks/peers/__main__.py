@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -107,7 +106,6 @@ def run_servers(
 
 def main() -> None:
     """Run the comparison."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: engines that are stopped would never end
     args = parse_arguments()
     table = read_table(args.table)
     (args.build / "logs").mkdir(parents=True, exist_ok=True)
