@@ -6,7 +6,6 @@
 #pragma once
 
 #include <algorithm>
-#include <limits>
 
 #include "product.h"
 #include "team.h"
@@ -14,7 +13,7 @@
 namespace whimbrel {
 
 constexpr i64 BLOCK_KEYS = 256;
-constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 16;  // of scores and weights: rows that are no multiple of 1 KiB apart
+constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 16;  // of scores and weights: rows that are no multiple of 512 bytes apart
 #ifdef WHIMBREL_TILES
 constexpr i64 BLOCK_QUERIES = 2 * TILE_ROWS;
 #else
@@ -36,15 +35,16 @@ struct Scores {
 
 struct Buffers {
     std::uint32_t *queries, *keys, *values, *weights;
-    float *scores, *sums;
+    void* scores;
+    float *sums, *row;
     float *key_scales, *value_scales, *value_logs;  // float16: of each key
 };
 
 // In float16 the inner numbers of both products are multiplied with powers of 2. Those of a key k and of its value v are its own:
-//   score - log s, whose maximum is subtracted, makes a weight e of at most 16; the value is multiplied with s, which brings it to 2 to 4;
+//   score - log s, whose maximum is subtracted, makes a weight e of at most MOST_WEIGHT; the value is multiplied with s, which brings it to 2 to 4;
 //   the sum of the weights is that of e * s. Logarithms and powers are of 2.
 // So nothing overflows, and a result depends on no key that its query does not see.
-constexpr float WEIGHT_LOG = 4.0f;  // of 16, the largest weight
+constexpr float MOST_WEIGHT = 16.0f;
 constexpr float LOG_OF_E = 1.44269504f;
 constexpr float VALUE_FACTOR = 8.0f;
 constexpr int VALUE_EXPONENT = 1;  // of the largest number of a value
@@ -141,9 +141,14 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[may
             }
 }
 
-template <class D, class T>
+// S: what the products of queries and keys multiply, as D does, and write.
+template <class D, class S, class T>
 void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, T* out, i64 out_stride) {
     const i64 units = units_for<D>(width), key_units = units_for<D>(num_keys), padded = up_to(width, PANEL);
+    constexpr i64 weights_stride = SCORES_STRIDE / D::per_unit;
+    auto* all_scores = static_cast<typename S::Sum*>(at.scores);
+    const float *key_scales = at.key_scales, *value_scales = at.value_scales, *value_logs = at.value_logs;
+    float* const scaled = at.row;
     for (i64 row = 0; row < num_queries; row += BLOCK_QUERIES) {
         const i64 count = std::min(BLOCK_QUERIES, num_queries - row), first = before + row;
         float scale_of[BLOCK_QUERIES];  // by which a product becomes a score
@@ -169,25 +174,29 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
         for (i64 key = first_key(first) / BLOCK_KEYS * BLOCK_KEYS; key < high; key += BLOCK_KEYS) {
             const i64 end = std::min(key + BLOCK_KEYS, high), columns = end - key;
             for (i64 column = 0; column < columns; column += PANEL)
-                product<D>(count, at.queries, units, at.keys + (key + column) * units, units, at.scores + column, SCORES_STRIDE, true, columns - column <= W);
+                product<S>(count, at.queries, units, at.keys + (key + column) * units, units, all_scores + column, SCORES_STRIDE, true, columns - column <= W);
             for (i64 r = 0; r < count; r++) {
-                float* s = at.scores + r * SCORES_STRIDE;
+                typename S::Sum* products = all_scores + r * SCORES_STRIDE;
+                std::uint32_t* weights = at.weights + r * weights_stride;
+                const auto put = [&](i64 j, Floats e) {
+                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(weights) + j, e);
+                    else D::put(reinterpret_cast<std::uint16_t*>(weights) + j, e, Whole{});
+                };
                 const i64 query = first + r;
-                const i64 from = std::max<i64>(0, first_key(query) - key);
+                const i64 from = std::max<i64>(0, first_key(query) - key), from_vector = from / W * W;
                 const i64 to = ahead < 0 ? columns : std::min(columns, query + ahead + 1 - key);
                 if (to <= from) {
-                    std::memset(at.weights + r * SCORES_STRIDE, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(up_to(columns, PANEL) / D::per_unit));
+                    std::memset(weights, 0, sizeof(std::uint32_t) * static_cast<std::size_t>(up_to(columns, PANEL) / D::per_unit));
                     continue;
                 }
-                for (i64 j = 0; j < from; j += W) store(s + j, all(-std::numeric_limits<float>::infinity()), from - j);
+                for (i64 j = from_vector; j < from; j++) products[j] = S::least_sum;
                 Floats top = all(-std::numeric_limits<float>::infinity());
-                const i64 begin_j = from / W * W;
-                for_vectors(to - begin_j, [&](i64 offset, auto some) {
-                    const i64 j = begin_j + offset;
-                    Floats x = load(s + j);
+                for_vectors(to - from_vector, [&](i64 offset, auto some) {
+                    const i64 j = from_vector + offset;
+                    Floats x = S::load_sums(products + j);
                     if constexpr (D::scaled) {
-                        x = fma(mul(x, load(at.key_scales + key + j)), all(scale_of[r]), load(at.value_logs + key + j));
-                        store(s + j, x);
+                        x = fma(mul(x, load(key_scales + key + j)), all(scale_of[r]), load(value_logs + key + j));
+                        store(scaled + j, x);
                     }
                     top = greatest(top, keep_or(x, some, top));
                 });
@@ -196,15 +205,15 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
                 const Floats scale = all(D::per_unit == 2 ? scores.scale * LOG_OF_E : scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
-                const auto put = [&](i64 j, Floats e) {
-                    if constexpr (D::per_unit == 1) store(reinterpret_cast<float*>(at.weights + r * SCORES_STRIDE) + j, e);
-                    else D::put(reinterpret_cast<std::uint16_t*>(at.weights + r * SCORES_STRIDE) + j, e, Whole{});
-                };
-                for_vectors(to, [&](i64 j, auto some) {
-                    const Floats x = sub(load(s + j), shift);  // exactly 0 for the largest, however large
-                    const Floats power = D::scaled ? rough_power_of_2(add(x, all(WEIGHT_LOG))) : D::per_unit == 2 ? rough_power_of_2(mul(x, scale)) : exponential(mul(x, scale));
-                    const Floats e = keep(power, some);
-                    if constexpr (D::scaled) sums = fma(e, load(at.value_scales + key + j), sums);
+                for (i64 j = 0; j < from_vector; j += W) put(j, zero());
+                for_vectors(to - from_vector, [&](i64 offset, auto some) {
+                    const i64 j = from_vector + offset;
+                    Floats e;  // of 0 for the largest score, however large
+                    if constexpr (D::scaled) e = rough_power_of_2(sub(load(scaled + j), shift), MOST_WEIGHT);
+                    else if constexpr (D::per_unit == 2) e = rough_power_of_2(mul(sub(load(products + j), shift), scale));
+                    else e = decay(mul(sub(load(products + j), shift), scale));
+                    e = keep(e, some);
+                    if constexpr (D::scaled) sums = fma(e, load(value_scales + key + j), sums);
                     else sums = add(sums, e);
                     put(j, e);
                 });
@@ -219,7 +228,7 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 }
             }
             for (i64 column = 0; column < width; column += PANEL)
-                product<D>(count, at.weights, SCORES_STRIDE, at.values + column * key_units + key / D::per_unit * PANEL, units_for<D>(columns), at.sums + column, padded, begin, width - column <= W);
+                product<D>(count, at.weights, weights_stride, at.values + column * key_units + key / D::per_unit * PANEL, units_for<D>(columns), at.sums + column, padded, begin, width - column <= W);
             begin = false;
         }
         for (i64 r = 0; r < count; r++) {
@@ -236,11 +245,12 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
 inline Buffers buffers_for(i64 width, i64 units, i64 longest) {
     const i64 padded = up_to(width, PANEL), rows = up_to(longest, PANEL);
     auto* memory = static_cast<std::uint32_t*>(scratch<2>(
-        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * SCORES_STRIDE + padded) + rows * units + rows * padded + 3 * rows + 64 * W)));
+        sizeof(std::uint32_t) * static_cast<std::size_t>(BLOCK_QUERIES * (units + 2 * SCORES_STRIDE + padded) + SCORES_STRIDE + rows * units + rows * padded + 3 * rows + 64 * W)));
     Buffers at{};
     at.queries = memory, memory += up_to(BLOCK_QUERIES * units, 16);
     at.weights = memory, memory += BLOCK_QUERIES * SCORES_STRIDE;
-    at.scores = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * SCORES_STRIDE;
+    at.scores = memory, memory += BLOCK_QUERIES * SCORES_STRIDE;
+    at.row = reinterpret_cast<float*>(memory), memory += SCORES_STRIDE;
     at.sums = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * padded;
     at.keys = memory, memory += rows * units;
     at.values = memory, memory += rows * padded;
@@ -264,8 +274,13 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
         if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
         pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
         pack_rows<D>(values, v.row_stride, num_keys, width, units_for<D>(num_keys), at.value_scales, at.values);
+        auto attend = attend_head<D, D, T>;
+#ifdef WHIMBREL_FLOAT16
+        if constexpr (D::scaled)
+            if (units <= D::most_units) attend = attend_head<D, InFloat16Alone, T>;
+#endif
         for (i64 n = h * shared; n < (h + 1) * shared; n++)
-            attend_head<D>(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
+            attend(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
     };
     auto run_key_heads = [&](i64 from, i64 to) {
         [[maybe_unused]] typename D::Registers registers;

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <type_traits>
 
 #include "simd.h"
@@ -32,6 +33,7 @@ struct InFloat32 {
     static constexpr i64 block_rows = MAX_ROWS;  // of a tile, to which memory of rows and sums is padded
     static constexpr i64 unit_step = 1;  // of which numbers of units are multiples
     using Sum = float;
+    static constexpr Sum least_sum = -std::numeric_limits<float>::infinity();
     using Vector = Floats;
     static constexpr int per_unit = 1;
     static constexpr i64 most_units = i64{1} << 40;  // that one sum may hold
@@ -88,14 +90,34 @@ struct InFloat16 : InFloat32 {
         return sum;
     }
     static Vector load_columns(const std::uint32_t* p) { return _mm512_loadu_si512(p); }
-    static Floats total(Vector x) {
-        const __m512i second = _mm512_srli_epi32(x, 16);
-        asm("vaddph %1, %0, %0" : "+v"(x) : "v"(second));
-        return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(x));
+    static __m512i plus_halves(__m512i a, __m512i b) {
+        asm("vaddph %1, %0, %0" : "+v"(a) : "v"(b));
+        return a;
     }
+    static Floats total(Vector x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(plus_halves(x, _mm512_srli_epi32(x, 16)))); }
     static __m256i narrow(Floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static void put(std::uint16_t* p, Floats x, i64 n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
     static void put(std::uint16_t* p, Floats x, Whole) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
+};
+
+// As InFloat16, for products of up to `most_units`: their sums stay float16.
+struct InFloat16Alone : InFloat16 {
+    using Sum = std::uint16_t;
+    static constexpr Sum least_sum = 0xfc00;
+    static Floats load_sums(const Sum* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
+    static void store_totals(Sum* p, const Vector (&sums)[1]) {
+        const __m512i total = plus_halves(sums[0], _mm512_srli_epi32(sums[0], 16));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(total));
+    }
+    static void store_totals(Sum* p, const Vector (&sums)[2]) {
+        const auto in_each_lane = [](int a, int b, int c, int d) { return _mm512_set4_epi32(d, c, b, a); };
+        const __m512i first_to_second = in_each_lane(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c), second_to_first = in_each_lane(0x03020302, 0x07060706, 0x0b0a0b0a, 0x0f0e0f0e);
+        const __m512i by_vector = in_each_lane(0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a);
+        const __m512i firsts = _mm512_mask_shuffle_epi8(sums[0], 0xcccccccccccccccc, sums[1], first_to_second);
+        const __m512i seconds = _mm512_mask_shuffle_epi8(sums[1], 0x3333333333333333, sums[0], second_to_first);
+        const __m512i totals = _mm512_shuffle_epi8(plus_halves(firsts, seconds), by_vector);
+        _mm512_storeu_si512(p, _mm512_permutexvar_epi64(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), totals));
+    }
 };
 #endif
 
@@ -219,13 +241,18 @@ inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* pane
             for (int j = 0; j < VECTORS; j++) sums[i][j] = D::dot(sums[i][j], a + i * a_stride + k, columns[j]);
     }
 #pragma GCC unroll 12
-    for (int i = 0; i < ROWS; i++)
+    for (int i = 0; i < ROWS; i++) {
+        auto* to = c + i * c_stride;
+        if constexpr (sizeof(typename D::Sum) == 2) {
+            D::store_totals(to, sums[i]);
+        } else {
 #pragma GCC unroll 2
-        for (int j = 0; j < VECTORS; j++) {
-            auto* to = c + i * c_stride + j * W;
-            const auto total = D::total(sums[i][j]);
-            D::store_sums(to, begin ? total : D::plus(D::load_sums(to), total));  // a sum per block: less is lost
+            for (int j = 0; j < VECTORS; j++) {
+                const auto total = D::total(sums[i][j]);
+                D::store_sums(to + j * W, begin ? total : D::plus(D::load_sums(to + j * W), total));  // a sum per block: less is lost
+            }
         }
+    }
 }
 
 template <class D, int VECTORS, int ROWS = MAX_ROWS>
@@ -291,11 +318,11 @@ __attribute__((noinline)) void product(i64 rows, const std::uint32_t* a, i64 a_s
 #ifdef WHIMBREL_TILES
     if constexpr (D::unit_step > 1) return product_of_tiles<D>(rows, a, a_stride, panel, units, c, c_stride, begin, half);
 #endif
-    const i64 tiles = (rows + MAX_ROWS - 1) / MAX_ROWS;
+    const i64 tiles = (rows + MAX_ROWS - 1) / MAX_ROWS, least_rows = rows / std::max<i64>(1, tiles), larger = rows - tiles * least_rows;
     for (i64 k = 0; k < units; k += D::most_units, begin = false) {
         const i64 some = std::min(D::most_units, units - k);
         for (i64 t = 0, row = 0; t < tiles; t++) {
-            const int count = static_cast<int>((rows - row + tiles - t - 1) / (tiles - t));
+            const int count = static_cast<int>(least_rows + (t < larger));
             if (half)
                 tile_of<D, 1>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin);
             else

@@ -56,7 +56,9 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c
 inline Floats least(Floats limit, Floats x) { return _mm512_min_ps(limit, x); }
 inline Floats greatest(Floats limit, Floats x) { return _mm512_max_ps(limit, x); }
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }  // of the next whole number below n
+// The power of 2 whose exponent, with its bias, is in the lowest bits.
+inline Floats power_of_2(Floats bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(bits), 23)); }
 inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
 inline Floats with_sign_of(Floats x, Floats sign) {
     return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
@@ -131,6 +133,7 @@ inline Floats times_power_of_2(Floats x, Floats n) {
     };
     return mul(mul(x, power(half)), power(rest));
 }
+inline Floats power_of_2(Floats bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(bits), 23)); }
 inline Floats magnitude(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
 inline Floats with_sign_of(Floats x, Floats sign) {
     const Floats bit = _mm256_set1_ps(-0.0f);
@@ -156,10 +159,14 @@ inline Ints all_ints(std::int32_t x) { return _mm256_set1_epi32(x); }
 inline Ints add(Ints a, Ints b) { return _mm256_add_epi32(a, b); }
 inline Ints sub(Ints a, Ints b) { return _mm256_sub_epi32(a, b); }
 inline Ints mul(Ints a, Ints b) { return _mm256_mullo_epi32(a, b); }
+inline __m128i lowest_bytes(Ints x) {
+    const __m256i bytes = _mm256_shuffle_epi8(x, _mm256_set1_epi32(0x0c080400));  // the four of each half
+    return _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1));
+}
 inline void store_bytes(std::uint8_t* p, Ints x, i64 n) {
-    alignas(32) std::int32_t part[W];
-    _mm256_store_si256((__m256i*)part, x);
-    for (i64 i = 0; i < n && i < W; i++) p[i] = static_cast<std::uint8_t>(part[i]);
+    alignas(16) std::uint8_t part[2 * W];
+    _mm_store_si128((__m128i*)part, lowest_bytes(x));
+    std::memcpy(p, part, static_cast<std::size_t>(n > W ? W : n));
 }
 
 #endif
@@ -173,7 +180,11 @@ template <class T>
 inline Floats load(const T* p, Whole) { return load(p); }
 template <class T>
 inline void store(T* p, Floats x, Whole) { store(p, x); }
-inline void store_bytes(std::uint8_t* p, Ints x, Whole) { store_bytes(p, x, W); }
+#ifdef __AVX512F__
+inline void store_bytes(std::uint8_t* p, Ints x, Whole) { _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(x)); }
+#else
+inline void store_bytes(std::uint8_t* p, Ints x, Whole) { _mm_storel_epi64((__m128i*)p, lowest_bytes(x)); }
+#endif
 inline Floats keep(Floats x, Whole) { return x; }
 inline Floats keep_or(Floats x, Whole, Floats) { return x; }
 
@@ -185,10 +196,8 @@ inline void for_vectors(i64 n, F f) {
     if (k < n) f(k, n - k);
 }
 
-// e^x to about one unit in the last place. Below -104 it is 0, above 88.7 infinity.
-inline Floats exponential(Floats x) {
-    x = greatest(all(-120.0f), least(all(89.0f), x));
-    const Floats n = nearest(mul(x, all(1.44269504088896f)));
+// e^(n log(2) + r), without its power of 2: n is a whole number, and r at most half of log(2).
+inline Floats exponential_near(Floats x, Floats n) {
     Floats r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
     Floats p = all(1.9875691500e-4f);
@@ -197,22 +206,41 @@ inline Floats exponential(Floats x) {
     p = fma(p, r, all(4.1665795894e-2f));
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
-    p = add(fma(mul(p, r), r, r), all(1.0f));
-    return times_power_of_2(p, n);
+    return add(fma(mul(p, r), r, r), all(1.0f));
 }
 
-// 2^x within 3e-6 of its size. Below -200 it is 0; above 127 it is infinity with AVX-512, and 2^127 with AVX2.
-inline Floats rough_power_of_2(Floats x) {
-    x = greatest(all(-200.0f), x);
-#ifndef __AVX512F__
-    x = least(all(127.0f), x);
+// e^x to about one unit in the last place. Below -104 it is 0, above 88.7 infinity.
+inline Floats exponential(Floats x) {
+    x = greatest(all(-120.0f), least(all(89.0f), x));
+    const Floats n = nearest(mul(x, all(1.44269504088896f)));
+    return times_power_of_2(exponential_near(x, n), n);
+}
+
+// e^x of x up to 0, to about one unit in the last place. Below -87.6 it is 0.
+inline Floats decay(Floats x) {
+    constexpr float WHOLE = 0x1.8p23f + 127.0f;  // numbers near it are whole, and their lowest bits those of a power's exponent
+    x = greatest(all(-88.02f), x);
+    const Floats shifted = fma(x, all(1.44269504088896f), all(WHOLE));
+    return mul(exponential_near(x, sub(shifted, all(WHOLE))), power_of_2(shifted));
+}
+
+// factor * 2^x within 3e-6 of its size. Below -200 it is 0; above 127 it is infinity with AVX-512, and factor * 2^127 with AVX2.
+inline Floats rough_power_of_2(Floats x, float factor = 1.0f) {
+#ifdef __AVX512F__
+    const Floats f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x less the next whole number below
+#else
+    x = least(all(127.0f), greatest(all(-200.0f), x));
+    const Floats n = _mm256_floor_ps(x), f = sub(x, n);
 #endif
-    const Floats n = nearest(x), f = sub(x, n);
-    Floats p = fma(f, all(9.570102e-3f), all(5.591786255e-2f));
-    p = fma(p, f, all(2.402474484e-1f));
-    p = fma(p, f, all(6.931218145e-1f));
-    p = fma(p, f, all(9.999992614e-1f));
+    Floats p = fma(f, all(factor * 1.353416778e-2f), all(factor * 5.201146007e-2f));
+    p = fma(p, f, all(factor * 2.414427549e-1f));
+    p = fma(p, f, all(factor * 6.930038333e-1f));
+    p = fma(p, f, all(factor * 1.000002623f));
+#ifdef __AVX512F__
+    return times_power_of_2(p, x);
+#else
     return times_power_of_2(p, n);
+#endif
 }
 
 // Memory of a thread that is kept between calls. It grows to the largest size asked for. Throws std::bad_alloc.
