@@ -246,32 +246,32 @@ def test_attention(own: Kernels, dtype: torch.dtype, heads: int, key_heads: int,
 @pytest.mark.parametrize("what", ["all", "causal", "causal window"])
 def test_long_seqs_and_their_pieces(own: Kernels, what: str, dtype: torch.dtype) -> None:
     """Seqs of several blocks of keys; alone, in a batch, and in pieces after kept keys, with the same bits."""
-    lengths, width = [600, 257, 256, 255], 32
+    lengths, width = [1100, 513, 512, 257], 32
     layout = make_layout(lengths)
     torch.manual_seed(4)
     q, k, v = torch.randn(layout.num_tokens, 8, width).to(dtype).split((4, 2, 2), dim=1)
     options: dict[str, Any] = {"causal": "causal" in what, "window": 300 if "window" in what else None}
     scores = ScoreOptions(0.2, **options)
     whole = attend(q, k, v, layout, scores)
-    hidden = torch.ones(600, 600, dtype=torch.bool)
+    hidden = torch.ones(1100, 1100, dtype=torch.bool)
     if scores.causal:
         hidden = hidden.tril()
     if scores.window is not None:
         hidden = hidden.triu(-300)
     expected = F.scaled_dot_product_attention(
-        *(x[:600].transpose(0, 1).double() for x in (q, k, v)), attn_mask=hidden, scale=0.2, enable_gqa=True
+        *(x[:1100].transpose(0, 1).double() for x in (q, k, v)), attn_mask=hidden, scale=0.2, enable_gqa=True
     )
-    assert _near(whole[:600], expected.transpose(0, 1).flatten(1), 2e-6 if dtype == torch.float32 else 1e-2)
-    alone = attend(q[600:857], k[600:857], v[600:857], make_layout([257]), scores)
-    assert torch.equal(alone, whole[600:857])
+    assert _near(whole[:1100], expected.transpose(0, 1).flatten(1), 2e-6 if dtype == torch.float32 else 1e-2)
+    alone = attend(q[1100:1613], k[1100:1613], v[1100:1613], make_layout([513]), scores)
+    assert torch.equal(alone, whole[1100:1613])
     if not scores.causal:
         return
-    bounds = [(0, 7), (7, 263), (263, 264), (264, 600)]
+    bounds = [(0, 7), (7, 519), (519, 520), (520, 1100)]
     parts = []
     for (first, last), source in zip(bounds, pieces(bounds), strict=True):
         piece = replace(make_layout([last - first]), sources={0: source})
         parts.append(attend(q[first:last], k[first:last], v[first:last], piece, scores))
-    assert torch.equal(torch.cat(parts), whole[:600])
+    assert torch.equal(torch.cat(parts), whole[:1100])
 
 
 def test_seqs_after_a_prefix(own: Kernels) -> None:

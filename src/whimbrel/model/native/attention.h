@@ -12,13 +12,12 @@
 
 namespace whimbrel {
 
-constexpr i64 BLOCK_KEYS = 256;
-constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 16;  // of scores and weights: rows that are no multiple of 512 bytes apart
 #ifdef WHIMBREL_TILES
-constexpr i64 BLOCK_QUERIES = 2 * TILE_ROWS;
+constexpr i64 BLOCK_KEYS = 256, BLOCK_QUERIES = 2 * TILE_ROWS;
 #else
-constexpr i64 BLOCK_QUERIES = 24;
+constexpr i64 BLOCK_KEYS = 512, BLOCK_QUERIES = 24;
 #endif
+constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 16;  // of scores and weights: rows that are no multiple of 512 bytes apart
 constexpr i64 MOST_SHARED_KEYS = 16384;  // of a seq: helpers keep their memory
 
 template <class T>
