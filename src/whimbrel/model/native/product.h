@@ -223,15 +223,16 @@ struct InInt8 {
 template <class D>
 constexpr i64 units_for(i64 n) { return up_to((n + D::per_unit - 1) / D::per_unit, D::unit_step); }
 
+// `ahead`: units from those that are multiplied to those that are fetched.
 template <class D, int ROWS, int VECTORS>
-inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin) {
+inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, i64 ahead) {
     typename D::Vector sums[ROWS][VECTORS];
 #pragma GCC unroll 12
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) sums[i][j] = D::none();
     for (i64 k = 0; k < units; k++) {
-        for (int j = 0; j < VECTORS; j += LINE / W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + PREFETCH) * PANEL + j * W), _MM_HINT_T0);
+        for (int j = 0; j < VECTORS; j += LINE / W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + ahead) * PANEL + j * W), _MM_HINT_T0);
         typename D::Vector columns[VECTORS];
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) columns[j] = D::load_columns(panel + k * PANEL + j * W);
@@ -256,12 +257,12 @@ inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* pane
 }
 
 template <class D, int VECTORS, int ROWS = MAX_ROWS>
-inline void tile_of(int rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin) {
+inline void tile_of(int rows, const std::uint32_t* a, i64 a_stride, const std::uint32_t* panel, i64 units, typename D::Sum* c, i64 c_stride, bool begin, i64 ahead) {
     if constexpr (ROWS > 0) {
         if (rows == ROWS)
-            tile<D, ROWS, VECTORS>(a, a_stride, panel, units, c, c_stride, begin);
+            tile<D, ROWS, VECTORS>(a, a_stride, panel, units, c, c_stride, begin, ahead);
         else
-            tile_of<D, VECTORS, ROWS - 1>(rows, a, a_stride, panel, units, c, c_stride, begin);
+            tile_of<D, VECTORS, ROWS - 1>(rows, a, a_stride, panel, units, c, c_stride, begin, ahead);
     }
 }
 
@@ -323,10 +324,11 @@ __attribute__((noinline)) void product(i64 rows, const std::uint32_t* a, i64 a_s
         const i64 some = std::min(D::most_units, units - k);
         for (i64 t = 0, row = 0; t < tiles; t++) {
             const int count = static_cast<int>(least_rows + (t < larger));
+            const i64 ahead = t == 1 ? some : PREFETCH;  // the second tile, whose panel is in the L1 cache, fetches the next one
             if (half)
-                tile_of<D, 1>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin);
+                tile_of<D, 1>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin, ahead);
             else
-                tile_of<D, 2>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin);
+                tile_of<D, 2>(count, a + row * a_stride + k, a_stride, panel + k * PANEL, some, c + row * c_stride, c_stride, begin, ahead);
             row += count;
         }
     }
