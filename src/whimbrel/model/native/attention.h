@@ -44,7 +44,6 @@ struct Buffers {
 //   the sum of the weights is that of e * s. Logarithms and powers are of 2.
 // So nothing overflows, and a result depends on no key that its query does not see.
 constexpr float MOST_WEIGHT = 16.0f;
-constexpr float LOG_OF_E = 1.44269504f;
 constexpr float VALUE_FACTOR = 8.0f;
 constexpr int VALUE_EXPONENT = 1;  // of the largest number of a value
 constexpr float MOST_GROWTH = 0x1p60f;  // of a value; that of 0 grows as much, so that it takes no precision from others
@@ -189,7 +188,7 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                     continue;
                 }
                 for (i64 j = from_vector; j < from; j++) products[j] = S::least_sum;
-                Floats top = all(-std::numeric_limits<float>::infinity());
+                Floats top = all(-std::numeric_limits<float>::infinity()), other = top;  // by turns, as each waits for its last
                 for_vectors(to - from_vector, [&](i64 offset, auto some) {
                     const i64 j = from_vector + offset;
                     Floats x = S::load_sums(products + j);
@@ -197,12 +196,13 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                         x = fma(mul(x, load(key_scales + key + j)), all(scale_of[r]), load(value_logs + key + j));
                         store(scaled + j, x);
                     }
-                    top = greatest(top, keep_or(x, some, top));
+                    const Floats greater = greatest(top, keep_or(x, some, top));
+                    top = other, other = greater;
                 });
-                const float previous = most[r], now = std::max(previous, largest(top));
+                const float previous = most[r], now = std::max(previous, largest(greatest(top, other)));
                 most[r] = now;
                 // NaN in a row's scores stays: its weights are NaN, whatever the maximum.
-                const Floats scale = all(D::per_unit == 2 ? scores.scale * LOG_OF_E : scores.scale), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
+                const Floats scale = all(scores.scale * LOG_OF_E), shift = all(now == -std::numeric_limits<float>::infinity() ? 0.0f : now);
                 Floats sums = zero();
                 for (i64 j = 0; j < from_vector; j += W) put(j, zero());
                 for_vectors(to - from_vector, [&](i64 offset, auto some) {

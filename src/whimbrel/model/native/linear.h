@@ -36,7 +36,7 @@ template <bool rough>
 inline Floats inverse(Floats x) { return rough ? rough_reciprocal(x) : div(all(1.0f), x); }
 
 template <bool rough>
-inline Floats power_of_e(Floats x) { return rough ? rough_power_of_2(mul(x, all(1.44269504f))) : exponential(x); }
+inline Floats power_of_e(Floats x) { return rough ? rough_power_of_2(mul(x, all(LOG_OF_E))) : exponential(x); }
 
 template <bool rough>
 inline Floats logistic(Floats x) { return inverse<rough>(add(all(1.0f), power_of_e<rough>(sub(zero(), x)))); }
@@ -70,7 +70,7 @@ inline Floats activate(Floats x) {
         p = fma(p, t, all(1.421413741f));
         p = fma(p, t, all(-0.284496736f));
         p = fma(p, t, all(0.254829592f));
-        const Floats tail = mul(mul(p, t), decay(sub(zero(), mul(z, z))));
+        const Floats tail = mul(mul(p, t), decay(mul(mul(z, z), all(-LOG_OF_E))));
         const Floats erf = with_sign_of(sub(all(1.0f), tail), x);
         return mul(mul(all(0.5f), x), add(all(1.0f), erf));
     }

@@ -15,6 +15,8 @@ namespace whimbrel {
 using i64 = std::int64_t;
 using bf16 = std::uint16_t;
 
+constexpr float LOG_OF_E = 1.44269504f;  // of base 2
+
 constexpr i64 up_to(i64 n, i64 step) { return (n + step - 1) / step * step; }
 
 #ifdef __AVX512F__
@@ -196,8 +198,10 @@ inline void for_vectors(i64 n, F f) {
     if (k < n) f(k, n - k);
 }
 
-// e^(n log(2) + r), without its power of 2: n is a whole number, and r at most half of log(2).
-inline Floats exponential_near(Floats x, Floats n) {
+// e^x to about one unit in the last place. Below -104 it is 0, above 88.7 infinity.
+inline Floats exponential(Floats x) {
+    x = greatest(all(-120.0f), least(all(89.0f), x));
+    const Floats n = nearest(mul(x, all(LOG_OF_E)));
     Floats r = fma(n, all(-0.693359375f), x);
     r = fma(n, all(2.12194440e-4f), r);
     Floats p = all(1.9875691500e-4f);
@@ -206,22 +210,21 @@ inline Floats exponential_near(Floats x, Floats n) {
     p = fma(p, r, all(4.1665795894e-2f));
     p = fma(p, r, all(1.6666665459e-1f));
     p = fma(p, r, all(5.0000001201e-1f));
-    return add(fma(mul(p, r), r, r), all(1.0f));
+    return times_power_of_2(add(fma(mul(p, r), r, r), all(1.0f)), n);
 }
 
-// e^x to about one unit in the last place. Below -104 it is 0, above 88.7 infinity.
-inline Floats exponential(Floats x) {
-    x = greatest(all(-120.0f), least(all(89.0f), x));
-    const Floats n = nearest(mul(x, all(1.44269504088896f)));
-    return times_power_of_2(exponential_near(x, n), n);
-}
-
-// e^x of x up to 0, to about one unit in the last place. Below -87.6 it is 0.
+// 2^x of x up to 0, to about one unit in the last place. Below -126.5 it is 0.
 inline Floats decay(Floats x) {
-    constexpr float WHOLE = 0x1.8p23f + 127.0f;  // numbers near it are whole, and their lowest bits those of a power's exponent
-    x = greatest(all(-88.02f), x);
-    const Floats shifted = fma(x, all(1.44269504088896f), all(WHOLE));
-    return mul(exponential_near(x, sub(shifted, all(WHOLE))), power_of_2(shifted));
+    constexpr float WHOLE = 0x1.8p23f + 127.0f;  // a sum with it is whole, and its lowest bits are those of a power's exponent
+    x = greatest(all(-127.0f), x);
+    const Floats shifted = add(x, all(WHOLE)), f = sub(x, sub(shifted, all(WHOLE)));
+    Floats p = fma(f, all(1.535336196e-4f), all(1.339887502e-3f));
+    p = fma(p, f, all(9.618436918e-3f));
+    p = fma(p, f, all(5.550332367e-2f));
+    p = fma(p, f, all(2.402264774e-1f));
+    p = fma(p, f, all(6.931471825e-1f));
+    p = fma(p, f, all(1.0f));
+    return mul(p, power_of_2(shifted));
 }
 
 // factor * 2^x within 3e-6 of its size. Below -200 it is 0; above 127 it is infinity with AVX-512, and factor * 2^127 with AVX2.
