@@ -84,8 +84,21 @@ inline void transpose(const std::uint32_t (*rows)[W], i64 num_units, std::uint32
         for (int u = 0; u < num_units; u++) _mm512_store_si512(out + u * PANEL + half * W, x[u]);
     }
 #else
-    for (i64 u = 0; u < num_units; u++)
-        for (int r = 0; r < PANEL; r++) out[u * PANEL + r] = rows[r][u];
+    for (int half = 0; half < NV; half++) {
+        __m256 x[W], y[W];
+        for (int r = 0; r < W; r++) x[r] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[half * W + r]));
+        for (int r = 0; r < W; r += 2) y[r] = _mm256_unpacklo_ps(x[r], x[r + 1]), y[r + 1] = _mm256_unpackhi_ps(x[r], x[r + 1]);
+        for (int r = 0; r < W; r += 4)
+            for (int c = 0; c < 2; c++) {
+                x[r + 2 * c] = _mm256_shuffle_ps(y[r + c], y[r + 2 + c], 0x44);
+                x[r + 2 * c + 1] = _mm256_shuffle_ps(y[r + c], y[r + 2 + c], 0xee);
+            }
+        for (int c = 0; c < 4; c++) {
+            y[c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x20);
+            y[4 + c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x31);
+        }
+        for (int u = 0; u < num_units; u++) _mm256_storeu_ps(reinterpret_cast<float*>(out) + u * PANEL + half * W, y[u]);
+    }
 #endif
 }
 
