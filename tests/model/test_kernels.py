@@ -100,7 +100,8 @@ def _near(found: Tensor, expected: Tensor, tolerance: float) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("rows", "inner", "columns"), [(1, 384, 384), (13, 96, 200), (300, 64, 33), (7, 7, 3), (25, 401, 31), (0, 8, 8)]
+    ("rows", "inner", "columns"),
+    [(1, 384, 384), (13, 96, 200), (300, 64, 33), (7, 7, 3), (25, 401, 31), (25, 512, 31), (0, 8, 8)],
 )
 def test_linear(own: Kernels, rows: int, inner: int, columns: int) -> None:
     torch.manual_seed(0)
@@ -227,7 +228,7 @@ def test_int8_has_the_bits_of_pytorchs_integers(own: Kernels) -> None:
 
 
 @pytest.mark.parametrize("what", ["all", "causal", "window", "causal window"])
-@pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 32), (4, 2, 64), (3, 1, 20), (2, 2, 136)])
+@pytest.mark.parametrize(("heads", "key_heads", "width"), [(4, 4, 32), (4, 2, 64), (3, 1, 20), (2, 2, 128), (2, 2, 136)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_attention(own: Kernels, dtype: torch.dtype, heads: int, key_heads: int, width: int, what: str) -> None:
     lengths = [1, 5, 5, 17, 40, 33, 31, 2]
@@ -301,6 +302,12 @@ def test_queries_that_a_window_hides_from_all_keys(own: Kernels, dtype: torch.dt
         out, expected = attend(q, k, v, layout, scores), attend_reference(q, k, v, layout, scores)
         assert expected[30:100].isnan().all()
         assert _near(out, expected.nan_to_num(), 2e-6 if dtype == torch.float32 else 1e-2)
+
+
+@pytest.mark.parametrize("scale", [0.0, -0.3, float("nan")])
+def test_scores_are_scaled_by_a_positive_number(scale: float) -> None:
+    with pytest.raises(ValueError, match="must be above 0"):
+        ScoreOptions(scale)
 
 
 def test_nan_in_one_seq_stays_there(own: Kernels) -> None:

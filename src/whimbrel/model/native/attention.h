@@ -2,7 +2,7 @@
 //
 // Keys are taken in blocks that begin at multiples of BLOCK_KEYS, with a running maximum and sum (the online softmax of
 // arXiv:2205.14135). A query's result depends on its own keys alone: it has the same bits in any batch, and in any piece of its text. It
-// is 0 if a window hides all keys.
+// is 0 if a window hides all keys. Values must be finite for that: NaN or infinity in one spoils queries of its seq that do not see it.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ constexpr i64 BLOCK_KEYS = 256, BLOCK_QUERIES = 2 * TILE_ROWS;
 #else
 constexpr i64 BLOCK_KEYS = 512, BLOCK_QUERIES = 24;
 #endif
-constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 16;  // of scores and weights: rows that are no multiple of 512 bytes apart
+constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 32;  // of scores and weights: rows that are no multiple of 512 bytes apart
 constexpr i64 MOST_SHARED_KEYS = 16384;  // of a seq: helpers keep their memory
 
 template <class T>
@@ -27,7 +27,7 @@ struct Rows {
 };
 
 struct Scores {
-    float scale;
+    float scale;  // above 0
     bool causal;
     i64 window;  // tokens before each token, and unless causal as many after it; negative: all
 };
@@ -35,7 +35,7 @@ struct Scores {
 struct Buffers {
     std::uint32_t *queries, *keys, *values, *weights;
     void* scores;
-    float *sums, *row;
+    float *sums, *scaled_scores;  // float16: scores of one query with this block's keys
     float *key_scales, *value_scales, *value_logs;  // float16: of each key
 };
 
@@ -152,14 +152,14 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[may
             }
 }
 
-// S: what the products of queries and keys multiply, as D does, and write.
+// S is D, or its variant whose sums stay float16, for the products of queries and keys.
 template <class D, class S, class T>
 void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, T* out, i64 out_stride) {
     const i64 units = units_for<D>(width), key_units = units_for<D>(num_keys), padded = up_to(width, PANEL);
     constexpr i64 weights_stride = SCORES_STRIDE / D::per_unit;
     auto* all_scores = static_cast<typename S::Sum*>(at.scores);
+    float* const scaled = at.scaled_scores;  // not read from `at` anew after each store, as are those that follow
     const float *key_scales = at.key_scales, *value_scales = at.value_scales, *value_logs = at.value_logs;
-    float* const scaled = at.row;
     for (i64 row = 0; row < num_queries; row += BLOCK_QUERIES) {
         const i64 count = std::min(BLOCK_QUERIES, num_queries - row), first = before + row;
         float scale_of[BLOCK_QUERIES];  // by which a product becomes a score
@@ -262,7 +262,7 @@ inline Buffers buffers_for(i64 width, i64 units, i64 longest) {
     at.queries = memory, memory += up_to(BLOCK_QUERIES * units, 16);
     at.weights = memory, memory += BLOCK_QUERIES * SCORES_STRIDE;
     at.scores = memory, memory += BLOCK_QUERIES * SCORES_STRIDE;
-    at.row = reinterpret_cast<float*>(memory), memory += SCORES_STRIDE;
+    at.scaled_scores = reinterpret_cast<float*>(memory), memory += SCORES_STRIDE;
     at.sums = reinterpret_cast<float*>(memory), memory += BLOCK_QUERIES * padded;
     at.keys = memory, memory += rows * units;
     at.values = memory, memory += rows * padded;
@@ -286,13 +286,13 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
         if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
         pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
         pack_rows<D>(values, v.row_stride, num_keys, width, units_for<D>(num_keys), at.value_scales, at.values);
-        auto attend = attend_head<D, D, T>;
+        auto run_head = attend_head<D, D, T>;
 #ifdef WHIMBREL_FLOAT16
         if constexpr (D::scaled)
-            if (units <= D::most_units) attend = attend_head<D, InFloat16Alone, T>;
+            if (units <= D::most_units) run_head = attend_head<D, InFloat16Alone, T>;
 #endif
         for (i64 n = h * shared; n < (h + 1) * shared; n++)
-            attend(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
+            run_head(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
     };
     auto run_key_heads = [&](i64 from, i64 to) {
         [[maybe_unused]] typename D::Registers registers;

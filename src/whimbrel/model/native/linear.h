@@ -174,8 +174,8 @@ template <class D, class In, class Out>
 void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const Weight& weight, Out* out, i64 out_stride) {
     const i64 units = units_for<D>(weight.inner);
     const bool in_place = std::is_same_v<D, InFloat32> && std::is_same_v<In, float> && x_stride % 1024 != 0;
-    const i64 stride = in_place ? x_stride : up_to(units, 16) + 16;  // rows that are no multiple of 4 KiB apart share no cache set
-    const i64 most = std::clamp(BLOCK_BYTES / 4 / stride / D::block_rows, i64{4}, BLOCK_ROWS / D::block_rows) * D::block_rows;
+    const i64 packed_stride = up_to(units, 16) + 16, stride = in_place ? x_stride : packed_stride;  // rows that are no multiple of 4 KiB apart share no cache set
+    const i64 most = std::clamp(BLOCK_BYTES / 4 / packed_stride / D::block_rows, i64{4}, BLOCK_ROWS / D::block_rows) * D::block_rows;
     const i64 blocks = std::max<i64>(1, (rows + most - 1) / most);  // of even size: each reads all weights
     const i64 block = up_to((rows + blocks - 1) / blocks, D::block_rows);
     auto* packed = static_cast<std::uint32_t*>(scratch<0>(sizeof(std::uint32_t) * static_cast<std::size_t>(in_place ? 0 : stride * block)));
@@ -184,11 +184,14 @@ void linear(Finish<D, Out> finish, const In* x, i64 x_stride, i64 rows, const We
     std::int32_t row_zeros[BLOCK_ROWS];
     for (i64 start = 0; start < rows; start += block) {
         const i64 count = std::min(block, rows - start);
-        if (in_place) a = reinterpret_cast<const std::uint32_t*>(x + start * x_stride);
-        for (i64 r = 0; r < count && !in_place; r++) {
-            std::uint32_t* row = packed + r * stride;
-            std::fill(row + weight.inner / D::per_unit, row + units, 0u);  // its last unit, and those that fill the last tile
-            write_units(D{}, x + (start + r) * x_stride, weight, row, row_scales + r, row_zeros + r);
+        if (in_place) {
+            a = reinterpret_cast<const std::uint32_t*>(x + start * x_stride);
+        } else {
+            for (i64 r = 0; r < count; r++) {
+                std::uint32_t* row = packed + r * stride;
+                std::fill(row + weight.inner / D::per_unit, row + units, 0u);  // its last unit, and those that fill the last tile
+                write_units(D{}, x + (start + r) * x_stride, weight, row, row_scales + r, row_zeros + r);
+            }
         }
         auto run_panels = [&](i64 first, i64 last) {
             [[maybe_unused]] typename D::Registers registers;

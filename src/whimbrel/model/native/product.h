@@ -94,7 +94,8 @@ struct InFloat16 : InFloat32 {
         asm("vaddph %1, %0, %0" : "+v"(a) : "v"(b));
         return a;
     }
-    static Floats total(Vector x) { return _mm512_cvtph_ps(_mm512_cvtepi32_epi16(plus_halves(x, _mm512_srli_epi32(x, 16)))); }
+    static __m256i total_halves(Vector x) { return _mm512_cvtepi32_epi16(plus_halves(x, _mm512_srli_epi32(x, 16))); }
+    static Floats total(Vector x) { return _mm512_cvtph_ps(total_halves(x)); }
     static __m256i narrow(Floats x) { return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
     static void put(std::uint16_t* p, Floats x, i64 n) { _mm256_mask_storeu_epi16(p, first(n), narrow(x)); }
     static void put(std::uint16_t* p, Floats x, Whole) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), narrow(x)); }
@@ -105,14 +106,12 @@ struct InFloat16Alone : InFloat16 {
     using Sum = std::uint16_t;
     static constexpr Sum least_sum = 0xfc00;
     static Floats load_sums(const Sum* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))); }
-    static void store_totals(Sum* p, const Vector (&sums)[1]) {
-        const __m512i total = plus_halves(sums[0], _mm512_srli_epi32(sums[0], 16));
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(total));
-    }
+    static void store_totals(Sum* p, const Vector (&sums)[1]) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), total_halves(sums[0])); }
     static void store_totals(Sum* p, const Vector (&sums)[2]) {
-        const auto in_each_lane = [](int a, int b, int c, int d) { return _mm512_set4_epi32(d, c, b, a); };
-        const __m512i first_to_second = in_each_lane(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c), second_to_first = in_each_lane(0x03020302, 0x07060706, 0x0b0a0b0a, 0x0f0e0f0e);
-        const __m512i by_vector = in_each_lane(0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a);
+        const __m512i first_to_second = _mm512_setr4_epi32(0x01000100, 0x05040504, 0x09080908, 0x0d0c0d0c);
+        const __m512i second_to_first = _mm512_setr4_epi32(0x03020302, 0x07060706, 0x0b0a0b0a, 0x0f0e0f0e);
+        const __m512i by_vector = _mm512_setr4_epi32(0x05040100, 0x0d0c0908, 0x07060302, 0x0f0e0b0a);
+        // Both sums of both vectors by turns, added at once; then the totals of each vector together.
         const __m512i firsts = _mm512_mask_shuffle_epi8(sums[0], 0xcccccccccccccccc, sums[1], first_to_second);
         const __m512i seconds = _mm512_mask_shuffle_epi8(sums[1], 0x3333333333333333, sums[0], second_to_first);
         const __m512i totals = _mm512_shuffle_epi8(plus_halves(firsts, seconds), by_vector);

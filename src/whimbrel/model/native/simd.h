@@ -58,7 +58,7 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c
 inline Floats least(Floats limit, Floats x) { return _mm512_min_ps(limit, x); }
 inline Floats greatest(Floats limit, Floats x) { return _mm512_max_ps(limit, x); }
 inline Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }  // of the next whole number below n
+inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }  // x * 2^floor(n)
 // The power of 2 whose exponent, with its bias, is in the lowest bits.
 inline Floats power_of_2(Floats bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(bits), 23)); }
 inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
@@ -127,7 +127,7 @@ inline Floats fma(Floats a, Floats b, Floats c) { return _mm256_fmadd_ps(a, b, c
 inline Floats least(Floats limit, Floats x) { return _mm256_min_ps(limit, x); }
 inline Floats greatest(Floats limit, Floats x) { return _mm256_max_ps(limit, x); }
 inline Floats nearest(Floats x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-// Multiplied in two halves, so that results below the normal numbers are right.
+// n is whole. Multiplied in two halves, so that results below the normal numbers are right.
 inline Floats times_power_of_2(Floats x, Floats n) {
     const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1), rest = _mm256_sub_epi32(whole, half);
     const auto power = [](__m256i e) {
@@ -227,7 +227,7 @@ inline Floats decay(Floats x) {
     return mul(p, power_of_2(shifted));
 }
 
-// factor * 2^x within 3e-6 of its size. Below -200 it is 0; above 127 it is infinity with AVX-512, and factor * 2^127 with AVX2.
+// factor * 2^x within 3e-6 of its size. Below -200 it is 0. From 128 it is infinity with AVX-512; with AVX2 it stays factor * 2^127.
 inline Floats rough_power_of_2(Floats x, float factor = 1.0f) {
 #ifdef __AVX512F__
     const Floats f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);  // x less the next whole number below

@@ -73,6 +73,7 @@ class AttentionLayout:
 @dataclass(frozen=True, slots=True, eq=False)
 class ScoreOptions:
     scale: float
+    """Above 0: kernels subtract the greatest product before they multiply."""
     causal: bool = False
     """Mask the tokens after each token."""
     window: int | None = None
@@ -83,6 +84,10 @@ class ScoreOptions:
     """(first, last, K) -> bias of the scores of these queries and the first K keys, (N, last - first, K), float32."""
     layer: int = 0
     """Number of the layer, by which keys are kept."""
+
+    def __post_init__(self) -> None:
+        if not self.scale > 0:
+            raise ValueError(f"attention scores are scaled by {self.scale}, which must be above 0")
 
     @property
     def plain(self) -> bool:
