@@ -86,7 +86,7 @@ def speed() -> str:
         ):
             rows.append((f"{name}, {dtype}", [int(each.replace(",", "")) for each in (ours, theirs)], ratio))
     most = max(max(numbers) for _, numbers, _ in rows)
-    parts = [_text(10, 18, "all-MiniLM-L6-v2, tokens per second on 2 cores (AMD Zen 4): longer is faster", weight="bold")]
+    parts = [_text(10, 18, "all-MiniLM-L6-v2, tokens per second on 2 cores (Intel Xeon): longer is faster", weight="bold")]
     y = 34
     for x, (who, colour) in zip((LABEL, LABEL + 110), BARS.items(), strict=True):
         parts += [f'<rect x="{x}" y="{y}" width="12" height="12" fill="{colour}"/>', _text(x + 18, y + 11, who)]
