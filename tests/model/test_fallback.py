@@ -179,6 +179,7 @@ REFUSED: list[tuple[str, Config, str]] = [
     ("Longformer", SIZES | {"attention_window": 8}, "longformer cannot be run"),
     ("MobileBert", MOBILE | {"trigram_input": True}, "trigram_input"),
     ("Granite", DECODER | {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}, "dynamic is not"),
+    ("Granite", DECODER | {"attention_multiplier": -0.5}, "its attention multiplies scores by -0.5"),
     ("RemBert", SIZES | {"input_embedding_size": 24}, "rembert cannot be run"),
     ("RoFormer", SIZES, "RoFormerModel: its attention does not pass"),
     ("T5Encoder", {"vocab_size": VOCABULARY, "d_model": 48, "num_heads": 4, "d_kv": 12, "d_ff": 96}, "t5 cannot be run"),

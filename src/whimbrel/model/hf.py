@@ -91,6 +91,8 @@ def _attend(
         raise TypeError(f"its attention has a form of its own{': ' * bool(unknown)}{', '.join(unknown)}")
     if attention_mask is not None or q_1NRH.shape[-1] != v_1KRH.shape[-1] or (sliding_window or 1) < 1:
         raise TypeError("its attention has a mask, a window or a width of values of its own")
+    if scaling is not None and not scaling > 0:
+        raise TypeError(f"its attention multiplies scores by {scaling}")
     if whimbrel.attended and whimbrel.between_layers is not None:
         whimbrel.between_layers()
     whimbrel.attended.append(module)
