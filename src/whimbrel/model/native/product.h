@@ -23,8 +23,10 @@ constexpr int PANEL = NV * W;
 constexpr int PREFETCH = 1024 / PANEL;  // units ahead: 4 KiB, as the processor does not foresee across pages
 #ifdef __AVX512F__
 constexpr int MAX_ROWS = 12;
+constexpr int UNROLL = 1;  // of the innermost loop: with 24 sums GCC spills otherwise
 #else
 constexpr int MAX_ROWS = 6;
+constexpr int UNROLL = 4;
 #endif
 
 // Numbers that products multiply, with vectors.
@@ -230,6 +232,7 @@ inline void tile(const std::uint32_t* a, i64 a_stride, const std::uint32_t* pane
     for (int i = 0; i < ROWS; i++)
 #pragma GCC unroll 2
         for (int j = 0; j < VECTORS; j++) sums[i][j] = D::none();
+#pragma GCC unroll UNROLL
     for (i64 k = 0; k < units; k++) {
         for (int j = 0; j < VECTORS; j += LINE / W) _mm_prefetch(reinterpret_cast<const char*>(panel + (k + ahead) * PANEL + j * W), _MM_HINT_T0);
         typename D::Vector columns[VECTORS];

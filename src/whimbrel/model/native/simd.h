@@ -62,10 +62,6 @@ inline Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, 
 // The power of 2 whose exponent, with its bias, is in the lowest bits.
 inline Floats power_of_2(Floats bits) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(bits), 23)); }
 inline Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
-inline Floats with_sign_of(Floats x, Floats sign) {
-    return _mm512_castsi512_ps(_mm512_ternarylogic_epi32(
-        _mm512_castps_si512(x), _mm512_castps_si512(sign), _mm512_set1_epi32(INT32_MIN), 0xD8));  // sign bit of the second
-}
 inline Floats keep(Floats x, i64 n) { return _mm512_maskz_mov_ps(first(n), x); }
 inline Floats keep_or(Floats x, i64 n, Floats other) { return _mm512_mask_mov_ps(other, first(n), x); }
 inline float sum(Floats x) { return _mm512_reduce_add_ps(x); }
@@ -137,10 +133,6 @@ inline Floats times_power_of_2(Floats x, Floats n) {
 }
 inline Floats power_of_2(Floats bits) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(bits), 23)); }
 inline Floats magnitude(Floats x) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), x); }
-inline Floats with_sign_of(Floats x, Floats sign) {
-    const Floats bit = _mm256_set1_ps(-0.0f);
-    return _mm256_or_ps(_mm256_andnot_ps(bit, x), _mm256_and_ps(bit, sign));
-}
 inline Floats keep(Floats x, i64 n) { return _mm256_and_ps(x, _mm256_castsi256_ps(first(n))); }
 inline Floats keep_or(Floats x, i64 n, Floats other) { return _mm256_blendv_ps(other, x, _mm256_castsi256_ps(first(n))); }
 inline float sum(Floats x) {
