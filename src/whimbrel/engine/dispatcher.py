@@ -104,7 +104,7 @@ class Dispatcher:
                 suspects=scheduling.suspects,
                 first=job.finisher.first_seqs,
             )
-            self._changed.notify_all()
+            self._changed.notify(self._scheduler.num_shares)  # a lane that is woken for nothing takes time from the others
         weak = ref(job)  # the Future must not keep alive the job that keeps the Future
         job.future.add_done_callback(lambda future: self._on_cancel(weak()) if future.cancelled() else None)
 
@@ -121,6 +121,8 @@ class Dispatcher:
 
     def _admit(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0) -> None:
         scheduler = self._scheduler
+        if not scheduler.queued_tokens:
+            return  # an empty queue admits everything
         ahead = scheduler.tokens_ahead(tokens, priority, tenant=tenant)
         queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
         small = scheduler.is_small(tokens)
@@ -182,6 +184,8 @@ class Dispatcher:
         if batch:
             self._in_flight += 1
             self._exclusive = batch.kind == "suspect"
+            if self._scheduler.queued_tokens:
+                self._changed.notify()  # another lane takes the rest, or waits for its deadlines
             self._throughput.begin(now)
         return _Selection(batch, list(started), expired)
 
@@ -190,6 +194,11 @@ class Dispatcher:
             self._fail_expired(job)
         for job in selection.started:
             observe("queue", job.queue, model=self._plan.served_name)
+
+    def _look_again(self) -> None:
+        """Wake lanes that waited for suspects, or for those beside which these could not run, and `join`."""
+        if self._closed or self._retries or self._scheduler.queued_tokens:
+            self._changed.notify_all()
 
     # Batches back
 
@@ -203,7 +212,7 @@ class Dispatcher:
                 self._scheduler.succeeded()
             self._exclusive = False
             self._in_flight -= 1
-            self._changed.notify_all()
+            self._look_again()
 
     def requeue(self, batch: ScheduledBatch[Job], *, lower_budget: bool) -> None:
         """Run a batch that failed again: in halves, or a single text alone on the device. Call it before `batch_done`."""
@@ -270,7 +279,7 @@ class Dispatcher:
         """Remove a job. The caller must answer it if this returns True."""
         with self._lock:
             removed = self._remove(job)
-            self._changed.notify_all()  # lanes may have waited for suspects of this job
+            self._look_again()
         self._wait_for_writers()
         return removed
 

@@ -140,6 +140,11 @@ class Scheduler(Generic[K]):
         return self._deadlines[0][0] if self._deadlines else inf
 
     @property
+    def num_shares(self) -> int:
+        """About how many idle lanes `take` has a batch for."""
+        return -(-self.queued_tokens // min(_MIN_SHARE, self.token_budget))
+
+    @property
     def suspects_are_next(self) -> bool:
         """True if `take` would return suspects, which must be alone on the device."""
         return bool(self._priorities) and self._levels[self._priorities[0]].queues["suspect"].tokens > 0

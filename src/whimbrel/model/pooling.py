@@ -79,7 +79,8 @@ class Pooling:
     def _pool(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         for head in self._token_head:
             hidden_RD = head(hidden_RD)
-        return torch.cat([_POOLS[mode](hidden_RD, rows) for mode in self._output.modes], dim=-1)
+        parts = [_POOLS[mode](hidden_RD, rows) for mode in self._output.modes]
+        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:

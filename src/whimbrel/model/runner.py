@@ -177,7 +177,7 @@ class Runner:
             self._put(selection.ends_P),
             None if selection.widths_P is None else self._put(selection.widths_P),
             self._put(activated_P),
-            bool(activated_P[0]) if activated_P.size and (activated_P == activated_P[0]).all() else None,
+            True if activated_P.all() else None if activated_P.any() else False,
             None if tokens_X is None else self._put(pad(tokens_X, round_up_rows(tokens_X.size))),
         )
 

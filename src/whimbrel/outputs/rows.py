@@ -150,8 +150,10 @@ def finite_seqs(rows: OutputRows, offsets_B1: Int64Array) -> NDArray[np.bool_]:
         finite_P = rows.finite_P
     elif isinstance(rows, Sparse):
         finite_P = _all_in_ranges(np.isfinite(rows.weights_X), rows.offsets_N1)
+    elif (finite_PD := np.isfinite(rows)).all():
+        finite_P = finite_PD[:, 0]
     else:
-        finite_P = np.asarray(np.isfinite(rows).all(axis=1))
+        finite_P = np.asarray(finite_PD.all(axis=1))
     return _all_in_ranges(finite_P, offsets_B1)
 
 

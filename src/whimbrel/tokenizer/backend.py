@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Final
 
@@ -178,7 +178,6 @@ def _tokens(encoding: tokenizers.Encoding) -> TokenInfo:
 
 
 def _flat(lists: list[list[int]]) -> list[Int32Array]:
-    sizes = np.fromiter(map(len, lists), np.int64, len(lists))
-    flat = np.fromiter(chain.from_iterable(lists), np.int32, int(sizes.sum()))
-    ends: list[int] = np.cumsum(sizes).tolist()
-    return [flat[start:end] for start, end in zip([0, *ends[:-1]], ends, strict=True)]
+    bounds = [0, *accumulate(map(len, lists))]
+    flat = np.fromiter(chain.from_iterable(lists), np.int32, bounds[-1])
+    return [flat[start:end] for start, end in pairwise(bounds)]

@@ -110,7 +110,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
         [
             (
                 seq.ids.size, seq.prefix_tokens, seq.prompt_tokens, seq.type_id,
-                seq.second_text_start, seq.num_attended, seq.is_query, seq.adapter,
+                seq.second_text_start, seq.num_attended or seq.ids.size, seq.is_query, seq.adapter,
             )
             for seq in ordered
         ],
@@ -127,7 +127,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
         type_ids_T=_type_ids(cu_seqlens, lengths, type_ids, second_starts),
         cu_seqlens=cu_seqlens,
         prompt_tokens_B=prompt_tokens,
-        num_attended_B=np.where(num_attended > 0, num_attended, lengths),
+        num_attended_B=num_attended,
         is_query_B=is_query.astype(np.bool_),
         spans_B=[seq.spans_S2 for seq in ordered] if any(seq.spans_S2 is not None for seq in ordered) else None,
         adapters_B=adapters,

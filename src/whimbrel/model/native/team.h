@@ -1,7 +1,8 @@
 // Threads that help the only lane which is busy. A lone small batch then runs on several cores.
 //
 // A lane that leads opens the team, and helpers spin until it closes. Work is shared in parts whose results do not depend on who
-// computes them. Another lane that starts closes the team: the leader goes on alone.
+// computes them. Each member begins with a part of its own, the same fraction of every job, as what it wrote in the last one is in its
+// cache; who is done takes from the others. Another lane that starts closes the team: the leader goes on alone.
 #pragma once
 
 #include <linux/futex.h>
@@ -16,25 +17,39 @@
 
 namespace whimbrel {
 
-constexpr std::int64_t SHARES = 4;  // of a job for each thread: claiming one costs a cache line's way between two cores
+constexpr std::int64_t SHARES = 4;  // of a part, which is taken in so many pieces
+constexpr std::int64_t MOST_PARTS = 64;
 constexpr unsigned YIELD_ROUNDS = 64;  // some microseconds
+
+struct alignas(64) Part {
+    std::atomic<std::int64_t> next{0};
+    std::int64_t end = 0;
+};
 
 // What one thread writes while others read is on a cache line of its own.
 struct Team {
     alignas(64) std::atomic<std::int32_t> open{0};
     alignas(64) std::atomic<std::uint32_t> job{0};  // odd while there is one
-    alignas(64) std::atomic<std::int64_t> next{0};
     alignas(64) std::atomic<std::int32_t> inside{0};  // helpers that may be at work
     alignas(64) std::atomic<bool> failed{false};
     std::atomic<std::int64_t> members{1};
-    std::int64_t count = 0, share = 1;
+    std::int64_t num_parts = 1, share = 1;
     void (*run)(void*, std::int64_t, std::int64_t) = nullptr;
     void* context = nullptr;
+    Part parts[MOST_PARTS];
 
-    void work() {
+    void divide(std::int64_t count) {
+        num_parts = std::min(members.load(), MOST_PARTS);
+        share = std::max<std::int64_t>(1, count / (SHARES * num_parts));
+        for (std::int64_t i = 0; i < num_parts; i++) parts[i].next = i * count / num_parts, parts[i].end = (i + 1) * count / num_parts;
+    }
+    void work(std::int64_t member) {
         try {
-            for (std::int64_t first = next.fetch_add(share); first < count; first = next.fetch_add(share))
-                run(context, first, std::min(count, first + share));
+            for (std::int64_t i = 0; i < num_parts; i++) {
+                Part& part = parts[(member + i) % num_parts];
+                for (std::int64_t first = part.next.fetch_add(share); first < part.end; first = part.next.fetch_add(share))
+                    run(context, first, std::min(part.end, first + share));
+            }
         } catch (const std::bad_alloc&) {
             failed = true;
         }
@@ -61,11 +76,11 @@ inline thread_local bool leads = false;
 template <class F>
 void in_parallel(std::int64_t count, F& f) {
     if (!leads || count < 2 || !team.open.load()) return f(0, count);
-    team.count = count, team.share = std::max<std::int64_t>(1, count / (SHARES * team.members)), team.context = &f, team.failed = false;
+    team.divide(count);
+    team.context = &f, team.failed = false;
     team.run = [](void* context, std::int64_t first, std::int64_t last) { (*static_cast<F*>(context))(first, last); };
-    team.next = 0;
     team.job.fetch_add(1);
-    team.work();
+    team.work(0);
     team.job.fetch_add(1);  // who comes now finds none
     for (Spin spin; team.inside.load();) spin.wait();
     if (team.failed) throw std::bad_alloc();
@@ -89,7 +104,7 @@ inline void leave_team() {
 
 // Help until the process ends.
 inline void help_team() {
-    team.members.fetch_add(1);
+    const std::int64_t member = team.members.fetch_add(1);
     for (;;) {
         while (!team.open.load()) syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
         for (Spin spin; team.open.load();) {
@@ -99,7 +114,7 @@ inline void help_team() {
                 continue;
             }
             team.inside.fetch_add(1);
-            if (team.job.load() == job) team.work();
+            if (team.job.load() == job) team.work(member);
             team.inside.fetch_sub(1);
         }
     }
