@@ -294,10 +294,8 @@ def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
 
 
 def _finite_seqs(output: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
-    finite_B = np.ones(num_seqs, np.bool_)
-    for name, rows in output.rows.items():
-        finite_B &= finite_seqs(rows, output.selections[name].offsets_B1)
-    return finite_B
+    masks = [finite_seqs(rows, output.selections[name].offsets_B1) for name, rows in output.rows.items()]
+    return masks[0] if len(masks) == 1 else np.logical_and.reduce([np.ones(num_seqs, np.bool_), *masks])
 
 
 def _non_finite(seq: Seq) -> NonFinite:

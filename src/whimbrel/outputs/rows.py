@@ -51,12 +51,13 @@ def select_rows(card: Card, batch: Batch, layouts: Sequence[ResultLayout]) -> di
             widths_B = np.fromiter((spec.width if spec else 0 for spec in specs), np.int32, len(specs))
             activated_B = np.fromiter((spec is not None and spec.activated for spec in specs), np.bool_, len(specs))
             keep = all(spec.keep_on_device for spec in specs if spec is not None)
-            selections[name] = _select_output_rows(output, batch, widths_B, activated_B, keep_on_device=keep)
+            whole = all(spec.width == output.width for spec in specs if spec is not None)
+            selections[name] = _select_output_rows(output, batch, widths_B, activated_B, whole=whole, keep_on_device=keep)
     return selections
 
 
 def _select_output_rows(
-    output: Output, batch: Batch, widths_B: Int32Array, activated_B: NDArray[np.bool_], *, keep_on_device: bool
+    output: Output, batch: Batch, widths_B: Int32Array, activated_B: NDArray[np.bool_], *, whole: bool, keep_on_device: bool
 ) -> RowSelection:
     groups = None
     if output.rows in ("text", "vocabulary"):
@@ -78,7 +79,7 @@ def _select_output_rows(
         origins_P=batch.cu_seqlens[seq_P],
         starts_P=starts_P,
         ends_P=ends_P,
-        widths_P=None if ((widths_B == 0) | (widths_B == output.width)).all() else widths_B[seq_P],
+        widths_P=None if whole else widths_B[seq_P],
         activated_P=activated_B[seq_P],
         groups_G=groups,
         tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
