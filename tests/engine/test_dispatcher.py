@@ -79,6 +79,22 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
     dispatcher.fail_all()
 
 
+@pytest.mark.parametrize("num_tokens", [5, 200])
+def test_every_idle_lane_is_woken_for_its_share(num_tokens: int, minilm: Path) -> None:
+    plan = make_plan(Options(max_batch_tokens=num_tokens), read_card(minilm, "minilm"), Hardware(num_cores=4))
+    dispatcher, taken = Dispatcher(plan), list[Any]()
+    lanes = [threading.Thread(target=lambda: taken.append(dispatcher.take()), daemon=True) for _ in range(4)]
+    for lane in lanes:
+        lane.start()
+    time.sleep(0.1)
+    dispatcher.submit(dense_job([Seq(np.zeros(num_tokens, np.int32), i) for i in range(4)]))
+    for lane in lanes:
+        lane.join(10)
+    assert sorted(seq.index for batch in taken for _, seq in batch.items) == [0, 1, 2, 3]
+    assert [len(batch.items) for batch in taken] == [1, 1, 1, 1]
+    dispatcher.fail_all()
+
+
 @dataclass
 class Pairs:
     """A scorer that has one step, which may run before anything is computed."""
