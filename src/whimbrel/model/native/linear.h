@@ -14,10 +14,13 @@ enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 
 
 constexpr i64 BLOCK_ROWS = 240;  // the most rows that run at once
 constexpr i64 BLOCK_BYTES = 3 << 18;  // their units stay in the L2 cache
+// Units of a panel that stay in the L1 cache while all rows are multiplied with them.
 #ifdef WHIMBREL_TILES
-constexpr i64 BLOCK_UNITS = 256;  // units of a panel that stay in the L1 cache, which is larger where there are tiles
-#else
+constexpr i64 BLOCK_UNITS = 256;  // where there are tiles, that cache is larger
+#elif defined(__AVX512F__) || !defined(_SC_LEVEL1_DCACHE_SIZE)
 constexpr i64 BLOCK_UNITS = 128;
+#else
+inline const i64 BLOCK_UNITS = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10 ? 384 : 128;
 #endif
 
 inline i64 per_unit(int kind) { return kind == INT8 ? 4 : kind == FLOAT32 ? 1 : 2; }
