@@ -99,7 +99,7 @@ def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal[
     An empty range gives 0 for "sum" and -inf for "max".
     """
     offsets = torch.cat((starts_P.new_zeros(1), torch.stack((starts_P, ends_P), dim=1).flatten()))
-    return torch.segment_reduce(x_TD.float(), how, offsets=offsets.long(), axis=0)[1::2]
+    return torch.segment_reduce(x_TD.float(), how, offsets=offsets.long(), axis=0)[1::2].contiguous()
 
 
 def normalize(x_PD: Tensor) -> Tensor:

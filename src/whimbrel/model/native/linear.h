@@ -14,13 +14,14 @@ enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 
 
 constexpr i64 BLOCK_ROWS = 240;  // the most rows that run at once
 constexpr i64 BLOCK_BYTES = 3 << 18;  // their units stay in the L2 cache
-// Units of a panel that stay in the L1 cache while all rows are multiplied with them.
+// Units of a panel that stay in the L1 cache while all rows are multiplied with them. Sums of blocks are added, so bits depend on it: cores
+// of one machine may have caches of two sizes.
 #ifdef WHIMBREL_TILES
 constexpr i64 BLOCK_UNITS = 256;  // where there are tiles, that cache is larger
-#elif defined(__AVX512F__) || !defined(_SC_LEVEL1_DCACHE_SIZE)
+#elif defined(__AVX512F__)
 constexpr i64 BLOCK_UNITS = 128;
 #else
-inline const i64 BLOCK_UNITS = sysconf(_SC_LEVEL1_DCACHE_SIZE) >= 48 << 10 ? 384 : 128;
+constexpr i64 BLOCK_UNITS = 192;
 #endif
 
 inline i64 per_unit(int kind) { return kind == INT8 ? 4 : kind == FLOAT32 ? 1 : 2; }
@@ -55,7 +56,7 @@ inline Floats rough_gelu(Floats x) {
     return mul(x, add(all(0.5f), half_erf));
 }
 
-// Coefficients of erf(x / sqrt(2)) / 2 = x (p0 + p1 x^2 + p2 x^4 ...) / (1 + q1 x^2 + q2 x^4 ...), within 2.6e-7. From 5.3 on it is above 1/2 and is cut.
+// Coefficients of erf(x / sqrt(2)) / 2 = x (p0 + p1 x^2 + p2 x^4 ...) / (1 + q1 x^2 + q2 x^4 ...), within 3e-7. From 5.3 on it is above 1/2 and is cut.
 constexpr float ERF_P[] = {3.989422619e-1f, 3.509965539e-2f, 4.742892925e-3f, 1.796341821e-4f, 6.255896551e-6f, 2.076765071e-8f};
 constexpr float ERF_Q[] = {1.0f, 2.546479702e-1f, 2.933116257e-2f, 1.947605633e-3f, 7.617542724e-5f, 1.132025545e-6f};
 
