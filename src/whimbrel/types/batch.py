@@ -118,8 +118,7 @@ def pack(seqs: Sequence[Seq], *, position_offset: int = 0, pad_id: int = 0) -> B
     )  # fmt: skip
     columns: list[Int32Array] = list(np.ascontiguousarray(table_B8.T))
     lengths, prefixes, prompt_tokens, type_ids, second_starts, num_attended, is_query, adapters = columns
-    cu_seqlens = np.zeros(len(seqs) + 1, np.int32)
-    lengths.cumsum(dtype=np.int32, out=cu_seqlens[1:])
+    cu_seqlens = offsets_of(lengths).astype(np.int32)
     ids = np.concatenate([seq.ids for seq in ordered])
     return Batch(
         order_B=np.array(indices, np.int32),
@@ -146,8 +145,6 @@ def _type_ids(cu_seqlens: Int32Array, lengths: Int32Array, type_ids_B: Int32Arra
 
 
 def _positions(ids: Int32Array, cu_seqlens: Int32Array, lengths: Int32Array, offset: int, pad_id: int) -> Int32Array:
-    if offset == 0 and lengths.size == 1:
-        return np.arange(ids.size, dtype=np.int32)
     starts = cu_seqlens[:-1].repeat(lengths)
     if offset == 0:
         return np.arange(ids.size, dtype=np.int32) - starts

@@ -14,8 +14,8 @@ enum Activation : int { IDENTITY = 0, GELU = 1, GELU_TANH = 2, RELU = 3, SILU = 
 
 constexpr i64 BLOCK_ROWS = 240;  // the most rows that run at once
 constexpr i64 BLOCK_BYTES = 3 << 18;  // their units stay in the L2 cache
-// Units of a panel that stay in the L1 cache while all rows are multiplied with them. Sums of blocks are added, so bits depend on it: cores
-// of one machine may have caches of two sizes.
+// Units of a panel that stay in the L1 cache while all rows are multiplied with them. Bits depend on it, as sums of blocks are added. So it
+// is not chosen by the cache at run time: cores of one machine may have caches of two sizes.
 #ifdef WHIMBREL_TILES
 constexpr i64 BLOCK_UNITS = 256;  // where there are tiles, that cache is larger
 #elif defined(__AVX512F__)

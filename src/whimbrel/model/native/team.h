@@ -17,10 +17,11 @@
 
 namespace whimbrel {
 
-constexpr std::int64_t SHARES = 4;  // of a part, which is taken in so many pieces
-constexpr std::int64_t MOST_PARTS = 64;
+constexpr std::int64_t SHARES = 4;  // in which a part is taken
+constexpr std::int64_t MOST_PARTS = 64;  // more members begin with the part of another
 constexpr unsigned YIELD_ROUNDS = 64;  // some microseconds
 
+// What a member begins with.
 struct alignas(64) Part {
     std::atomic<std::int64_t> next{0};
     std::int64_t end = 0;
