@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.checkpoint import packaged
+from whimbrel.checkpoint.names import commit_of_folder, name_of_folder, without_links
 from whimbrel.errors import SetupError
 
 _CARD_FILES: Final = """
@@ -57,7 +58,7 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
         raise SetupError("MODEL is empty.", hint="name a folder or a hub id, or leave it out for the packaged model")
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return Checkpoint(folder, folder.resolve().name)
+        return Checkpoint(without_links(folder), name_of_folder(folder), commit=commit_of_folder(folder))
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
     if model.startswith((".", "/", "~")) or model.partition("@")[0].count("/") != 1 or (os.sep != "/" and os.sep in model):
@@ -67,7 +68,7 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
         raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
     patterns = [*_CARD_FILES, *(_WEIGHT_FILES if weights else []), *(_PICKLES if pickles else [])]
     folder = _download(name, revision or None, patterns)
-    return Checkpoint(folder, name, commit=folder.name if folder.parent.name == "snapshots" else "", revision=revision)
+    return Checkpoint(folder, name, commit=commit_of_folder(folder), revision=revision)
 
 
 def default_names(model: str | None) -> tuple[str, ...]:
@@ -76,7 +77,7 @@ def default_names(model: str | None) -> tuple[str, ...]:
         return (packaged.NAME,)
     folder = Path(model).expanduser()
     if folder.is_dir():
-        return (folder.resolve().name,)
+        return (name_of_folder(folder),)
     name, at, _ = model.partition("@")
     return (name, model) if at else (model,)
 

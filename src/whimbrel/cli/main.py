@@ -272,6 +272,7 @@ def serve(
     """Serve one or more models over HTTP."""
     need("httptools", "torch")
     from whimbrel.checkpoint import packaged
+    from whimbrel.checkpoint.locate import default_names
     from whimbrel.cli import console
     from whimbrel.cli.serve import listen, listen_on_path, name_models, names_of_adapters, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
@@ -292,7 +293,7 @@ def serve(
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
     names = name_models(model_ids, served_name or [])
-    known = [(model or packaged.NAME, *own_names) for model, own_names in zip(model_ids, names, strict=True)]
+    known = [(model or packaged.NAME, *default_names(model), *own) for model, own in zip(model_ids, names, strict=True)]
     adapters = names_of_adapters(adapter or (), known)
     tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
     with listen_on_path(uds) if uds else listen(host, port) as listener:

@@ -58,9 +58,10 @@ def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> li
 
 
 def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) -> list[dict[str, str]]:
-    """Return, for each model, the absolute folders of its adapters by name, from the values of --adapter. Raises SetupError.
+    """Return, for each model, the folders of its adapters by name, from the values of --adapter. Raises SetupError.
 
-    `models` has the names by which a value may choose each model. A server of one model needs none.
+    `models` has the names by which a value may choose each model. A server of one model needs none. Folders are absolute and
+    without links, so that an engine that starts again has the same adapters.
     """
     adapters: list[dict[str, str]] = [{} for _ in models]
     for value in values:
@@ -77,7 +78,7 @@ def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) ->
             )
         if name in chosen[0]:
             raise SetupError(f"two adapters have the name {name!r}.", hint="give each a name of its own")
-        chosen[0][name] = str(Path(folder).expanduser().absolute())
+        chosen[0][name] = str(Path(folder).expanduser().resolve())
     return adapters
 
 

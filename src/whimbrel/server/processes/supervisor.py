@@ -16,11 +16,13 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
 import msgspec
 
+from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes import messages
@@ -172,12 +174,15 @@ class Supervisor:
         engine.send(messages.Load(replace(model, options=options), engine.name, self._options.logs))
 
     def _pinned(self, number: int) -> messages.ModelOptions:
-        """Return the options of a model. Once its commit on the hub is known, later engines take that commit and no other."""
-        model = self._options.models[number]
-        planned = next((each.planned for each in self._engines if each.model == number and each.planned is not None), None)
-        if planned is None or not planned.plan.commit:
+        """Return the options of a model. Later engines take the files of the first."""
+        model, planned = self._options.models[number], self._planned(number)
+        if planned is None or model.model in (None, packaged.NAME):
             return model
-        return replace(model, model=f"{planned.card_name}@{planned.plan.commit}")
+        is_gone = planned.plan.commit and not Path(planned.folder).is_dir()
+        return replace(model, model=f"{planned.card_name}@{planned.plan.commit}" if is_gone else planned.folder)
+
+    def _planned(self, number: int) -> messages.Planned | None:
+        return next((each.planned for each in self._engines if each.model == number and each.planned is not None), None)
 
     def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
         if isinstance(message, messages.Phase):
@@ -187,10 +192,11 @@ class Supervisor:
             if not self._was_ready and not engine.replica:
                 self._on_bytes(engine.model, message.done, message.total)
         elif isinstance(message, messages.Planned):
-            engine.planned = message
+            first = self._planned(engine.model) or message
+            engine.planned = msgspec.structs.replace(message, card_name=first.card_name)  # that of a link, not of its target
             self._refuse_shared_names()
             for worker in self._workers:
-                worker.send(messages.ModelConfig(engine.model, message))
+                worker.send(messages.ModelConfig(engine.model, engine.planned))
         elif isinstance(message, messages.Ready):
             self._engine_ready(engine, message)
         else:
