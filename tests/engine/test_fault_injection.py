@@ -26,7 +26,7 @@ from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, SetupError
 from whimbrel.types.request import Request
 
 HOOK = "WHIMBREL_RUNNER"
-WORDS = "abort segv exit hang hang-gil sleep:2 sleep:0.5 raise oom oom>8 rows width nan nan-low".split()
+WORDS = "abort segv exit lost hang hang-gil sleep:2 sleep:0.5 raise oom oom>8 rows width nan nan-low".split()
 
 
 @pytest.mark.parametrize("family", ["minilm", "bert", "roberta", "xlmr"])

@@ -829,6 +829,22 @@ def test_a_bug_of_the_collector_leaves_nobody_waiting(
     runner.next().finish()
 
 
+def test_F7_a_lost_device_ends_the_engine(runner: StepRunner, start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    """Waiting requests are told, and for the observer the texts stay on the device, as if the process had died."""
+    observer = Observer()
+    lanes = start(observer=observer)
+    lanes.submit(bad := bulk(1000))
+    launch = runner.next()
+    lanes.submit(waiting := bulk(2000))
+    launch.fail(Unavailable("cuda:0 is lost."))
+    assert isinstance(error(bad), Unavailable)
+    assert isinstance(error(waiting), Unavailable)
+    assert not lanes.dispatcher.is_open
+    assert list(observer.on_device.values()) == [launch.words]
+    assert "cuda:0 is lost. The engine ends." in caplog.text
+    assert "bug" not in caplog.text
+
+
 def test_what_is_asked_more_urgently_runs_first(runner: StepRunner, start: Start) -> None:
     lanes = start()
     lanes.submit(first := bulk(1000))
@@ -870,6 +886,9 @@ def allocate_too_much(*_: Any) -> Any:
         says(torch.OutOfMemoryError("CUDA out of memory")),
         says(MemoryError()),
         says(RuntimeError("std::bad_alloc")),
+        says(RuntimeError("CUDA error: out of memory")),
+        says(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        says(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")),
     ],
 )
 def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -878,6 +897,7 @@ def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Car
     arguments = batch, dense_wanted(batch)
     emptied: list[bool] = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: emptied.append(True))
+    monkeypatch.setattr("torch.cuda.synchronize", lambda _: None)
     monkeypatch.setattr(loaded._forward, "_models", [model])
     with pytest.raises(MemoryError):
         loaded.launch(*arguments)

@@ -122,6 +122,18 @@ def test_D3_copies_of_a_text_that_kills_are_refused_together(server: Server, exp
         assert restarts(client) - before <= 7
 
 
+@pytest.mark.extended
+def test_F7_a_lost_device_replaces_the_engine(server: Server, expected: Float32Array) -> None:
+    """Its process starts again, the others are answered, and the text that loses it twice is refused."""
+    before = server.children("engine")
+    good, bad = together(server, "@@lost now")
+    all_right(good, expected)
+    refused(bad, "engine_crash")
+    assert wait_for(lambda: server.children("engine") and server.children("engine") != before)
+    with httpx2.Client(base_url=server.url, timeout=60) as client:
+        assert wait_for(lambda: client.get("/health/ready").status_code == 200)
+
+
 @pytest.mark.parametrize("poison", ["@@hang", pytest.param("@@hang-gil", marks=SLOW)])
 @pytest.mark.extended
 def test_D4_a_text_that_hangs_the_engine_is_found_and_refused(poison: str, server: Server, expected: Float32Array) -> None:

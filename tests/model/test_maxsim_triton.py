@@ -62,6 +62,49 @@ def test_the_kernel_by_the_interpreter() -> None:
         assert len(differ) <= (0.03 * len(best) if case in ("bits", "float16") else 0), name  # near ties fall either way
 
 
+@pytest.mark.extended
+@pytest.mark.parametrize("dtype", ["fp16", "bf16", "fp32"])
+def test_aligned_vectors_are_loaded_16_bytes_at_a_time(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compile for a GPU, without one, what Triton compiles for a width and strides that 16 divides."""
+    pytest.importorskip("triton")
+    from triton import compiler
+    from triton.backends.compiler import GPUTarget
+
+    from whimbrel.model.ops.maxsim_triton import _maxima_kernel
+
+    constants = {
+        "BLOCK_Q": 32,
+        "BLOCK_T": 64,
+        "BLOCK_D": 128,
+        "ONE_SLICE": True,
+        "BITS": False,
+        "SCALED": False,
+        "WHERE": False,
+    }
+    pointers = {
+        "q_ptr": dtype,
+        "x_ptr": dtype,
+        "items_ptr": "i64",
+        "where_ptr": "i32",
+        "scales_ptr": "fp32",
+        "best_ptr": "fp32",
+    }
+    signature = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
+    names = [each.name for each in _maxima_kernel.params]
+    aligned = [i for i, each in enumerate(_maxima_kernel.params) if each.name not in constants and not each.do_not_specialize]
+    source = compiler.ASTSource(
+        _maxima_kernel,
+        {name: signature.get(name, "i32") for name in names},
+        {(names.index(name),): value for name, value in constants.items()},
+        {(i,): [["tt.divisibility", 16]] for i in aligned},
+    )
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # as it is; a later Triton asks for the choice
+    ptx = compiler.compile(source, GPUTarget("cuda", 90, 32), {"num_warps": 4, "num_stages": 3}).asm["ptx"]
+    assert ptx.count("cp.async.cg.shared.global")
+    assert not ptx.count("ld.global.b16")
+    assert not ptx.count("cp.async.ca.shared.global")
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:

@@ -7,6 +7,7 @@ are lost on the way, so a number ends where no digit follows.
     @@abort       the process aborts (SIGABRT)              @@raise      the batch fails
     @@segv        the process reads address 0 (SIGSEGV)     @@oom        there is no memory for the batch
     @@exit        the process ends, with code 3             @@oom>8      the same, if it has more than 8 texts
+    @@lost        the device is lost
     @@hang        the lane sleeps for ever                  @@rows       the batch's outputs lack a row
     @@hang-gil    the same, and keeps the interpreter       @@width      the batch's outputs lack a column
     @@sleep:2     the lane sleeps 2 s (or 0.5)              @@nan        the text's outputs are not finite
@@ -30,6 +31,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.engine.engine_request import RunnerProtocol
+from whimbrel.errors import Unavailable
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import Batch
@@ -43,7 +45,7 @@ ENVIRONMENT: Final = {
 }
 """What makes a server obey; in this process WHIMBREL_RUNNER is enough."""
 
-_WORD: Final = re.compile(r"@@(abort|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
+_WORD: Final = re.compile(r"@@(abort|lost|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
 _NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")
 """Spaces, and the marks that tokenizers without a decoder leave."""
 
@@ -112,6 +114,8 @@ def _obey(word: str, num_seqs: int) -> None:
     name, _, number = word.replace(">", ":").partition(":")
     if name == "raise":
         raise RuntimeError("a text said @@raise")
+    if name == "lost":
+        raise Unavailable("a text said @@lost")
     if name == "oom" and num_seqs > int(number or 0):
         raise MemoryError(f"a text said @@{word}")
     if name == "sleep":

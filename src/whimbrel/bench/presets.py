@@ -90,7 +90,6 @@ def _token_vectors(*, small: bool) -> Preset:
         "Qwen/Qwen3-Embedding-0.6B",
         lambda folder: random_models.write_qwen3(folder, size, words),
         {"task": "token_embed", "encoding_format": "base64"},
-        ("--max-batch-tokens", "512"),
     )
 
 
@@ -111,7 +110,7 @@ def _rerank(*, small: bool) -> Preset:
             folder, size, CANDIDATES, query_tokens=query_tokens, document_tokens=4096
         ),
         {},
-        ("--max-length", "4096", "--max-batch-tokens", "4096") if not small else (),
+        ("--max-length", "4096") if not small else (),
     )
 
 

@@ -149,9 +149,12 @@ class RunnerProtocol(Protocol):
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> Any:
-        """Run a batch, or give it to the device. Return the pending batch. Raises MemoryError if there is no room for it."""
+        """Run a batch, or give it to the device. Return the pending batch.
+
+        Raises MemoryError if there is no room for it, and Unavailable if this process has lost the device.
+        """
         ...
 
     def collect(self, pending: Any) -> Mapping[OutputName, OutputRows]:
-        """Wait for a pending batch and return the selected rows. Raises MemoryError as `launch`."""
+        """Wait for a pending batch and return the selected rows. Raises MemoryError and Unavailable as `launch`."""
         ...

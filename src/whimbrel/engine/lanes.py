@@ -13,8 +13,8 @@ device. If its request is answered meanwhile, the rest of it does not run.
 
 The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
 only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
-its request. Rows of a request that is answered already, for any reason, are dropped. A thread that dies of a bug takes the
-engine with it: every waiting request is told, and none hangs.
+its request. Rows of a request that is answered already, for any reason, are dropped. A thread that dies of a bug, or because
+the device is lost, takes the engine with it: every waiting request is told, and none hangs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job, RunnerProtocol
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.scheduler import ScheduledBatch
-from whimbrel.errors import ComputeError, NonFinite, OutOfMemory
+from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, Unavailable
 from whimbrel.outputs.rows import BatchOutput, DeviceRows, OutputRows, RowSelection, finite_seqs, select_rows
 from whimbrel.telemetry.trace import Timer, count, observe
 from whimbrel.types.batch import Batch, pack
@@ -237,7 +237,12 @@ class Lanes:
     def _batch_failed(
         self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None, observer_slot: int, error: BaseException
     ) -> None:
-        """Requeue the halves of a batch, so that only a text that fails alone fails."""
+        """Requeue the halves of a batch, so that only a text that fails alone fails.
+
+        Raises Unavailable if the device is lost. The observer is not told: its texts are suspects, as if the process had died.
+        """
+        if isinstance(error, Unavailable):
+            raise error
         self._observer.ended(observer_slot)
         out_of_memory = isinstance(error, MemoryError)
         if out_of_memory:
@@ -265,8 +270,9 @@ class Lanes:
     def _guard(self, body: Callable[[], None]) -> None:
         try:
             body()
-        except BaseException:
-            _log.critical("a thread of the engine died. This is a bug.", exc_info=True)
+        except BaseException as error:
+            bug = not isinstance(error, Unavailable)
+            _log.critical("a thread of the engine died. This is a bug." if bug else f"{error} The engine ends.", exc_info=bug)
             self._dispatcher.fail_all()
             for slots in self._slots:
                 slots.release(_BATCHES_PER_LANE)

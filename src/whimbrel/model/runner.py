@@ -8,7 +8,8 @@ A batch takes four steps:
 4. `collect` waits for the copies and returns numpy arrays. Token vectors that are only scored stay on a GPU.
 
 On a GPU `launch` only enqueues steps 1 to 3 and returns at once; on a CPU the calling thread computes them. Each lane calls
-`launch` from its own thread; weights are shared and never written. Every out-of-memory error becomes MemoryError.
+`launch` from its own thread; weights are shared and never written. Every out-of-memory error becomes MemoryError. After some
+errors a GPU fails every operation of this process; then `launch` and `collect` raise Unavailable.
 
 Shapes: R rows of a batch, T tokens, B seqs, P pooled rows, D columns.
 """
@@ -30,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.checkpoint.locate import Checkpoint
+from whimbrel.errors import Unavailable
 from whimbrel.model.forward import Forward, pad
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.cpu import cpu, num_physical_cores
@@ -138,12 +140,12 @@ class Runner:
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
     ) -> Pending:
-        """Run a batch. Raises MemoryError.
+        """Run a batch. Raises MemoryError, or Unavailable if the device is lost.
 
         `between_layers` is called between any two layers, in this thread; on a CPU it may launch another batch.
         """
         if self._team is None:
-            return self._map_memory_errors(lambda: self._launch(batch, selections, between_layers))
+            return self._map_errors(lambda: self._launch(batch, selections, between_layers))
         with self._team.batch() as look_for_helpers:
 
             def between() -> None:
@@ -152,7 +154,7 @@ class Runner:
                 look_for_helpers()
 
             small = between_layers is None and batch.num_tokens * self._multiplications[batch.tower] < _ONE_CALL
-            return self._map_memory_errors(lambda: self._launch(batch, selections, None if small else between))
+            return self._map_errors(lambda: self._launch(batch, selections, None if small else between))
 
     @torch.inference_mode()
     def _launch(
@@ -207,9 +209,9 @@ class Runner:
         return copied
 
     def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
-        """Wait for a launched batch and return its rows, in the order of its seqs. Raises MemoryError."""
+        """Wait for a launched batch and return its rows, in the order of its seqs. Raises MemoryError and Unavailable."""
         if (done := pending.done) is not None:
-            self._map_memory_errors(done.synchronize)
+            self._map_errors(done.synchronize)
         outputs: dict[OutputName, OutputRows] = {}
         for name, rows_PD in pending.rows.items():
             if name in pending.finite:
@@ -218,17 +220,27 @@ class Runner:
                 outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], rows_PD.numpy())
         return outputs
 
-    def _map_memory_errors(self, action: Callable[[], T]) -> T:
+    def _map_errors(self, action: Callable[[], T]) -> T:
         try:
             return action()
         except (MemoryError, RuntimeError) as error:
             if not is_out_of_memory(error):
+                self._raise_if_lost(error)
                 raise
             message = str(error)
         # The exception held the frames, and these the tensors of the failed batch; only here are they freed.
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
         raise MemoryError(message)
+
+    def _raise_if_lost(self, error: BaseException) -> None:
+        """Raise Unavailable if the device fails every operation from now on, as a GPU does after an illegal access."""
+        if self._device.type != "cuda":
+            return
+        try:
+            torch.cuda.synchronize(self._device)
+        except RuntimeError:
+            raise Unavailable(f"{self._device} fails every operation of this process: {error}") from error
 
 
 def probe() -> Hardware:

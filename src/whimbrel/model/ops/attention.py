@@ -4,7 +4,8 @@
 - Else on a CPU, and float32 on any device: SDPA over groups of equal length, in float32, which is faster there than bfloat16.
 - Else on a CPU in bfloat16, seqs of 97 to 896 tokens, no mask: two matrix products and a softmax, faster than SDPA.
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
-- GPU in half precision: torch's variable-length flash attention, which supports windows but neither biases nor caps.
+- GPU in half precision: the flash attention that PyTorch brings, over the ragged batch. It supports windows, but neither biases
+  nor caps, nor heads wider than 256. It aligns the last keys with the last queries, so windows need all keys.
 - Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
   Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
   to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
@@ -18,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate, pairwise
 from typing import Any, Final, TypeAlias, cast
 
@@ -97,12 +99,15 @@ class ScoreOptions:
 _Masks: TypeAlias = dict[tuple[object, ...], Tensor]
 
 _PRODUCT_LENGTHS: Final = range(97, MAX_PRODUCT_LENGTH + 1)
+_FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
+_FLASH_STEP: Final = 8
+"""Divisor of the head widths that flash attention takes."""
+_MAX_FLASH_WIDTH: Final = 256
 
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
-    is_aligned = not scores.causal or layout.num_attended_B is None  # flash attention aligns fewer keys with the last queries
-    if v_RKH.is_cuda and v_RKH.dtype != torch.float32 and scores.bias is None and scores.softcap is None and is_aligned:
+    if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores):
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     plain = scores.bias is None and scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
     if plain and not v_RKH.is_cuda and kernels() is not None:
@@ -299,27 +304,44 @@ def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tens
     return torch.bmm(scores_NRR.softmax(-1), v)[:, :length].transpose(0, 1)
 
 
-def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    from torch.nn.attention.varlen import varlen_attn
+@cache
+def _has_flash(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
-    num_rows, num_heads, width = q_RNH.shape
-    q, k, v = (x[: layout.num_tokens].to(v_RKH.dtype) for x in (q_RNH, k_RKH, v_RKH))
+
+def _suits_flash(v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> bool:
+    is_aligned = scores.plain or layout.num_attended_B is None
+    return scores.bias is None and scores.softcap is None and is_aligned and v_RKH.shape[-1] <= _MAX_FLASH_WIDTH
+
+
+def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
+    num_rows, width = q_RNH.shape[0], q_RNH.shape[2]
+    q, k, v = (_for_flash(x[: layout.num_tokens].to(v_RKH.dtype)) for x in (q_RNH, k_RKH, v_RKH))
     key_offsets, longest = layout.cu_seqlens, layout.max_seqlen
     if layout.sources:
         k, v, lengths = join_keys(k, v, layout, scores.layer)
         key_offsets, longest = _offsets(lengths, q.device), max(lengths)
     before = -1 if scores.window is None else scores.window
-    out_TNH = varlen_attn(
+    after = 0 if scores.causal else before
+    # PyTorch's public function around it lacks seqused_k in 2.11, and in every version launches one more kernel.
+    out_TNH = torch.ops.aten._flash_attention_forward(
         q, k, v, layout.cu_seqlens, key_offsets, layout.max_seqlen, longest,
+        0.0,
+        (before, after) == (-1, 0),
+        False,
         scale=scores.scale,
-        window_size=(before, 0 if scores.causal else before),
-        enable_gqa=num_heads != k.shape[1],
+        window_size_left=before,
+        window_size_right=after,
         seqused_k=layout.num_attended_B,
-    )  # fmt: skip
-    assert isinstance(out_TNH, Tensor)
-    out_RD = v_RKH.new_zeros(num_rows, num_heads * width)
-    out_RD[: layout.num_tokens] = out_TNH.reshape(-1, num_heads * width)
-    return out_RD
+    )[0]  # fmt: skip
+    return F.pad(out_TNH[..., :width].flatten(1), (0, 0, 0, num_rows - layout.num_tokens))
+
+
+def _for_flash(x_TNH: Tensor) -> Tensor:
+    """Return heads of a width that flash attention takes, with zeros added, and contiguous."""
+    if missing := -x_TNH.shape[-1] % _FLASH_STEP:
+        return F.pad(x_TNH, (0, missing))
+    return x_TNH if x_TNH.stride(-1) == 1 else x_TNH.contiguous()
 
 
 def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int) -> tuple[Tensor, Tensor, list[int]]:

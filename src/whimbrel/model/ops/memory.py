@@ -8,7 +8,14 @@ from typing import Final
 
 import torch
 
-_NO_MEMORY: Final = ("you tried to allocate", "bad_alloc")  # on a CPU, torch has no class for them
+_NO_MEMORY: Final = (
+    "you tried to allocate",
+    "bad_alloc",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+)
+"""Phrases of errors for which torch has no class: on a CPU, of memory that the GPU shares with the host, and of libraries."""
 
 
 def is_out_of_memory(error: BaseException) -> bool:
