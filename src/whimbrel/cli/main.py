@@ -409,6 +409,7 @@ def show(
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
+    from whimbrel.engine.prepare import Preprocessor
     from whimbrel.types.plan import Options, make_plan
 
     checkpoint = resolve_checkpoint(model, weights=False)
@@ -436,6 +437,7 @@ def show(
             accept_config=accepted,
         )
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
+        Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work
         if model is None or Path(model).expanduser().is_dir():  # of a hub id only the card's files were fetched
             check_weights(checkpoint.folder, card)
     console.print_card(card, plan, checkpoint, as_json=as_json)

@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
+from whimbrel.checkpoint.tokenizer.classes import find_mismatch
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
 
 JSON: TypeAlias = dict[str, Any]
 
 _VOCABULARY, _WORDS, _PAIRS, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
+_SETTINGS, _CLASS = "tokenizer_config.json", "tokenizer_class"
+_AS_IT_IS: Final = f'to have tokenizer.json read as it is, write into {_SETTINGS}: "{_CLASS}": "PreTrainedTokenizerFast"'
 _NO_VOCABULARY: Final = "not found; load and save the tokenizer once with transformers to make it."
 # Keys of tokenizer_config.json that do not change the ids of a single text. The post-processor of tokenizer.json, not
 # add_bos_token and add_eos_token, adds the tokens around a text. For code on the hub that differs, see _ENDING.
@@ -112,7 +115,8 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
     file = read_tokenizer_file(root)
-    kind = _tokenizer_class(root, config, tokenizer)
+    kind, origin = _tokenizer_class(root, config, tokenizer)
+    _refuse_mismatch(root, file, kind, origin, config.get("model_type", str, ""))
     if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
         raise CheckpointError(_NO_VOCABULARY, file=_VOCABULARY)
     truncation = cast(JSON, file.data.get("truncation") or {})
@@ -138,22 +142,47 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     )
 
 
-def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> TokenizerClass:
-    """Return the class that AutoTokenizer chooses."""
+def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> tuple[TokenizerClass, str]:
+    """Return the class that AutoTokenizer chooses, and the file and key from which it follows."""
     model_type = config.get("model_type", str, "")
     if model_type == "mistral" and (root / "tekken.json").exists():
         raise CheckpointError("is not read by Whimbrel; if tokenizer.json says the same, remove it.", file="tekken.json")
     if model_type in _FORCED:
-        return _FORCED[model_type]
-    owner = tokenizer if tokenizer.data.get("tokenizer_class") is not None else config
-    if owner.data.get("tokenizer_class") is None:
-        return config.lookup("model_type", model_type, _IMPLIED)
-    kind = owner.choice("tokenizer_class", _TOKENIZER_CLASSES)
+        return _FORCED[model_type], f"that of every model_type {model_type!r} ({config.name}), whatever {_CLASS} says"
+    owner = tokenizer if tokenizer.data.get(_CLASS) is not None else config
+    if owner.data.get(_CLASS) is None:
+        if model_type not in _IMPLIED:
+            raise CheckpointError(
+                f"is missing, and model_type {model_type!r:.80} implies no class that Whimbrel knows.",
+                file=_SETTINGS,
+                key=_CLASS,
+                hint=_AS_IT_IS,
+            )
+        return _IMPLIED[model_type], f"the default of model_type {model_type!r} ({config.name}), as no {_CLASS} is stated"
+    kind = owner.choice(_CLASS, _TOKENIZER_CLASSES)
+    stated = f"named in {owner.name}: {_CLASS} is {owner.data[_CLASS]!r}"
     if kind != "LlamaTokenizer" or not (root / "tokenizer.json").exists():
-        return kind
+        return kind, stated
     if '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
-        return "tokenizer.json"  # many checkpoints with another tokenizer name this class
-    return kind
+        return "tokenizer.json", stated  # many checkpoints with another tokenizer name this class
+    return kind, stated
+
+
+def _refuse_mismatch(root: Path, file: JsonFile, kind: TokenizerClass, origin: str, model_type: str) -> None:
+    """Raise CheckpointError if the class reads another kind of vocabulary. transformers may make wrong ids of it, silently."""
+    if (mismatch := find_mismatch(file.data, kind)) is None:
+        return
+    found, reads = mismatch
+    if model_type in _FORCED:
+        hint = f"save the model with a tokenizer of the class {kind}, which no setting replaces"
+    elif (root / _VOCABULARY).exists():
+        hint = _AS_IT_IS
+    else:
+        hint = "load and save the tokenizer once with transformers, by the class that it was made for, to write tokenizer.json"
+    names = [name for name in (_VOCABULARY, _WORDS, _PAIRS) if (root / name).exists()]
+    raise CheckpointError(
+        f"is of the kind {found}; {kind} reads {reads}. This class is {origin}.", file=names[0], key="model", hint=hint
+    )
 
 
 def _ends(tokenizer: JsonFile) -> bool:
