@@ -253,6 +253,36 @@ def test_score_and_rerank(here: Here, engine: Engine, tmp_path: Path) -> None:
     assert "'scores'" in here.error("classify", "a")
 
 
+def test_classify_by_labels(here: Here, tmp_path: Path) -> None:
+    names = ("contradiction", "entailment")
+    write_classifier(tmp_path, "bert", id2label=dict(enumerate(names)), label2id={"contradiction": 0, "entailment": 1})
+    model, texts = ("-m", str(tmp_path), "--dtype", "float32"), ["The whimbrel flies.", "far away"] * 40
+    labels = ["birds", "far away", "food"]
+    stdin = "".join(f"{text}\n" for text in texts).encode()
+    with Engine(str(tmp_path), dtype="float32") as engine:
+        for flags, options in (
+            (("--labels", "birds,far away", "--labels", " food "), {}),
+            (("--labels", "birds, far away, food", "--multi-label", "--hypothesis-template", "{}!"),
+             {"multi_label": True, "hypothesis_template": "{}!"}),
+        ):  # fmt: skip
+            found = engine.classify(texts, labels, **options)
+            rows = jsonl(here.run("classify", *model, *flags, stdin=stdin)[0])
+            assert [(row["text"], row["label"]) for row in rows] == list(zip(texts, found.best, strict=True))
+            assert [list(row["scores"]) for row in rows] == [[label for label, _ in row] for row in found.ranked]
+            scores = [list(row["scores"].values()) for row in rows]
+            assert np.allclose(scores, [[score for _, score in row] for row in found.ranked], atol=1e-7)
+    for flags, says in (
+        (("--labels", "a,,b"), "labels[1]: is empty"),
+        (("--labels", "a,b,a"), "labels[2]: 'a' is labels[0] too"),
+        (("--labels", ""), "labels[0]: is empty"),
+        (("--labels", "a", "--hypothesis-template", "x"), "hypothesis_template: has no place for the label"),
+        (("--labels", "a", "--pairs"), "neither --pairs nor --logits"),
+        (("--labels", "a", "--logits"), "neither --pairs nor --logits"),
+        (("--multi-label",), "multi_label: is for labels"),
+    ):
+        assert says in here.run("classify", *model, *flags, stdin=b"a\n", code=1)[1].decode()
+
+
 def test_score_rerank_and_classify_with_classes(here: Here, tmp_path: Path) -> None:
     write_classifier(tmp_path / "classes", "bert", id2label={0: "sad", 1: "glad"}, label2id={"sad": 0, "glad": 1})
     write_classifier(tmp_path / "ranker", "bert", num_labels=1)
@@ -270,6 +300,7 @@ def test_score_rerank_and_classify_with_classes(here: Here, tmp_path: Path) -> N
         scores = jsonl(here.run("score", "a", *texts, *model)[0])
         assert np.array_equal(np.array([row["score"] for row in scores], np.float32), engine.score("a", texts))
     assert "several classes (sad, glad)" in here.error("rerank", "a", "b", *model)
+    assert "labels: need a model for natural language inference" in here.error("classify", "a", "--labels", "b", *model)
     model = ("-m", str(tmp_path / "ranker"), "--dtype", "float32")
     with Engine(str(tmp_path / "ranker"), dtype="float32") as engine:
         expected = engine.rerank("a", texts, activate=False)

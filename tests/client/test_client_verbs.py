@@ -21,12 +21,17 @@ TEXTS = ["A whimbrel is a wader.", "It has a long curved bill.", "bird", "Ein Vo
 QUERY = "What is a whimbrel?"
 PAIRS = [(QUERY, text) for text in TEXTS]
 MIN = {"strategy": "min", "attend": True, "token": "[SEP]", "length": 16}
+NLI = ("entailment", "neutral", "contradiction")
+LABELS = ["birds", "food, or drink", "a long curved bill", "Reise"]
 WRITERS: dict[str, Callable[[Path], object]] = {
     "m3": write_m3,
     "late": lambda folder: write_sentence_transformers(folder, MIN),
     "ranker": lambda folder: write_classifier(folder, "bert", num_labels=1),
     "classes": lambda folder: write_classifier(folder, "bert", num_labels=3),
     "tagger": lambda folder: write_classifier(folder, "bert", "ForTokenClassification", num_labels=3),
+    "nli": lambda folder: write_classifier(
+        folder, "bert", id2label=dict(enumerate(NLI)), label2id={NLI[i]: i for i in range(3)}
+    ),
 }
 
 
@@ -90,6 +95,8 @@ VERBS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "classify": ("classes", lambda it: it.classify(TEXTS)),
     "classify one": ("classes", lambda it: it.classify(TEXTS[0], activate=False)),
     "classify pairs": ("ranker", lambda it: it.classify(PAIRS)),
+    "classify by labels": ("nli", lambda it: it.classify(TEXTS, LABELS, truncate=True)),
+    "classify by labels alone": ("nli", lambda it: it.classify(TEXTS[0], (each for each in LABELS), hypothesis_template="{}!", multi_label=True)),
     "token_classify": ("tagger", lambda it: it.token_classify(TEXTS)),
     "token_classify words": ("tagger", lambda it: it.token_classify(TEXTS[0], "max")),
 }  # fmt: skip
@@ -143,6 +150,16 @@ def test_vectors_may_stand_for_texts(setup: Setup) -> None:
         ("late", lambda it: it.explain(QUERY, TEXTS, token_pooling=2), "explain"),
         ("tagger", lambda it: it.token_classify(TEXTS, "words"), "aggregation"),
         ("ranker", lambda it: it.rerank(QUERY, TEXTS, top_n=0), "top_n"),
+        ("nli", lambda it: it.classify(TEXTS, ["a", "b", "a"]), "labels[2]"),
+        ("nli", lambda it: it.classify(TEXTS, []), "labels"),
+        ("nli", lambda it: it.classify(TEXTS, "a, b"), "labels"),
+        ("nli", lambda it: it.classify(TEXTS, ["a", "word " * 60]), "labels[1]"),
+        ("nli", lambda it: it.classify([*TEXTS[:7], "bird " * 200], LABELS, truncate="never"), "input[7]"),
+        ("nli", lambda it: it.classify(TEXTS, LABELS, hypothesis_template="{} {}"), "hypothesis_template"),
+        ("nli", lambda it: it.classify(TEXTS, multi_label=True), "multi_label"),
+        ("nli", lambda it: it.classify(TEXTS, LABELS, activate=False), "activate"),
+        ("nli", lambda it: it.classify(PAIRS, LABELS), "input[0]"),
+        ("classes", lambda it: it.classify(TEXTS, LABELS), "labels"),
         ("ranker", lambda it: it.rerank(5, TEXTS), "query"),
         ("ranker", lambda it: it.rerank(QUERY, [*TEXTS[:6], 5]), "documents[6]"),
     ],
@@ -155,6 +172,15 @@ def test_errors_are_those_of_the_engine(model: str, ask: Callable[[Any], Any], p
         ask(setup.engines[model])
     assert (type(found.value), found.value.param) == (type(expected.value), param)
     assert expected.value.param == param
+
+
+def test_many_texts_with_many_labels_are_split_as_the_server_takes_them(setup: Setup) -> None:
+    """1,000 labels leave ten texts for a request of 10,000 pairs."""
+    labels = [f"label {i}" for i in range(1000)]
+    with Client(setup.url, model="nli") as client:
+        found = client.classify(TEXTS, labels)
+    assert equal(found, setup.engines["nli"].classify(TEXTS, labels))
+    assert len(found.ranked[0]) == 1000
 
 
 def test_a_model_of_another_kind(setup: Setup) -> None:

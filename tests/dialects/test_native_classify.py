@@ -23,6 +23,7 @@ READ = {"classify": native.parse_classify, "token_classify": native.parse_token_
 
 class Card(SimpleNamespace):
     labels = ("O", "BIRD")
+    entailment = 1
     prompts = {"query": "q: "}  # noqa: RUF012
     outputs = dict.fromkeys(("scores", "token_scores"))
 
@@ -65,6 +66,49 @@ def test_wrong_bodies_say_where(verb: str, body: bytes, param: str | None) -> No
 def test_2049_texts_are_too_many(verb: str) -> None:
     with pytest.raises(TooLarge, match="2,049 inputs"):
         request(verb, input=["a"] * 2049)
+
+
+def test_labels_become_hypotheses() -> None:
+    body = {"input": ["a", "b"], "labels": ["x", "y z"], "truncate": "left", "activate": True}
+    expected = Request(["a", "b"], ("scores",), hypotheses=("about x", "about y z"), activate=False, truncate="left")
+    assert request("classify", **body, hypothesis_template="about {}") == expected
+    assert request("classify", **body, multi_label=True).hypotheses == ("This example is x.", "This example is y z.")
+    assert request("classify", input="a", labels=None, hypothesis_template=None, multi_label=False).hypotheses == ()
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "says"),
+    [
+        ({"labels": []}, "labels", "empty list"), ({"labels": "x, y"}, "labels", "Expected `array | null`"),
+        ({"labels": ["x", 3]}, "labels[1]", "Expected `str`"), ({"labels": ["x", "x"]}, "labels[1]", "each label once"),
+        ({"labels": ["x", " "]}, "labels[1]", "is empty"), ({"labels": ["x"] * 10_000}, "labels", "the limit is 1,000"),
+        ({"labels": ["x"], "hypothesis_template": "{} {}"}, "hypothesis_template", "2 places"),
+        ({"labels": ["x"], "activate": False}, "activate", "leave it out"), ({"labels": ["x"], "multi_label": 1}, "multi_label", "bool"),
+        ({"multi_label": True}, "multi_label", "give labels too"), ({"hypothesis_template": "{}"}, "hypothesis_template", "give labels too"),
+        ({"labels": ["x"], "input": [["a", "b"]]}, "input[0]", "not for pairs"), ({"candidate_labels": ["x"]}, None, "candidate_labels"),
+    ],
+)  # fmt: skip
+def test_wrong_labels_say_where(body: dict[str, Any], param: str | None, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        request("classify", **({"input": "a"} | body))
+    assert (caught.value.param, caught.value.status) == (param, 400)
+
+
+def test_10001_pairs_are_too_many() -> None:
+    labels = [str(i) for i in range(100)]
+    assert len(request("classify", input=["a"] * 100, labels=labels).texts) == 100
+    says = "101 texts with 100 labels are 10,100 pairs; the limit is 10,000. Send at most 100 of the texts at once"
+    with pytest.raises(TooLarge, match=says):
+        request("classify", input=["a"] * 101, labels=labels)
+
+
+def test_the_answer_to_labels_has_their_order() -> None:
+    body, _ = native.parse_classify(b'{"input": ["a", "b"], "labels": ["x", "y", "z"], "multi_label": true}')
+    logits = np.array([[0, 30], [0, 40], [0, 35], [0, 0], [1, 0], [0, 1]], np.float32)
+    answer = orjson.loads(native.render_classify(body, Result(Outputs(scores=logits), 5, 0, Timings()), MODEL))
+    assert answer["scores"] == [[1, 1, 1], [0.5, 0.26894143, 0.7310586]]
+    assert (answer["labels"], answer["order"]) == (["x", "y", "z"], [[1, 2, 0], [2, 0, 1]])
+    assert list(answer) == ["labels", "scores", "model", "usage", "order"]
 
 
 def test_the_answers() -> None:

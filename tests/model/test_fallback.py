@@ -238,7 +238,7 @@ def test_frequencies_that_depend_on_the_batch(tmp_path: Path) -> None:
      ({"is_decoder": True}, "is_decoder"),
      ({"attention_chunk_size": 4}, "attention_chunk_size"),
      ({"architectures": ["ErnieModel"]}, "model_type: ErnieModel goes with model_type 'ernie'"),
-     ({"architectures": ["DebertaForSequenceClassification"]}, "architectures: of the classifiers that transformers runs"),
+     ({"architectures": ["DebertaForSequenceClassification"]}, "architectures: DebertaForSequenceClassification has a head of its own"),
      ({"architectures": ["AlbertModel", "AlbertForMaskedLM"]}, "architectures: must name one architecture"),
      ({"architectures": ["NoSuchModel"]}, "architectures: 'NoSuchModel' is not supported"),
      ({"architectures": ["NoSuchModel"], "auto_map": {"AutoModel": "x.Y"}}, "auto_map: this checkpoint needs code of its own")],

@@ -25,6 +25,7 @@ from whimbrel.checkpoint.locate import resolve_checkpoint
 
 EMOTIONS = ["admiration", "amusement", "anger", "joy", "surprise", "neutral"]
 ENTITIES = ["O", "B-MISC", "I-MISC", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC"]
+NLI = ["contradiction", "neutral", "entailment"]
 LENGTH = 512
 
 
@@ -70,6 +71,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "dslim/bert-base-NER": lambda folder: _classifier(folder, "bert", "ForTokenClassification", ENTITIES),
     "intfloat/multilingual-e5-small": lambda folder: write_layout(folder, LAYOUTS["e5"]),
     "jinaai/jina-embeddings-v5-text-nano": lambda folder: write_v5(folder, "nano"),
+    "joeddav/xlm-roberta-large-xnli": lambda folder: _classifier(folder, "xlm-roberta", labels=NLI),
     "lightonai/GTE-ModernColBERT-v1": _late,
     "naver/splade-v3": _splade,
 }

@@ -209,6 +209,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         encoder=encoder,
         outputs=outputs,
         labels=labels,
+        entailment=classifiers.find_entailment(config, labels) if "scores" in outputs else None,
         max_length=modules.read_max_length(encoder, transformer, files),
         tokenizer=tokenizer,
         prompts=read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,

@@ -130,6 +130,8 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     if card.labels:
         more = f" and {len(card.labels) - 8} more" if len(card.labels) > 8 else ""
         fields["labels"] = ", ".join(card.labels[:8]) + more
+    if card.entailment is not None:
+        fields["labels"] += "; or those of a request (zero-shot)"
     if card.matryoshka:
         sizes = ", ".join(map(str, card.matryoshka_dimensions))
         fields["matryoshka"] = f"yes: {sizes}" if sizes else "yes: any number of leading columns"
@@ -240,16 +242,16 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
             raise SetupError(f"line {number} of stdin is not valid UTF-8 (byte {error.start}).") from None
 
 
-def chunked(items: Iterable[T]) -> Iterator[list[T]]:
+def chunked(items: Iterable[T], times: int = 1) -> Iterator[list[T]]:
     """Yield lists of items that each take some seconds to run, so that what is done is soon written, also by a slow model.
 
-    They have 64 to 2,048 items: enough work for an engine.
+    They have 64 to 2,048 items: enough work for an engine. If the model reads each item several `times`, they have fewer.
     """
     iterator, size = iter(items), _MIN_CHUNK
-    while chunk := list(islice(iterator, size)):
+    while chunk := list(islice(iterator, max(1, size // times))):
         begin = perf_counter()
         yield chunk
-        size = next_chunk_size(len(chunk), perf_counter() - begin)
+        size = next_chunk_size(len(chunk) * times, perf_counter() - begin)
 
 
 def next_chunk_size(size: int, seconds: float) -> int:

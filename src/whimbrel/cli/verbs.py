@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
 
@@ -36,10 +36,11 @@ from whimbrel.cli.options import (
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
-    from whimbrel.types.arrays import Float32Array
     from whimbrel.types.result import Classes, Result
 
 T = TypeVar("T")
@@ -188,6 +189,23 @@ def rerank(
 def classify(
     texts: TextsArgument = None,
     *,
+    labels: Annotated[
+        list[str] | None,
+        option(
+            "LABEL,LABEL",
+            "Judge by these labels instead of the model's classes (zero-shot, by a model for natural language inference). "
+            "May be repeated.",
+            "--labels",
+            panel=OUTPUT_PANEL,
+        ),
+    ] = None,
+    hypothesis_template: Annotated[
+        str | None,
+        option("TEXT", 'Statement with the place {} of a label. [default: "This example is {}."]', panel=OUTPUT_PANEL),
+    ] = None,
+    multi_label: Annotated[
+        bool, flag("--multi-label", "Judge each label alone: several may be true, or none.", panel=OUTPUT_PANEL)
+    ] = False,
     pairs: Pairs = False,
     model: ModelOption = None,
     out: Out = None,
@@ -198,30 +216,33 @@ def classify(
     max_length: MaxLength = None,
     accept_config: AcceptConfig = None,
 ) -> None:
-    """Classify texts without a server: a score for each class."""
+    """Classify texts without a server: a score for each class, or for each of --labels."""
     hint = 'whimbrel classify -m MODEL "some text", or whimbrel classify -m MODEL < lines.txt'
     _check(out, _JSON_LINES, texts, hint)
     if pairs and texts:
         raise SetupError("--pairs reads texts from stdin.", hint=hint)
+    zero_shot = _read_labels(labels, hypothesis_template, multi_label=multi_label)
+    if zero_shot and (pairs or logits):
+        raise SetupError("--labels goes with neither --pairs nor --logits.")
     with _loaded(model, None, None, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
-            classes = scoring.classify(engine.card, chunk, prompt=prompt, activate=False if logits else None)
+            activate = False if logits else None
+            classes = scoring.classify(engine.card, chunk, prompt=prompt, activate=activate, **zero_shot)
 
             def by_text(result: Result) -> Any:
-                return _by_text(classes.postprocess(result))
+                return _by_text(classes.postprocess(result), best_first=bool(zero_shot))
 
             return replace(cast("Operation[Any]", classes), postprocess=by_text)
 
-        labels = engine.card.labels
-
         def row(item: Any, found: Any) -> dict[str, Any]:
-            best, scores_C = found
-            return {"text": item, "label": best, "scores": dict(zip(labels, scores_C, strict=True))}
+            best, scores = found
+            return {"text": item, "label": best, "scores": scores}
 
-        with _running(engine, texts, out, operation, pairs=pairs) as run:
+        operation([])  # raises for a model that cannot classify, or not by these labels
+        with _running(engine, texts, out, operation, pairs=pairs, times=len(zero_shot.get("labels", "1"))) as run:
             write_json_lines(out, run.rows(row))
 
 
@@ -278,9 +299,11 @@ def _running(
     *,
     pairs: bool = False,
     may_be_none: bool = False,
+    times: int = 1,
 ) -> Generator[_Run]:
     """Run an operation over the texts, or the pairs of stdin. At the end stderr says how many texts were cut, and after an
-    early end what `out`, or stdout, has. Raises SetupError if there are none, unless there `may_be_none`."""
+    early end what `out`, or stdout, has. The model reads each text `times` times. Raises SetupError if there are none, unless
+    there `may_be_none`."""
     from whimbrel.cli import console
     from whimbrel.cli.progress import show_progress
 
@@ -291,7 +314,7 @@ def _running(
             items = _split_pairs(items)
         try:
             whole = engine.card.list_template is not None and not pairs  # each score depends on all documents
-            chunks = (each for each in [list(items)] if each) if whole else console.chunked(items)
+            chunks = (each for each in [list(items)] if each) if whole else console.chunked(items, times)
             yield _Run(_answers(engine, chunks, operation, progress), progress)
         except BrokenPipeError:  # the reader has what it wants
             raise
@@ -335,6 +358,20 @@ def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
         yield first, second
 
 
-def _by_text(classes: Classes) -> list[tuple[str, Float32Array]]:
+def _read_labels(labels: list[str] | None, hypothesis_template: str | None, *, multi_label: bool) -> dict[str, Any]:
+    """Return the options of zero-shot classification, none without labels. Raises InvalidRequest.
+
+    A comma stands between labels, as in transformers' pipeline.
+    """
+    from whimbrel.outputs.zero_shot import read_zero_shot
+
+    names = None if labels is None else [name.strip() for each in labels for name in each.split(",")]
+    zero_shot = read_zero_shot(names, hypothesis_template, multi_label=multi_label)
+    return {} if zero_shot is None else asdict(zero_shot)
+
+
+def _by_text(classes: Classes, *, best_first: bool) -> list[tuple[str, dict[str, np.float32]]]:
     """Return the best class and the scores of each text."""
-    return list(zip(classes.best, classes.scores_NC, strict=True))
+    orders = classes.order_NC if best_first else [range(len(classes.labels))] * len(classes.scores_NC)
+    rows = zip(classes.best, orders, classes.scores_NC, strict=True)
+    return [(best, {classes.labels[index]: scores_C[index] for index in order}) for best, order, scores_C in rows]

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.client.task import Reply
+from whimbrel.outputs.scoring import classes_of
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Sparse
@@ -172,13 +173,20 @@ def read_explanations(reply: Reply, count: int) -> list[Explanation]:
 class _ClassifyResponse(msgspec.Struct):
     labels: tuple[str, ...]
     scores: list[list[float]]
+    order: list[list[int]] | None = None
 
 
 def read_classes(reply: Reply, count: int) -> Classes:
     response = msgspec.json.decode(reply.content, type=_ClassifyResponse)
     if len(response.scores) != count:
         raise ValueError(f"{len(response.scores)} rows for {count} inputs")
-    return Classes(response.labels, float_array(response.scores, 2).reshape(count, len(response.labels)))
+    classes = classes_of(response.labels, float_array(response.scores, 2).reshape(count, len(response.labels)))
+    if response.order is None:
+        return classes
+    order_NC = np.array(response.order, np.int64)
+    if not np.array_equal(np.sort(order_NC), np.sort(classes.order_NC)):
+        raise ValueError("the order of the labels has not each of them once")
+    return replace(classes, order_NC=order_NC)
 
 
 class _TokenClassifyResponse(msgspec.Struct):
@@ -200,7 +208,8 @@ def join_classes(parts: list[Classes]) -> Classes:
     """Return the classes of all parts. They must have the same labels."""
     if any(part.labels != parts[0].labels for part in parts):
         raise ValueError("they have other labels")
-    return Classes(parts[0].labels, np.concatenate([part.scores_NC for part in parts]))
+    scores_NC, order_NC = (np.concatenate([getattr(part, name) for part in parts]) for name in ("scores_NC", "order_NC"))
+    return Classes(parts[0].labels, scores_NC, order_NC)
 
 
 def join_outputs(parts: list[Outputs]) -> Outputs:

@@ -62,6 +62,8 @@ class Task(Generic[R]):
     """An empty list needs no request: its result is the join of no parts."""
     max_items: int | None = None
     """The server's limit of items in one request."""
+    times: int = 1
+    """Number of times that the model reads each item."""
     method: Literal["GET", "POST"] = "POST"
 
     def then(self, finish: Callable[[R], S]) -> Task[S]:
@@ -77,7 +79,7 @@ class Task(Generic[R]):
         max_items = min(max_items, self.max_items or max_items)
         start, characters = 0, 0
         for index, item in enumerate(() if self.whole else self.items):
-            size = _size_of(item)
+            size = _size_of(item) * self.times
             if index > start and (index - start >= max_items or characters + size > _MAX_CHARACTERS):
                 yield start, index
                 start, characters = index, 0

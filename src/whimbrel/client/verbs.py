@@ -17,6 +17,7 @@ from whimbrel.client.task import Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.scoring import rank
+from whimbrel.outputs.zero_shot import read_zero_shot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
@@ -134,13 +135,25 @@ def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptio
     return whimbrel.explain(to.model, query, documents, options)
 
 
-def classify(to: Target, texts: str | Iterable[Any], **options: Unpack[ScoreOptions]) -> Task[Classes]:
+def classify(
+    to: Target,
+    texts: str | Iterable[Any],
+    labels: Iterable[str] | None = None,
+    *,
+    hypothesis_template: str | None = None,
+    multi_label: bool = False,
+    **options: Unpack[ScoreOptions],
+) -> Task[Classes]:
     """Return the class scores of texts or of pairs of texts. A single string is a list of one.
 
-    The options are `prompt`, `activate` and `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
+    With `labels`, up to 1,000, a model for natural language inference judges how far each text entails each label (zero-shot
+    classification, as in transformers). `hypothesis_template` makes a statement of a label; default: "This example is {}.". The
+    scores of a text's labels sum to 1; with `multi_label` each label is judged alone. The options are `prompt`, `activate` and
+    `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
     _require(to.dialect, ["whimbrel"], "classify")
-    return whimbrel.classify(to.model, texts, options)
+    zero_shot = read_zero_shot(labels, hypothesis_template, multi_label=multi_label)
+    return whimbrel.classify(to.model, texts, zero_shot, options)
 
 
 def token_classify(

@@ -16,8 +16,9 @@ from whimbrel.dialects.common.pair_inputs import Text
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
 from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
-from whimbrel.dialects.rerank import MAX_PAIRS, RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
 from whimbrel.errors import Location, locate_pairs
+from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 

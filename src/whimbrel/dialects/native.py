@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -23,17 +23,31 @@ from whimbrel.dialects.common.bodies import (
     parse_texts,
     text_request,
 )
-from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, narrowed
+from whimbrel.dialects.common.body_rules import (
+    ID_LISTS,
+    IDS,
+    TEXT,
+    TEXT_PAIRS,
+    TEXTS,
+    Rule,
+    absent,
+    any_of,
+    narrowed,
+    never,
+    present,
+)
 from whimbrel.dialects.common.responses import Response, ServedModel, binary_answer, encoded_outputs, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
 from whimbrel.dialects.openai import EncodingFormat, OpenAIError, Usage, render_error
+from whimbrel.errors import TooLarge
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
+from whimbrel.outputs.zero_shot import MAX_TEMPLATE
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
-from whimbrel.types.options import ScoreOptions
+from whimbrel.types.options import MAX_LABELS, MAX_PAIRS, ScoreOptions
 from whimbrel.types.request import OutputName, Request
-from whimbrel.types.result import Outputs, Ragged, Result, Sparse
+from whimbrel.types.result import Classes, Outputs, Ragged, Result, Sparse
 from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows, to_json
 
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
@@ -230,20 +244,45 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/classify."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        any_of(present("labels"), {"allOf": [absent("hypothesis_template"), never(multi_label={"const": True})]}),
+        never(labels={"type": "array"}, activate={"const": False}),
+        never(labels={"type": "array"}, input=TEXT_PAIRS),
+    )
     input: Annotated[
         str | list[str | list[str]],
         Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048."),
         narrowed(any_of=(TEXT, TEXTS, TEXT_PAIRS)),
     ]
+    labels: Annotated[
+        list[str] | None,
+        Meta(
+            description="Zero-shot classification: judge the texts by these labels instead of the model's classes. At most "
+            "1,000, and 10,000 pairs of a text and a label. For models for natural language inference (NLI)."
+        ),
+        narrowed(minItems=1, maxItems=MAX_LABELS, uniqueItems=True, items={"type": "string", "pattern": r"\S"}),
+    ] = None
+    hypothesis_template: Annotated[
+        str | None,
+        Meta(description="The statement that a label becomes, with its place `{}`. Default: `This example is {}.`"),
+        narrowed(pattern=r"^[^{}]*\{\}[^{}]*$", maxLength=MAX_TEMPLATE),
+    ] = None
+    multi_label: Annotated[
+        bool | None, Meta(description="Judge each label alone, so that several may be true. Default: the scores sum to 1.")
+    ] = None
 
 
 class ClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/classify."""
 
-    labels: Annotated[list[str], Meta(description="The names of the classes.")]
+    labels: Annotated[list[str], Meta(description="The names of the classes: the model's, or those of the request.")]
     scores: Annotated[list[list[float]], Meta(description="For each input a score for each class.")]
     model: str
     usage: Usage
+    order: Annotated[
+        list[list[int]] | None,
+        Meta(description="To `labels` of the request: for each input the places of all labels in the list, best first."),
+    ] = None
 
 
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -286,8 +325,17 @@ def parse_token_classify(raw: bytes) -> tuple[TokenClassifyRequest, Callable[[Se
     return body, lambda model: _token_classify(body, model).request
 
 
-def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Any]:
-    return scoring.classify(model.card, parse_texts(body.input), **_options(body))
+def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Classes]:
+    texts, labels = parse_texts(body.input), body.labels
+    template, multi_label = body.hypothesis_template, bool(body.multi_label)
+    operation = scoring.classify(
+        model.card, texts, labels, hypothesis_template=template, multi_label=multi_label, **_options(body)
+    )
+    if labels is not None and (count := len(texts) * len(labels)) > MAX_PAIRS:
+        most = f"Send at most {MAX_PAIRS // len(labels):,} of the texts at once."
+        counts = f"{len(texts):,} texts with {len(labels):,} labels are {count:,} pairs"
+        raise TooLarge(f"{counts}; the limit is {MAX_PAIRS:,}. {most}", param="input")
+    return operation
 
 
 def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
@@ -301,7 +349,8 @@ def _options(body: ClassFields) -> ScoreOptions:
 def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
     classes = _classify(body, model).postprocess(result)
     name, counts = model.plan.served_name, usage(result)
-    return json_answer({"labels": classes.labels, "scores": classes.scores_NC, "model": name, "usage": counts}, result)
+    content = {"labels": classes.labels, "scores": classes.scores_NC, "model": name, "usage": counts}
+    return json_answer(content if body.labels is None else content | {"order": classes.order_NC}, result)
 
 
 def render_token_classify(body: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:
@@ -310,7 +359,7 @@ def render_token_classify(body: TokenClassifyRequest, result: Result, model: Ser
     return to_json({"entities": entities, "model": model.plan.served_name, "usage": usage(result)})
 
 
-_CLASS_TERMS: Final = ErrorTerms({"outputs": "model"})
+_CLASS_TERMS: Final = ErrorTerms({"outputs": "model", "hypotheses": "labels"})
 _NATIVE: Final = partial(Route, render=render_error, error_type=OpenAIError)
 
 ROUTES: Final = (
@@ -321,7 +370,7 @@ ROUTES: Final = (
         accepts=binary_formats(parse_embed),
     ),
     _NATIVE(
-        "/v1/classify", "The classes of texts or of pairs (Whimbrel's own).",
+        "/v1/classify", "The classes of texts or of pairs, also by labels of the request (Whimbrel's own).",
         parse_classify, render_classify, response_type=ClassifyResponse,
         made_for="classes", example='{"input": ["A whimbrel is a wader."]}', terms=_CLASS_TERMS,
     ),

@@ -17,9 +17,10 @@ from whimbrel.dialects.common.body_rules import narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
 from whimbrel.dialects.common.route import PLACEHOLDERS, Route
 from whimbrel.dialects.openai import CUTS, DetailedError, Usage, render_detailed_error
-from whimbrel.dialects.rerank import MAX_PAIRS, RERANK_TERMS, pair_scores
+from whimbrel.dialects.rerank import RERANK_TERMS, pair_scores
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
+from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 

@@ -48,10 +48,9 @@ from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
+from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import PairInput, Request
 from whimbrel.types.result import Result
-
-MAX_PAIRS: Final = 10_000
 
 
 class TextDocument(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from typing import Final, TypeVar, cast
 import numpy as np
 
 from whimbrel.engine.engine_request import EngineRequest, Scheduling
-from whimbrel.errors import InvalidRequest, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
+from whimbrel.errors import InvalidRequest, Location, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
 from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets, locate_error
 from whimbrel.outputs.layout import plan_layout, token_mask
 from whimbrel.outputs.merge import Deduplication
@@ -155,6 +155,8 @@ class Preprocessor:
     def _encode_distinct(self, request: Request) -> _Encoded:
         """Encode the texts of a request; equal pairs once."""
         texts = request.texts
+        if request.hypotheses:
+            return self._encode_with_hypotheses(request)
         if self._list_tokenizer is not None:
             return self._encode_lists(request, self._list_tokenizer)
         if self._plan.split_long and self._may_split(request):
@@ -175,6 +177,28 @@ class Preprocessor:
         except WhimbrelError as error:
             raise locate_error(error, finish) from None
         return replace(encoded, finish=finish)
+
+    def _encode_with_hypotheses(self, request: Request) -> _Encoded:
+        """Encode each distinct text with each hypothesis."""
+        if self._card.template is not None or self._card.list_template is not None:
+            raise InvalidRequest("are not for a model that puts pairs into a template of its own.", param="hypotheses")
+        number = len(request.hypotheses)
+        numbers: dict[str, int] = {}
+        text_N = np.array([numbers.setdefault(text, len(numbers)) for text in check_texts(request.texts)], np.int64)
+        first_M = np.unique(text_N, return_index=True)[1]
+        pairs = [(text, hypothesis) for text in numbers for hypothesis in request.hypotheses]
+
+        def locate(location: Location) -> Location:
+            if location.item is None:
+                return location
+            text, hypothesis = divmod(location.item, number)
+            return Location("labels", hypothesis) if location.part == 1 else Location("input", int(first_M[text]))
+
+        with relocating(locate):
+            encoded = self._encode(replace(request, texts=pairs))
+        pair_NH = text_N[:, None] * number + np.arange(number)
+        num_cut = len({seq.index // number for seq in encoded.seqs if seq.truncated})
+        return replace(encoded, finish=Deduplication(pair_NH.ravel(), np.repeat(first_M, number)), num_cut=num_cut)
 
     def _encode_lists(self, request: Request, tokenizer: ListTokenizer) -> _Encoded:
         """Encode a query with its documents, for a listwise reranker: their scores, or their vectors."""
@@ -408,7 +432,8 @@ def input_size(text: object) -> int:
 
 
 def _is_small(request: Request) -> bool:
-    if len(request.texts) > _INLINE_TEXTS or sum(map(input_size, request.texts)) > _INLINE_CHARACTERS:
+    characters = sum(map(input_size, request.texts)) + sum(map(len, request.hypotheses))
+    if request.num_inputs > _INLINE_TEXTS or characters > _INLINE_CHARACTERS:
         return False
     return not any(
         isinstance(pair, tuple) and set(map(type, cast(tuple[object, ...], pair))) != {str} for pair in request.texts

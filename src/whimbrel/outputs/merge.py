@@ -48,7 +48,7 @@ class Deduplication:
     """Repetition of the scores of pairs that ran once and are asked for several times."""
 
     index_N: Int64Array
-    """The seq of each text of the request."""
+    """The seq of each pair of the request."""
     first_M: Int64Array
     """The first text of each seq."""
 

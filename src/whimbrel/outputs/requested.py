@@ -58,6 +58,8 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
         )
     if request.explain:
         raise InvalidRequest("is for pairs that are compared by their token vectors.", param="explain")
+    if request.hypotheses and set(outputs) != {"scores"}:
+        raise InvalidRequest("are for scores alone.", param="hypotheses")
     if request.return_offsets and set(outputs) != {"token_scores"}:
         raise InvalidRequest("is for token_scores alone.", param="return_offsets")
 

@@ -19,6 +19,7 @@ from whimbrel.errors import InvalidRequest, Locate, locate_pairs
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.outputs.requested import can_score, default_scoring_output
 from whimbrel.outputs.stored_vectors import as_vector_list
+from whimbrel.outputs.zero_shot import ZeroShot, entailment_of, read_zero_shot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
@@ -121,11 +122,45 @@ def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
     return [Ranked(index, value) for index, value in zip(order, scores_N[order].tolist(), strict=True)]
 
 
-def classify(card: Card, texts: str | Iterable[str | Pair], **options: Unpack[ScoreOptions]) -> Operation[Classes]:
-    """Return the class scores of texts or pairs. A single string is a list of one. The options are those of ScoreOptions."""
+def classify(
+    card: Card,
+    texts: str | Iterable[str | Pair],
+    labels: Iterable[str] | None = None,
+    *,
+    hypothesis_template: str | None = None,
+    multi_label: bool = False,
+    **options: Unpack[ScoreOptions],
+) -> Operation[Classes]:
+    """Return the class scores of texts or pairs. A single string is a list of one. The options are those of ScoreOptions.
+
+    With `labels`, up to 1,000, a model for natural language inference judges how far each text entails each label (zero-shot
+    classification, as in transformers). `hypothesis_template` makes a statement of a label; default: "This example is {}.". The
+    scores of a text's labels sum to 1; with `multi_label` each label is judged alone.
+    """
     card.output("scores")
+    zero_shot = read_zero_shot(labels, hypothesis_template, multi_label=multi_label)
+    if zero_shot is not None:
+        return _zero_shot(card, texts, zero_shot, options)
     request = _request(card, "scores", as_list(texts), options)
-    return Operation(request, lambda result: Classes(card.labels, require(result.outputs.scores)))
+    return Operation(request, lambda result: classes_of(card.labels, require(result.outputs.scores)))
+
+
+def classes_of(labels: tuple[str, ...], scores_NC: Float32Array) -> Classes:
+    """Return classes in the order of their scores; equal ones keep theirs."""
+    return Classes(labels, scores_NC, np.argsort(-scores_NC, axis=1, kind="stable"))
+
+
+def _zero_shot(card: Card, texts: str | Iterable[str | Pair], zero_shot: ZeroShot, options: ScoreOptions) -> Operation[Classes]:
+    entailment = entailment_of(card)
+    if options.get("activate") is False:
+        raise InvalidRequest("the scores of labels are shares of their logits; leave it out.", param="activate")
+    items = as_list(texts)
+    for index, item in enumerate(items):
+        if isinstance(item, tuple | list):
+            raise InvalidRequest("labels are for texts, not for pairs of texts.", item=index)
+    request = _request(card, "scores", as_strings(cast("list[str]", items), "input"), options)
+    request = replace(request, hypotheses=zero_shot.hypotheses, activate=False)
+    return Operation(request, lambda result: zero_shot.classes(require(result.outputs.scores), entailment))
 
 
 def token_classify(

@@ -17,7 +17,7 @@ from typing import Any, Final, TypeAlias, cast
 import numpy as np
 import tokenizers
 
-from whimbrel.errors import InvalidRequest
+from whimbrel.errors import InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer
 from whimbrel.tokenizer.validation import Index, TruncationLimit
 from whimbrel.types.arrays import Int32Array
@@ -40,13 +40,27 @@ class PairTemplate:
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
-    def seq(self, first: Int32Array, second: Int32Array, index: int, limit: TruncationLimit, adapter: int = -1) -> Seq:
-        """Return the seq of two texts, truncated to the limit. Raises TooLong, and InvalidRequest if it would be empty."""
+    def seq(
+        self,
+        first: Int32Array,
+        second: Int32Array,
+        index: int,
+        limit: TruncationLimit,
+        adapter: int = -1,
+        *,
+        only_first: bool = False,
+    ) -> Seq:
+        """Return the seq of two texts, truncated to the limit: the longer one first, or `only_first`.
+
+        Raises TooLong, and InvalidRequest if it would be empty.
+        """
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:
             raise InvalidRequest("the pair has no tokens.", item=index)
         if truncated := limit.exceeded(num_tokens, "pair", index):
-            num_first, num_second = cut_pair(first.size, second.size, limit.max_length - self.num_special)
+            room = limit.max_length - self.num_special
+            sizes = cut_first(second.size, room, limit, index) if only_first else cut_pair(first.size, second.size, room)
+            num_first, num_second = sizes
             first, second = limit.cut(first, num_first), limit.cut(second, num_second)
         ids = np.concatenate((self.before, first, self.between, second, self.after))
         next_type = 0 if self.shift is None else self.before.size + first.size + self.shift
@@ -104,6 +118,14 @@ def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
     if short + long > room:
         short, long = room // 2, room - room // 2
     return (long, short) if first > second else (short, long)
+
+
+def cut_first(second: int, room: int, limit: TruncationLimit, index: int) -> tuple[int, int]:
+    """Return the number of tokens that a text and its hypothesis keep, where only the text may be cut. Raises TooLong."""
+    if second >= room:
+        message = f"its hypothesis has {second:,} tokens, which leaves none of {limit.max_length:,} for the text. Shorten it."
+        raise TooLong(message, item=index, part=1)
+    return room - second, second
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -223,11 +223,16 @@ class Tokenizer:
             raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
         pairs, prompt = check_pairs(request.texts), self._prompt(request)
         if prompt:
-            pairs = [(prompt + first, second) for first, second in pairs]
+            prompted = {first: prompt + first for first, _ in pairs}
+            pairs = [(prompted[first], second) for first, second in pairs]
         limit = self._lengths(least=self._pairs.num_special + 2).limit(request, self.card.tokenizer.truncate)
         ids = self.backend.encode_unique(pairs)
         adapter = self.card.adapter(request.prompt_name, request.adapter)
-        return [self._pairs.seq(ids[first], ids[second], index, limit, adapter) for index, (first, second) in enumerate(pairs)]
+        only_first = bool(request.hypotheses)
+        return [
+            self._pairs.seq(ids[first], ids[second], index, limit, adapter, only_first=only_first)
+            for index, (first, second) in enumerate(pairs)
+        ]
 
     def _text_format(self, request: Request) -> TextFormat | None:
         forms = self.card.text_formats

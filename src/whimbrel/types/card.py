@@ -365,6 +365,8 @@ class Card:
     matryoshka_dimensions: tuple[int, ...] = ()
     labels: tuple[str, ...] = ()
     """Names of the classes: the columns of `scores` and `token_scores`."""
+    entailment: int | None = None
+    """Index of the label that means entailment, of a model for natural language inference; None: the model is none."""
     similarity: str | None = None
     text_formats: Mapping[InputType, TextFormat] = field(default_factory=dict[InputType, TextFormat])
     """Formats by input type, for models that tokenize these differently; `input_type` is then required."""

@@ -19,6 +19,10 @@ from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
 
+MAX_LABELS: Final = 1000
+"""Labels that a request may give. The model judges the labels of a text together, so a client cannot split the list."""
+MAX_PAIRS: Final = 10_000
+"""Pairs of texts in one HTTP request."""
 _NOT_LISTS: Final = (bytes, bytearray, memoryview, Mapping, set, frozenset)
 """Iterables whose items are not the texts that the caller meant, or have no order."""
 
@@ -157,6 +161,30 @@ def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
         if not isinstance(cast(object, text), str):
             raise InvalidRequest(f"must be a string, is {type(text).__name__}.", param=param, item=index)
     return strings
+
+
+def read_labels(labels: object) -> tuple[str, ...]:
+    """Return the labels that a caller gives for the classes of texts or the kinds of entities. Raises InvalidRequest."""
+    if isinstance(labels, (str, *_NOT_LISTS)) or not _is_iterable(labels):
+        raise InvalidRequest(
+            f'must be a list of strings, as ["one", "another"]; is {type(cast(object, labels)).__name__}.', param="labels"
+        )
+    names = list(cast("Iterable[object]", labels))
+    if not names:
+        raise InvalidRequest("is an empty list; give at least one label.", param="labels")
+    if len(names) > MAX_LABELS:
+        raise InvalidRequest(f"{len(names):,} labels; the limit is {MAX_LABELS:,}. Send the likely ones.", param="labels")
+    first: dict[str, int] = {}
+    for index, name in enumerate(names):
+        if not isinstance(name, str):
+            raise InvalidRequest(f"must be a string, is {type(name).__name__}.", param="labels", item=index)
+        if not name.strip():
+            raise InvalidRequest("is empty; give a word or a phrase.", param="labels", item=index)
+        if first.setdefault(name, index) != index:
+            raise InvalidRequest(
+                f"{name!r:.80} is labels[{first[name]}] too; give each label once.", param="labels", item=index
+            )
+    return tuple(map(str, first))
 
 
 def _is_iterable(value: object) -> bool:

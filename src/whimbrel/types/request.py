@@ -110,6 +110,10 @@ class Request:
     """Output by which a model without scores of its own scores pairs; None: its main output."""
     explain: bool = False
     """Return the tokens of pairs scored by token vectors, and the best match of each query token."""
+    hypotheses: tuple[str, ...] = ()
+    """Statements that an NLI model judges by each text. A text has the scores of its pairs with them, one after another.
+
+    Of a pair above the limit the text is cut, never the hypothesis. Only for texts and the output `scores`."""
     dimensions: int | None = None
     """Leading columns of a vector to keep (Matryoshka models)."""
     normalize: bool | None = None
@@ -156,6 +160,11 @@ class Request:
     def __post_init__(self) -> None:
         check_fields(self)
 
+    @property
+    def num_inputs(self) -> int:
+        """Number of inputs of the model: texts, pairs, or texts with each hypothesis."""
+        return len(self.texts) * max(1, len(self.hypotheses))
+
 
 @dataclass(frozen=True, slots=True)
 class TokenizeRequest:
@@ -180,7 +189,7 @@ class DetokenizeRequest:
 _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muvera", MuveraParameters, "MuveraParameters"))
 """Fields that hold objects. msgspec would also accept a mapping here, and the request would keep it."""
 
-_NOT_SCALAR: Final = ("texts", "outputs", *(name for name, *_ in _PARAMETERS))
+_NOT_SCALAR: Final = ("texts", "outputs", "hypotheses", *(name for name, *_ in _PARAMETERS))
 
 _Scalars: Final = fields_struct(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
 
@@ -214,6 +223,8 @@ def _check_lists(request: Request) -> None:
     for output in request.outputs:
         if not isinstance(cast(object, output), str):
             raise InvalidRequest(f"must be the names of outputs; one is {output!r}.", param="outputs")
+    if type(request.hypotheses) is not tuple or not all(isinstance(cast(object, each), str) for each in request.hypotheses):
+        raise InvalidRequest(f"must be a tuple of strings, is {request.hypotheses!r:.80}.", param="hypotheses")
 
 
 def _is_list(value: object) -> bool:

@@ -101,10 +101,18 @@ class Classes:
     labels: tuple[str, ...]
     scores_NC: Float32Array
     """Probabilities; logits if the checkpoint has no activation or the request turns it off."""
+    order_NC: Int64Array
+    """Indices of the classes of each text, best first. Equal scores may differ before they are rounded."""
 
     @property
     def best(self) -> list[str]:
-        return [self.labels[index] for index in self.scores_NC.argmax(axis=1)]
+        return [self.labels[index] for index in self.order_NC[:, 0]]
+
+    @property
+    def ranked(self) -> list[list[tuple[str, float]]]:
+        """Labels and scores of each text, best first."""
+        rows = zip(self.order_NC.tolist(), self.scores_NC.tolist(), strict=True)
+        return [[(self.labels[index], scores[index]) for index in order] for order, scores in rows]
 
 
 @dataclass(frozen=True, slots=True)

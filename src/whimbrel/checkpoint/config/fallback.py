@@ -88,7 +88,9 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
     for name in cast(list[str], names) if known else ():
         if name.endswith(_CLASSES) and not _is_known_head(name):
             kinds = "the generic ones of decoders (a layer `score`) and those of " + ", ".join((*_POOLED, *_OF_ENCODERS))
-            raise config.error(f"of the classifiers that transformers runs, these are supported: {kinds}.", "architectures")
+            raise config.error(
+                f"{name} has a head of its own; of the others in transformers these run: {kinds}.", "architectures"
+            )
     return known
 
 

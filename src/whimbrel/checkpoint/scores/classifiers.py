@@ -11,7 +11,7 @@ modeling_internlm2.py of internlm2-1_8b-reward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -198,6 +198,23 @@ def _labels(config: JsonFile, default: int) -> tuple[str, ...]:
     if config.get("num_labels", int, len(labels)) != len(labels):
         raise config.error(f"is not the number of names in id2label, {len(labels)}.", "num_labels")
     return tuple(labels[i] for i in range(len(labels)))
+
+
+def find_entailment(config: JsonFile, labels: Sequence[str]) -> int | None:
+    """Return the index of the one label of several that begins with "entail", as label2id must have it too if it is there.
+
+    Source: transformers/pipelines/zero_shot_classification.py (5.23), which goes by label2id alone.
+    """
+    places = [index for index, label in enumerate(labels) if _means_entailment(label)]
+    stated = config.get("label2id", dict, {})
+    if len(labels) < 2 or len(places) != 1:
+        return None
+    named = [str(stated[label]) for label in stated if _means_entailment(label)]
+    return places[0] if not stated or named == [str(places[0])] else None
+
+
+def _means_entailment(label: str) -> bool:
+    return label.lower().startswith("entail")
 
 
 _POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -13,9 +14,10 @@ from whimbrel.client import responses
 from whimbrel.client.request_bodies import Json, build_pairs, check_count, encode_body, encode_items, set_fields, text_list
 from whimbrel.client.task import JSON, MESSAGE_PACK, Task
 from whimbrel.errors import InvalidRequest
+from whimbrel.outputs.zero_shot import ZeroShot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
-from whimbrel.types.options import ScoreOptions, TextOptions, as_strings, check_options
+from whimbrel.types.options import MAX_PAIRS, ScoreOptions, TextOptions, as_strings, check_options
 from whimbrel.types.request import OutputName, read_prompt
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs
 from whimbrel.wire import to_json
@@ -58,9 +60,13 @@ def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions
     return _pair_task(model, {"query": query, "documents": documents}, options, explain=True)
 
 
-def classify(model: str | None, texts: str | Iterable[Any], options: ScoreOptions) -> Task[Classes]:
-    write = partial(encode_items, _class_fields(model, options), "input")
-    return Task("/v1/classify", text_list(texts), write, responses.read_classes, responses.join_classes)
+def classify(model: str | None, texts: str | Iterable[Any], zero_shot: ZeroShot | None, options: ScoreOptions) -> Task[Classes]:
+    fields, labels = _class_fields(model, options), 1
+    if zero_shot is not None:
+        fields, labels = fields | asdict(zero_shot), len(zero_shot.labels)
+    write = partial(encode_items, fields, "input")
+    read, join, most = responses.read_classes, responses.join_classes, max(1, MAX_PAIRS // labels)
+    return Task("/v1/classify", text_list(texts), write, read, join, max_items=most, times=labels)
 
 
 def token_classify(

@@ -33,7 +33,6 @@ from whimbrel.dialects.common.body_rules import (
 )
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import RequestForModel
-from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei import scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
 from whimbrel.dialects.tei.embed import (
@@ -67,6 +66,7 @@ from whimbrel.dialects.tei.scores import (
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
+from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Entity, Outputs, Ragged, Result, Sparse
 from whimbrel.wire import to_json

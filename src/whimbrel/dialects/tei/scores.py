@@ -16,12 +16,12 @@ from msgspec import Meta
 from whimbrel.dialects.common.bodies import Empty, check_count, decode, is_packed
 from whimbrel.dialects.common.body_rules import MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
-from whimbrel.dialects.rerank import MAX_PAIRS
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
+from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json

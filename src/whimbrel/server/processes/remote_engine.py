@@ -184,12 +184,12 @@ class RemoteEngine:
         boards, waiting = self._boards(), self.waiting_tokens
         num_engines = max(1, len(boards))
         queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
-        tokens = len(request.texts)
+        tokens = request.num_inputs
         rate, jitter = sum(board.rate for board in boards) / num_engines, random.random()  # noqa: S311
         if request.tenant:
             admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             return
-        small = _num_characters(request.texts) <= self.plan.max_batch_tokens
+        small = _num_characters(request.texts) * max(1, len(request.hypotheses)) <= self.plan.max_batch_tokens
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
         admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, jitter=jitter)
