@@ -1,0 +1,176 @@
+"""Engine on a GPU against Sentence Transformers on the same card: tokens per second, in turns, on random weights of real sizes.
+
+    python benchmarks/gpu.py [--models minilm,bge-base,qwen3] [--tokens 32,128,512] [--rounds 5] [--small] [--profile]
+
+Both compute in bfloat16, each in a process of its own, on the same texts of exactly so many tokens. Sentence Transformers runs
+with its default of 32 texts at a time and with 256, longest texts first, as it does. The engine gets all texts in one request,
+and then the same texts in requests of 256 from eight threads. They take turns, after a round that is not counted. A ratio is
+that of the medians, over the better of Sentence Transformers' two: above 1 the engine is faster. `--profile` adds the kernels
+that take the device longest. `--small` takes small models and few texts, to try the program on a CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import version
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+from common import FOLDER, Worker, chunks, min_cosine, note, print_table
+
+from whimbrel.bench.random_models import Size, write_qwen3
+from whimbrel.bench.words import CANDIDATES
+
+SIZES: Final = {
+    "minilm": Size(384, 1536, 6, 12),
+    "bge-base": Size(768, 3072, 12, 12),
+    "qwen3": Size(1024, 3072, 28, 16, 8, 128, vocabulary=151669),
+}
+_SMALL: Final = {"minilm": Size(64, 128, 2, 4), "bge-base": Size(128, 256, 2, 4), "qwen3": Size(64, 128, 2, 4, 2, 16)}
+_BATCHES: Final = (32, 256)
+"""Numbers of texts that Sentence Transformers runs at a time."""
+_REQUEST: Final = 256
+_THREADS: Final = 8
+
+
+def write_model(name: str, size: Size, folder: Path) -> None:
+    """Write random weights: of a Qwen3-Embedding, or of a BERT with the packaged model's tokenizer and mean pooling."""
+    if name == "qwen3":
+        write_qwen3(folder, size, CANDIDATES)
+        return
+    import torch
+    import transformers
+
+    config: Any = transformers.BertConfig(
+        hidden_size=size.hidden,
+        intermediate_size=size.inner,
+        num_hidden_layers=size.layers,
+        num_attention_heads=size.heads,
+    )
+    transformers.BertModel(config).to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore
+    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
+        shutil.copy(FOLDER / file, folder)
+    shutil.copytree(FOLDER / "1_Pooling", folder / "1_Pooling")
+    pooling = json.loads((FOLDER / "1_Pooling/config.json").read_text())
+    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling | {"word_embedding_dimension": size.hidden}))
+    shutil.copy(FOLDER / "modules.json", folder)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
+
+
+def make_engine(folder: str) -> Callable[[Any], Any]:
+    """Load the Engine. It answers (what, texts)."""
+    from whimbrel import Engine
+    from whimbrel.types.request import Request
+
+    engine = Engine(folder, dtype="bfloat16", max_queue_tokens=2**31)
+    threads = ThreadPoolExecutor(_THREADS)
+
+    def concurrent(texts: list[str]) -> Any:
+        futures = list(threads.map(lambda part: engine.submit(Request(part)), chunks(texts, _REQUEST)))
+        return np.concatenate([future.result().outputs.dense for future in futures])  # pyright: ignore
+
+    def tokens(texts: list[str]) -> list[int]:
+        return [seq.ids.size for seq in engine.preprocessor.preprocess(Request(texts)).seqs]
+
+    calls: dict[str, Callable[[list[str]], Any]] = {"request": engine.embed, "concurrent": concurrent, "tokens": tokens}
+    return lambda asked: _profile(engine.embed, asked[1]) if asked[0] == "profile" else _timed(calls[asked[0]], asked[1])
+
+
+def make_sentence_transformers(folder: str) -> Callable[[Any], Any]:
+    """Load Sentence Transformers. It answers (texts at a time, texts)."""
+    from sentence_transformers import SentenceTransformer
+
+    model: Any = SentenceTransformer(folder, model_kwargs={"dtype": "bfloat16"})
+    return lambda asked: _timed(lambda texts: model.encode(texts, batch_size=asked[0]), asked[1])
+
+
+def _timed(call: Callable[[list[str]], Any], texts: list[str]) -> tuple[float, Any]:
+    started = perf_counter()
+    result = call(texts)
+    return perf_counter() - started, result
+
+
+def _profile(call: Callable[[list[str]], Any], texts: list[str]) -> list[tuple[str, int, float]]:
+    """Return name, number of launches and milliseconds of each kernel of a call, longest first."""
+    from torch.profiler import DeviceType, ProfilerActivity, profile  # pyright: ignore
+
+    with profile(activities=[ProfilerActivity.CUDA]) as profiled:  # pyright: ignore
+        call(texts)
+    counts, times = Counter[str](), Counter[str]()
+    for event in profiled.events() or ():  # pyright: ignore
+        if event.device_type == DeviceType.CUDA:  # pyright: ignore
+            counts[event.name] += 1  # pyright: ignore
+            times[event.name] += event.time_range.elapsed_us()  # pyright: ignore
+    return [(name, counts[name], elapsed / 1e3) for name, elapsed in times.most_common()]
+
+
+def measure(folder: str, tokens: int, num_texts: int, rounds: int, workers: tuple[Worker, Worker]) -> list[str]:
+    """Return a row of the table without the model's name."""
+    engine, peer = workers
+    special = engine.ask(("tokens", ["the"]))[1][0] - 1
+    rng = np.random.default_rng(0)
+    texts = [" ".join(rng.choice(CANDIDATES, tokens - special)) for _ in range(num_texts)]
+    sizes = engine.ask(("tokens", texts))[1]
+    contenders: list[tuple[Worker, str | int]] = [(engine, "request"), (engine, "concurrent"), *((peer, at) for at in _BATCHES)]
+    vectors = [worker.ask((how, texts))[1] for worker, how in contenders]
+    seconds = [[worker.ask((how, texts))[0] for worker, how in contenders] for _ in range(rounds)]
+    rates = [sum(sizes) / median(each) for each in zip(*seconds, strict=True)]
+    theirs = max(rates[2:])
+    return [
+        str(max(sizes)),
+        f"{num_texts:,}",
+        *(f"{rate:,.0f}" for rate in rates),
+        f"{rates[0] / theirs:.2f}",
+        f"{rates[1] / theirs:.2f}",
+        f"{min(min_cosine(vectors[0], each) for each in vectors[1:]):.5f}",
+    ]
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="minilm,bge-base,qwen3")
+    parser.add_argument("--tokens", default="32,128,512")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--small", action="store_true")
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    rows: list[list[str]] = []
+    header = ["model", "tokens of a text", "texts", "one request, tokens/s", "concurrent, tokens/s"]
+    header += [*(f"Sentence Transformers, {size}" for size in _BATCHES), "ratio", "ratio, concurrent", "smallest cosine"]
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            write_model(name, (_SMALL if args.small else SIZES)[name], Path(folder))
+            workers = Worker(make_engine, folder), Worker(make_sentence_transformers, folder)
+            total = 2**10 if args.small else 2**18 if name == "qwen3" else 2**20
+            for tokens in map(int, args.tokens.split(",")):
+                row = [name, *measure(folder, tokens, total // tokens, args.rounds, workers)]
+                note(" | ".join(row))
+                rows.append(row)
+            if args.profile:
+                text = " ".join(CANDIDATES[:126])
+                kernels = workers[0].ask(("profile", [text] * (total // 128)))
+                note(f"{name}: {sum(each[1] for each in kernels)} launches, {sum(each[2] for each in kernels):.2f} ms")
+                for kernel, count, elapsed in kernels[:20]:
+                    note(f"  {elapsed:9.3f} ms {count:6} {kernel[:150]}")
+    print_table(header, rows)
+    import torch
+
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"a CPU of {os.cpu_count()} cores"
+    print(
+        f"\n{device}, torch {torch.__version__}, sentence-transformers {version('sentence-transformers')}, rounds {args.rounds}"
+    )
+
+
+if __name__ == "__main__":
+    main()
