@@ -3,8 +3,6 @@ from __future__ import annotations
 import os
 import signal
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # of a shell's background job; servers would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of two test processes that spin take each other's cores
@@ -32,6 +30,11 @@ from whimbrel.telemetry import trace
 
 if TYPE_CHECKING:
     from exchanges import Small
+
+for name in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD):
+    if signal.getsignal(name) == signal.SIG_IGN:  # by a shell's background job or nohup; servers would inherit it
+        signal.signal(name, signal.default_int_handler if name == signal.SIGINT else signal.SIG_DFL)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
 
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")

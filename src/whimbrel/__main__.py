@@ -17,6 +17,7 @@ _INTERRUPTED: Final = 130
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
+    _undo_signals_of_parent()
     serves = sys.argv[1:2] == ["serve"]
     for name in (signal.SIGINT, signal.SIGTERM) if serves else (signal.SIGINT,):
         if signal.getsignal(name) != signal.SIG_IGN:
@@ -37,6 +38,15 @@ def main() -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     _end(code)
+
+
+def _undo_signals_of_parent() -> None:
+    """Unblock all signals, and let children be waited for. A parent's settings would keep this process from being stopped, and
+    from the exit codes of its children; only what it ignores to keep a process running (nohup) is left.
+    """
+    if sys.platform != "win32":
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _end_serve(number: int, frame: object) -> None:

@@ -21,6 +21,7 @@ import pytest
 from bench_servers import always, answer, fake_server
 from serving import Server
 from whimbrel import Engine
+from whimbrel.bench import clients
 from whimbrel.bench.backends import Sample, find_backend, read_rows
 from whimbrel.bench.clients import choose_processes
 from whimbrel.bench.cosines import cosines
@@ -294,11 +295,11 @@ def test_an_answer_that_is_something_else_is_refused() -> None:
 
 
 def test_client_processes_follow_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "cpu_count", lambda: 32)
+    monkeypatch.setattr(clients, "usable_processors", lambda: 32)
     assert [choose_processes(rate, None, 10_000) for rate in (1.0, 2000.0, 9000.0, 1e9)] == [1, 1, 5, 16]
     assert choose_processes(float("inf"), 64, 10_000) == 1
     assert choose_processes(float("inf"), None, 10_000) == 10
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(clients, "usable_processors", lambda: 2)
     assert choose_processes(1e9, None, 10_000) == 1
 
 

@@ -282,17 +282,11 @@ def test_links_that_lead_elsewhere(source: Path, tmp_path: Path) -> None:
     assert left_of(tmp_path / "out") == ["elsewhere"]
 
 
-def heed_signals() -> None:
-    """Whoever runs the tests in the background may ignore these."""
-    for each in (signal.SIGINT, signal.SIGHUP):
-        signal.signal(each, signal.SIG_DFL)
-
-
 @contextmanager
 def reading(source: Path, out: Path) -> Generator[tuple[subprocess.Popen[bytes], int]]:
     """Convert in another process, and give it and the id of the process that reads, which is stopped."""
     command = [sys.executable, "-m", "whimbrel", "convert", str(source), "--out", str(out)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, preexec_fn=heed_signals) as process:  # noqa: PLW1509
+    with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
         assert wait_for(children.read_text)
         reader = int(children.read_text())

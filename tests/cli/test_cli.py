@@ -786,7 +786,7 @@ def test_doctor_in_a_light_install(here: Here, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"open_files": 100}, "100 files"), ({"packaged_model": "damaged: x"}, "packaged model"), ({"memory_limit": 2**28}, "0.2 GiB of memory"),
+        ({"open_files": 100}, "100 files"), ({"packaged_model": "damaged: x"}, "packaged model"), ({"memory_limit": 2**28}, "0.2 GiB of memory"), ({"core_quota": 0.5, "core_quota_file": "/sys/m"}, "/sys/m allows 0.5"),
         ({"hub_cache_free": 2**28}, "hub cache"), ({"hub_cache_writable": False}, "cannot be written"), ({"core_quota": 0.5}, "0.5 of a core"),
         ({"import_error": "libc"}, "cannot be imported: libc"), ({"gpu_driver": "NVRM 1", "hardware": Hardware(1)}, "sees no GPU"),
         ({"hardware": Hardware(1, Cpu(switches=("ONEDNN_MAX_CPU_ISA=AVX2",)))}, "held back by ONEDNN_MAX_CPU_ISA=AVX2"),

@@ -326,6 +326,23 @@ def test_G1_a_server_under_nohup_does_not_hang_up(expected: Float32Array) -> Non
         assert server.stop() == 0
 
 
+def deafen() -> None:
+    """Ignore and block the signals that a parent may have ignored and blocked for purposes of its own."""
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(name, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+
+
+@pytest.mark.parametrize("name", [signal.SIGTERM, signal.SIGINT], ids=lambda name: name.name)
+def test_G1_a_parent_that_ignores_and_blocks_signals(name: signal.Signals, expected: Float32Array) -> None:
+    """The server can be stopped, and it learns how its processes end."""
+    with Server(preexec_fn=deafen) as server:
+        os.kill(server.children("engine")[0], signal.SIGKILL)
+        golden(server, expected)
+        assert "SIGKILL" in server.log
+        assert server.stop(name) == 0
+
+
 @pytest.mark.extended
 def test_G1_an_idle_server_drains_in_no_time() -> None:
     with Server("--drain-timeout", "0") as server:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -35,6 +37,15 @@ def test_plain():
     assert False
 """
 
+HEEDS = """
+import signal
+
+def test_signals():
+    names = [signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD]
+    assert signal.SIG_IGN not in [signal.getsignal(name) for name in names]
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, ())
+"""
+
 
 @pytest.mark.parametrize(
     ("total", "count", "indices"),
@@ -53,12 +64,23 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "test_some.py"
 
 
-def run(*arguments: str) -> str:
+def deafen() -> None:
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(name, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP, signal.SIGTERM})
+
+
+def run(*arguments: str, preexec_fn: Callable[[], object] | None = None) -> str:
     """Run pytest as `make test` does, on other files. Return its output."""
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "conftest", "-p", "no:cacheprovider"]
     paths = os.pathsep.join([str(ROOT / "tests"), str(ROOT / "tests/support"), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
-        [*command, "-v", *arguments], env=os.environ | {"PYTHONPATH": paths}, capture_output=True, text=True, check=False
+        [*command, "-v", *arguments],
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=preexec_fn,
     )
     return result.stdout
 
@@ -71,6 +93,14 @@ def test_a_failure_says_which_promise_it_breaks_and_extended_cases_are_left_out(
     assert "\nRoom wire: " in output
     assert output.count("- promise -") == 3
     assert [name in output for name in ("[a]", "[b]", "[c]", "at_length")] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("processes", ["0", "1"])
+def test_signals_that_the_parent_ignores_reach_the_tests(processes: str, tmp_path: Path) -> None:
+    """The suite is the same under nohup, in the background of a shell, and below a parent that blocks signals."""
+    (tmp_path / "test_heeds.py").write_text(HEEDS, encoding="utf-8")
+    output = run("-n", processes, str(tmp_path), preexec_fn=deafen)
+    assert "1 passed" in output
 
 
 @pytest.mark.extended

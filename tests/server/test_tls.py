@@ -128,6 +128,17 @@ def test_sighup_reads_the_certificate_again(served: tuple[Server, Files]) -> Non
         assert client.post("/v1/embeddings", json=BODY).status_code == 200
 
 
+def test_sighup_reads_the_certificate_again_under_nohup(files: Files) -> None:
+    """A parent that ignores SIGHUP, so that a terminal ends nothing, does not take away the renewal."""
+    options = ["--ssl-certfile", str(files.cert), "--ssl-keyfile", str(files.key)]
+    with Server(*options, preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN)) as server:
+        before = serial(server, files)
+        files.renew()
+        server.process.send_signal(signal.SIGHUP)
+        assert wait_for(lambda: serial(server, files) != before)
+        assert server.stop() == 0
+
+
 @pytest.mark.parametrize(
     "fault", ["no file", "no certificate", "another key", "no password", "wrong password", "key alone", "folder"]
 )

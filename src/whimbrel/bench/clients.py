@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import signal
 import ssl
 from collections.abc import Callable, Sequence
@@ -21,6 +20,7 @@ from typing import Any, Final, cast
 
 from whimbrel.bench.load import Driver, Job, Report
 from whimbrel.errors import WhimbrelError
+from whimbrel.types.machine_limits import usable_processors
 
 Progress = Callable[[int, int], None]
 """Called with the numbers of requests that have ended and that have failed, of all processes."""
@@ -34,11 +34,11 @@ _PATIENCE: Final = 10.0
 
 
 def choose_processes(rate: float, concurrency: int | None, num_requests: int) -> int:
-    """Return the number of client processes for a load, at most half of the cores."""
+    """Return the number of client processes for a load, at most half of the processors."""
     wanted = (
         ceil(rate / _RATE_PER_PROCESS) if isfinite(rate) else ceil((concurrency or num_requests) / _CONNECTIONS_PER_PROCESS)
     )
-    return max(1, min(wanted, (os.cpu_count() or 1) // 2, num_requests))
+    return max(1, min(wanted, usable_processors() // 2, num_requests))
 
 
 @dataclass(frozen=True)

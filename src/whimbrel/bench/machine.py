@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+
+from whimbrel.types.machine_limits import usable_processors
 
 
 def describe_machine() -> str:
@@ -15,7 +16,7 @@ def describe_machine() -> str:
         found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         found = None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_processors()
     return (
         f"{cores} core{'s' if cores > 1 else ''}, {found[1].strip() if found else platform.processor() or platform.machine()}"
     )

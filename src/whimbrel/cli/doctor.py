@@ -22,6 +22,7 @@ from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import hub_cache
 from whimbrel.errors import CheckpointError
 from whimbrel.types.hardware import Hardware
+from whimbrel.types.machine_limits import read_limits
 
 ENGINE_PACKAGES: Final = ("torch", "tokenizers", "safetensors", "huggingface_hub", "httptools", "starlette")
 OTHER_PACKAGES: Final = ("numpy", "msgspec", "scipy", "transformers", "sentence-transformers", "triton")
@@ -51,8 +52,10 @@ class Facts:
     gpu_driver: str | None = None
     cores: int = 1
     core_quota: float | None = None
+    core_quota_file: str | None = None
     memory: int | None = None
     memory_limit: int | None = None
+    memory_limit_file: str | None = None
     hub_cache: str = ""
     hub_cache_free: int | None = None
     hub_cache_writable: bool = True
@@ -81,6 +84,7 @@ def run(*, as_json: bool) -> int:
 def collect() -> Facts:
     """Read the facts of this installation and machine."""
     hardware, gpus, error = _hardware()
+    limits = read_limits()
     cache = hub_cache()
     existing = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
     names = ("whimbrel", *ENGINE_PACKAGES, *OTHER_PACKAGES)
@@ -90,10 +94,12 @@ def collect() -> Facts:
         import_error=error,
         gpus=gpus,
         gpu_driver=_first_line("/proc/driver/nvidia/version"),
-        cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
-        core_quota=_core_quota(_first_line("/sys/fs/cgroup/cpu.max")),
-        memory=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        memory_limit=_number(_first_line("/sys/fs/cgroup/memory.max")),
+        cores=limits.processors,
+        core_quota=None if limits.quota is None else limits.quota.value,
+        core_quota_file=None if limits.quota is None else limits.quota.file,
+        memory=limits.memory,
+        memory_limit=None if limits.memory_limit is None else int(limits.memory_limit.value),
+        memory_limit_file=None if limits.memory_limit is None else limits.memory_limit.file,
         hub_cache=str(cache),
         hub_cache_free=shutil.disk_usage(existing).free,
         hub_cache_writable=os.access(existing, os.W_OK),
@@ -123,7 +129,7 @@ def find_problems(facts: Facts) -> list[Problem]:
         ),
         (
             facts.core_quota is not None and facts.core_quota < 1,
-            f"the container may use {facts.core_quota} of a core",
+            f"this process may use {facts.core_quota} of a core",
             "give it at least one core",
         ),
         (memory < _GIB, f"there is {memory / _GIB:.1f} GiB of memory", "give at least 1 GiB; large models need more"),
@@ -154,8 +160,10 @@ def _lines(facts: Facts) -> dict[str, str]:
     present = {name: text for name, text in facts.versions.items() if text is not None}
     missing = [name for name in facts.versions if name not in present]
     hardware = facts.hardware
-    quota = "" if facts.core_quota is None else f", of which the container may use {facts.core_quota:g}"
-    limit = "" if facts.memory_limit is None else f", of which the container may use {facts.memory_limit / _GIB:.1f} GiB"
+    quota = "" if facts.core_quota is None else f", of which {facts.core_quota_file} allows {facts.core_quota:g}"
+    limit = (
+        "" if facts.memory_limit is None else f", of which {facts.memory_limit_file} allows {facts.memory_limit / _GIB:.1f} GiB"
+    )
     light = f"cannot run here: {_INSTALL}" if facts.versions.get("torch") is None else ""
     return {
         "versions": ", ".join(f"{name} {text}" for name, text in present.items()),
@@ -220,12 +228,3 @@ def _first_line(path: str) -> str | None:
         return Path(path).read_text(encoding="utf-8").partition("\n")[0].strip() or None
     except OSError:
         return None
-
-
-def _core_quota(line: str | None) -> float | None:
-    quota, _, period = (line or "max").partition(" ")
-    return None if quota == "max" else int(quota) / int(period or 100_000)
-
-
-def _number(line: str | None) -> int | None:
-    return int(line) if line and line.isdigit() else None

@@ -274,7 +274,7 @@ def serve(
     from whimbrel.checkpoint import packaged
     from whimbrel.checkpoint.locate import default_names
     from whimbrel.cli import console
-    from whimbrel.cli.serve import listen, listen_on_path, name_models, names_of_adapters, serve_until_stopped
+    from whimbrel.cli.serve import choose_workers, listen, listen_on_path, name_models, names_of_adapters, serve_until_stopped
     from whimbrel.server.app.limits import read_server_limits
     from whimbrel.server.app.proxies import read_proxies, read_root_path
     from whimbrel.server.http.tls import read_tls_files
@@ -339,7 +339,7 @@ def serve(
                 for model, own_names, own_adapters in zip(model_ids, names, adapters, strict=True)
             ),
             limits=limits,
-            num_workers=workers or max(1, min(4, (os.cpu_count() or 1) // 8)),
+            num_workers=workers or choose_workers(),
             num_replicas=replicas,
             drain_seconds=drain_timeout,
             step_seconds=step_timeout,

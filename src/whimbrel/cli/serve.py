@@ -27,9 +27,15 @@ from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.processes.messages import Planned, ServeOptions
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.types.card import Card, Output
+from whimbrel.types.machine_limits import usable_processors
 from whimbrel.types.plan import Plan
 
 _EMBEDDINGS: Final = "/v1/embeddings"
+
+
+def choose_workers() -> int:
+    """Return the default number of HTTP processes: one for each 8 processors that this process may use, 1 to 4."""
+    return max(1, min(4, usable_processors() // 8))
 
 
 def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:

@@ -19,6 +19,7 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Sparse
 from whimbrel.wire import Block, read_blocks
+from whimbrel.wire.whole_numbers import decode_json
 
 
 class IndexedRow(msgspec.Struct):
@@ -43,7 +44,7 @@ def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
     """Return the outputs of a binary response of /v1/embed. The arrays are views of its bytes."""
     if "metadata" not in reply.headers:
         raise ValueError("it has no header 'metadata', as Whimbrel's have")
-    metadata = msgspec.json.decode(reply.headers["metadata"], type=_Metadata)
+    metadata = decode_json(_Metadata, reply.headers["metadata"])
     arrays = read_blocks(metadata.arrays, reply.content)
     outputs = Outputs(
         dense=_array(arrays, "dense"),
@@ -156,12 +157,12 @@ class _ScoreResponse(msgspec.Struct):
 
 
 def read_scores(reply: Reply, count: int) -> Float32Array:
-    return scores_of(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count)
+    return scores_of(decode_json(_ScoreResponse, reply.content).data, count)
 
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:
     explanations: list[Explanation] = []
-    for row in sort_by_index(msgspec.json.decode(reply.content, type=_ScoreResponse).data, count):
+    for row in sort_by_index(decode_json(_ScoreResponse, reply.content).data, count):
         if (each := row.explanation) is None:
             raise ValueError("there is no explanation")
         maxima, places = np.array(each.maxima, np.float32), np.array(each.places, np.int32)
@@ -177,7 +178,7 @@ class _ClassifyResponse(msgspec.Struct):
 
 
 def read_classes(reply: Reply, count: int) -> Classes:
-    response = msgspec.json.decode(reply.content, type=_ClassifyResponse)
+    response = decode_json(_ClassifyResponse, reply.content)
     if len(response.scores) != count:
         raise ValueError(f"{len(response.scores)} rows for {count} inputs")
     classes = classes_of(response.labels, float_array(response.scores, 2).reshape(count, len(response.labels)))
@@ -194,7 +195,7 @@ class _TokenClassifyResponse(msgspec.Struct):
 
 
 def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
-    entities = msgspec.json.decode(reply.content, type=_TokenClassifyResponse).entities
+    entities = decode_json(_TokenClassifyResponse, reply.content).entities
     if len(entities) != count:
         raise ValueError(f"{len(entities)} rows for {count} inputs")
     return [[replace(each, score=float(np.float32(each.score))) for each in row] for row in entities]

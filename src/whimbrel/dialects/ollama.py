@@ -22,6 +22,7 @@ from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded,
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
+from whimbrel.wire.whole_numbers import as_whole
 
 VERSION: Final = "0.12.0"
 """A version of Ollama that has all of these routes; clients compare it with the version that they need."""
@@ -182,7 +183,7 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
     for name in _CHANGES_NUMBERS:
         if name in options:
             raise InvalidRequest("cannot be set here: positions are as the checkpoint says.", param=f"options.{name}")
-    limit = options.get("num_ctx")
+    limit = as_whole(options.get("num_ctx"))
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"must be a number of tokens, is {limit!r}.", param="options.num_ctx")
 

@@ -23,7 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
 import torch
@@ -34,7 +33,7 @@ from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.errors import Unavailable
 from whimbrel.model.forward import Forward, pad
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.cpu import cpu, num_physical_cores
+from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
@@ -49,7 +48,8 @@ from whimbrel.model.transformer import Transformer
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.batch import Batch
 from whimbrel.types.card import Card
-from whimbrel.types.hardware import Hardware, usable_memory
+from whimbrel.types.hardware import Hardware
+from whimbrel.types.machine_limits import read_limits
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import OutputName
 
@@ -250,16 +250,17 @@ def probe() -> Hardware:
     processor = cpu()  # before the self-test, which makes oneDNN's first primitive
     version = str(torch.__version__)  # of a class of its own
     note = version_note(version, prepacked_problem())
+    limits = read_limits()
     gpu_memory = int(cast(Any, torch.cuda).get_device_properties(0).total_memory) if gpus else 0
     return Hardware(
-        _usable_cores(),
+        limits.usable_cores,
         processor,
         own.name if (own := kernels()) is not None else "",
         gpus,
         has_bfloat16,
         torch=version,
         torch_note=note,
-        memory=usable_memory(),
+        memory=limits.usable_memory,
         gpu_memory=gpu_memory,
     )
 
@@ -268,17 +269,6 @@ def gpu_names() -> tuple[str, ...]:
     """Return a line for each GPU: its name, memory and the CUDA version of PyTorch."""
     properties: list[Any] = [cast(Any, torch.cuda).get_device_properties(i) for i in range(torch.cuda.device_count())]
     return tuple(f"{each.name} ({each.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda})" for each in properties)
-
-
-def _usable_cores() -> int:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    physical = num_physical_cores() or cores  # two hyper-threads share one multiplier
-    try:
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        share = physical if quota == "max" else round(int(quota) / int(period))
-    except (OSError, ValueError):
-        share = physical
-    return max(1, min(cores, physical, share))
 
 
 def _lower_priority() -> None:

@@ -1,13 +1,11 @@
 """Hardware description: processor features, cores and GPUs.
 
-Plain data; `model/ops/cpu.py` and `model/runner.py` detect the values. The memory is found here, without PyTorch.
+Plain data; `model/ops/cpu.py`, `model/runner.py` and `types/machine_limits.py` detect the values.
 """
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
 CpuLevel: TypeAlias = Literal["other", "avx2", "avx512", "avx512_bf16", "amx"]
@@ -51,7 +49,7 @@ class Hardware:
     """Resources of the machine, as `model.runner.probe` detects them."""
 
     num_cores: int
-    """Number of cores that this process may use (affinity and container quota)."""
+    """Number of cores that this process may use (affinity and quotas)."""
     cpu: Cpu = field(default_factory=Cpu)
     kernels: str = ""
     """Instruction set of Whimbrel's own kernels, or empty where PyTorch's operators are used."""
@@ -70,15 +68,3 @@ class Hardware:
     def fast_bfloat16(self) -> bool:
         """True if the CPU runs models in bfloat16 faster than in float32: natively, or by our kernels for float16."""
         return self.cpu.bfloat16 == "native" or (self.cpu.bfloat16 == "slow" and self.kernels.endswith("fp16"))
-
-
-def usable_memory() -> int:
-    """Return the bytes of memory of the machine or of the container; 0 if the system does not say."""
-    try:
-        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, OSError, ValueError):
-        return 0
-    try:
-        return min(total, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no container, or one without a limit ("max")
-        return total

@@ -16,6 +16,7 @@ from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
 from whimbrel.wire import from_base64
+from whimbrel.wire.whole_numbers import decode_json
 
 MAX_TEXTS: Final = 96
 """Texts in one request, a limit of Cohere's service."""
@@ -74,10 +75,10 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
 
 
 def _read(reply: Reply, count: int) -> Outputs:
-    embeddings = msgspec.json.decode(reply.content, type=_EmbedResponse).embeddings
+    embeddings = decode_json(_EmbedResponse, reply.content).embeddings
     rows = from_base64(embeddings.base64) if embeddings.base64 is not None else float_array(embeddings.floats or [], 2)
     return check_outputs(Outputs(rows), ("dense",), count)
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    return scores_of(msgspec.json.decode(reply.content, type=_RerankResponse).results, count)
+    return scores_of(decode_json(_RerankResponse, reply.content).results, count)

@@ -15,6 +15,7 @@ from whimbrel.types.options import TextOptions
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import ListedModel, Outputs
 from whimbrel.wire import from_base64
+from whimbrel.wire.whole_numbers import decode_json
 
 
 class _Row(IndexedRow):
@@ -35,7 +36,7 @@ def encode(
 
 
 def _read(reply: Reply, count: int) -> Outputs:
-    rows = sort_by_index(msgspec.json.decode(reply.content, type=_Response).data, count)
+    rows = sort_by_index(decode_json(_Response, reply.content).data, count)
     texts = [row.embedding for row in rows if isinstance(row.embedding, str)]
     if len(texts) == len(rows):
         return check_outputs(Outputs(from_base64(texts)), ("dense",), count)
@@ -56,4 +57,4 @@ def models() -> Task[list[ListedModel]]:
 
 
 def _read_models(reply: Reply, _: int) -> list[ListedModel]:
-    return [ListedModel(each.id, each.max_model_len) for each in msgspec.json.decode(reply.content, type=_Models).data]
+    return [ListedModel(each.id, each.max_model_len) for each in decode_json(_Models, reply.content).data]

@@ -17,6 +17,7 @@ from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse, Tokens
+from whimbrel.wire.whole_numbers import decode_json
 
 MAX_TEXTS: Final = 32
 """Texts in one request, TEI's default of --max-client-batch-size."""
@@ -72,11 +73,11 @@ def _truncation(truncate: str | bool | None) -> bodies.Json:
 
 def _read(output: str, reply: Reply, count: int) -> Outputs:
     if output == "dense":
-        outputs = Outputs(float_array(msgspec.json.decode(reply.content, type=list[list[float]]), 2))
+        outputs = Outputs(float_array(decode_json(list[list[float]], reply.content), 2))
     elif output == "sparse":
-        outputs = Outputs(sparse=_sparse(msgspec.json.decode(reply.content, type=list[list[_Entry]])))
+        outputs = Outputs(sparse=_sparse(decode_json(list[list[_Entry]], reply.content)))
     else:
-        rows = [float_array(each, 2) for each in msgspec.json.decode(reply.content, type=list[list[list[float]]])]
+        rows = [float_array(each, 2) for each in decode_json(list[list[list[float]]], reply.content)]
         tokens = Ragged(np.concatenate(rows), _offsets(rows))
         outputs = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
     return check_outputs(outputs, (output,), count)
@@ -93,7 +94,7 @@ def _offsets(rows: Sequence[Any]) -> Int64Array:
 
 
 def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    return scores_of(msgspec.json.decode(reply.content, type=list[ScoredRow]), count)
+    return scores_of(decode_json(list[ScoredRow], reply.content), count)
 
 
 class _Token(msgspec.Struct):
@@ -111,7 +112,7 @@ def tokenize(model: str | None, texts: str | Iterable[str]) -> Task[list[Tokens]
 
 
 def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
-    rows = msgspec.json.decode(reply.content, type=list[list[_Token]])
+    rows = decode_json(list[list[_Token]], reply.content)
     if len(rows) != count:
         raise ValueError(f"{len(rows)} rows of tokens for {count} texts")
     return [
@@ -129,4 +130,4 @@ def info() -> Task[dict[str, Any]]:
 
 
 def _read_info(reply: Reply, _: int) -> dict[str, Any]:
-    return msgspec.json.decode(reply.content, type=dict[str, Any])
+    return decode_json(dict[str, Any], reply.content)

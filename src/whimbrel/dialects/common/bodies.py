@@ -29,6 +29,7 @@ from whimbrel.dialects.common.body_rules import (
 )
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.types.request import InputType, OutputName, Request, read_truncate, splits
+from whimbrel.wire import whole_numbers
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
@@ -77,7 +78,7 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         reject_many(body)
     language = "MessagePack" if packed else "JSON"
     try:
-        return _decoder(kind, packed).decode(body)
+        return whole_numbers.decode(_decoder(kind, packed), body)
     except msgspec.ValidationError as error:
         raise _located(str(error), kind) from None
     except RecursionError:

@@ -82,10 +82,6 @@ def find_cpu(
     )
 
 
-def num_physical_cores() -> int | None:
-    return int(torch.cpu.get_capabilities().get("num_physical_cores") or 0) or None
-
-
 @cache
 def has_small_kernels() -> bool:
     """Return whether numpy has kernels for small products, which are a fifth faster than torch.mm if one side is narrow.

@@ -39,7 +39,7 @@ from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
-from whimbrel.types.hardware import usable_memory
+from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 

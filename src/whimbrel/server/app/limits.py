@@ -15,6 +15,7 @@ import msgspec
 
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import HttpLimits, PositiveInt
+from whimbrel.wire.whole_numbers import as_whole
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
 """Variable that holds one key; commas and spaces belong to it. Options take precedence."""
@@ -161,7 +162,7 @@ def _limits(text: str) -> ServerLimits:
         changes = msgspec.json.decode(text, type=dict[str, object])
         if unknown := sorted(set(changes) - set(_LIMITS)):
             raise ValueError(f"{unknown[0]} is not one of {', '.join(_LIMITS)}")
-        limits = msgspec.convert(asdict(DEFAULTS) | changes, ServerLimits)
+        limits = msgspec.convert(asdict(DEFAULTS) | {name: as_whole(value) for name, value in changes.items()}, ServerLimits)
         if limits.max_inflight_bytes < limits.max_body_bytes:
             raise ValueError("max_inflight_bytes is less than max_body_bytes")
     except ValueError as error:

@@ -34,7 +34,7 @@ from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
-from whimbrel.types.hardware import usable_memory
+from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.plan import Options
 
 _log = logging.getLogger("whimbrel")
@@ -87,7 +87,8 @@ class Supervisor:
         """Run all processes until a signal ends them. Return the exit code. Raises SetupError if one cannot be started."""
         loop = asyncio.get_running_loop()
         for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            if name != signal.SIGHUP or signal.getsignal(name) != signal.SIG_IGN:  # nohup
+            # A server without TLS ends with its terminal, unless nohup has started it. With TLS, SIGHUP ends nothing.
+            if name != signal.SIGHUP or self._options.tls is not None or signal.getsignal(name) != signal.SIG_IGN:
                 loop.add_signal_handler(name, self._on_signal, name)
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")

@@ -1,0 +1,192 @@
+"""Limits of the machine: the cores and the memory that this process may use.
+
+Affinity limits the cores, and control groups (cgroups) limit the time on them and the memory. A process is in one group of each
+hierarchy (/proc/self/cgroup). The limits of this group and of all groups above it hold, as far as they are mounted
+(/proc/self/mountinfo): so a limit is found that a container, a pod or a unit of systemd has. Both versions of cgroups are
+read, also beside each other. A file that is missing or that cannot be read limits nothing. Every limit is read here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
+
+_UNIFIED: Final = ""
+"""Name of the hierarchy of version 2. Those of version 1 have the names of their controllers."""
+_HIERARCHIES: Final = (_UNIFIED, "cpu", "memory")
+_NO_LIMIT: Final = 2**62
+"""Bytes from which on version 1 means that there is no limit."""
+
+
+class Limit(NamedTuple):
+    """A number, and the file that it comes from."""
+
+    value: float
+    file: str
+
+
+class _Mount(NamedTuple):
+    """A mounted hierarchy: the group that is its root, as /proc/self/cgroup would name it, and the folder."""
+
+    hierarchy: str
+    root: str
+    folder: str
+
+
+@dataclass(frozen=True, slots=True)
+class MachineLimits:
+    """Resources of the machine, and their limits."""
+
+    processors: int
+    """Processors by affinity, as the system counts them: a core with two hyper-threads is two."""
+    cores: int
+    """Cores of these processors."""
+    memory: int
+    """Bytes of memory of the machine; 0 if the system does not say."""
+    quota: Limit | None = None
+    """Processors whose time this process may use at most, if these are fewer."""
+    memory_limit: Limit | None = None
+    """Bytes that this process may use at most, if these are fewer."""
+
+    @property
+    def usable_processors(self) -> int:
+        """Number of processors by affinity and quota: a half counts as one, less as none, and there is one."""
+        return self.processors if self.quota is None else max(1, int(self.quota.value + 0.5))
+
+    @property
+    def usable_cores(self) -> int:
+        """Number of threads that compute at full speed side by side: hyper-threads of a core share its multipliers."""
+        return min(self.cores, self.usable_processors)
+
+    @property
+    def usable_memory(self) -> int:
+        """Bytes of memory; 0 if the system does not say."""
+        return self.memory if self.memory_limit is None else int(self.memory_limit.value)
+
+
+def read_limits(root: Path = Path("/")) -> MachineLimits:
+    """Return the limits of this process. `root` is the folder that holds /proc and /sys."""
+    folders = list(_group_folders(root))
+    ids = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    memory = _machine_memory()
+    return MachineLimits(
+        processors=len(ids),
+        cores=len({_core(root, number) for number in ids}),
+        memory=memory,
+        quota=_least(folders, _QUOTAS, len(ids)),
+        memory_limit=_least(folders, _SIZES, memory or _NO_LIMIT),
+    )
+
+
+def usable_processors() -> int:
+    """Return the number of processors that this process may use."""
+    return read_limits().usable_processors
+
+
+def usable_memory() -> int:
+    """Return the bytes of memory that this process may use; 0 if the system does not say."""
+    return read_limits().usable_memory
+
+
+def _core(root: Path, processor: int) -> str:
+    """Return a name of a processor's core: the list of its hyper-threads, or the processor where the system does not say."""
+    lines = _lines(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+    return next(filter(None, lines), str(processor))
+
+
+def _machine_memory() -> int:
+    try:
+        return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    except (AttributeError, OSError, ValueError):
+        return 0
+
+
+def _least(folders: list[Path], readers: Mapping[str, Callable[[Path], float]], most: float) -> Limit | None:
+    """Return the least limit of all groups; None if none is below `most`."""
+    limits = [limit for folder in folders for name, read in readers.items() if (limit := _limit(folder / name, read))]
+    least = min(limits, default=None)
+    return least if least is not None and least.value < most else None
+
+
+def _limit(file: Path, read: Callable[[Path], float]) -> Limit | None:
+    try:
+        value = read(file)
+    except (OSError, ValueError, ArithmeticError):  # no such file, "max", or no number
+        return None
+    return Limit(value, str(file)) if value > 0 else None
+
+
+def _size(file: Path) -> int:
+    return int(file.read_text())
+
+
+def _quota(file: Path) -> float:
+    quota, period = file.read_text().split()
+    return int(quota) / int(period)
+
+
+def _quota_of_version_1(file: Path) -> float:
+    return int(file.read_text()) / int(file.with_name("cpu.cfs_period_us").read_text())  # -1: no limit
+
+
+_QUOTAS: Final = {"cpu.max": _quota, "cpu.cfs_quota_us": _quota_of_version_1}
+_SIZES: Final[Mapping[str, Callable[[Path], float]]] = dict.fromkeys(
+    ("memory.max", "memory.high", "memory.limit_in_bytes"), _size
+)
+"""Files of sizes. Above memory.high (MemoryHigh of systemd) the kernel slows a process down until it stands still."""
+
+
+def _group_folders(root: Path) -> Iterator[Path]:
+    """Yield the folders of the groups of this process and of the groups above them, as far as they are mounted."""
+    own, mounts = _own_groups(_lines(root / "proc/self/cgroup")), _mounts(_lines(root / "proc/self/mountinfo"))
+    for hierarchy in _HIERARCHIES:
+        found = [
+            (root / mount.folder.lstrip("/"), _path_below(own.get(hierarchy, "/"), mount.root))
+            for mount in mounts
+            if mount.hierarchy == hierarchy
+        ]
+        for folder, path in [each for each in found if each[1] is not None] or found:
+            group = folder / (path or "")  # a namespace of which only the root is known
+            yield from (each for each in (group, *group.parents) if each.is_relative_to(folder))
+
+
+def _path_below(group: str, root: str) -> PurePosixPath | None:
+    """Return the path from the root of a mount to a group, or None if the group is elsewhere."""
+    if not PurePosixPath(group).is_relative_to(root):
+        return None
+    path = PurePosixPath(group).relative_to(root)
+    return None if ".." in path.parts else path
+
+
+def _own_groups(lines: list[str]) -> dict[str, str]:
+    """Return the group of each hierarchy, from lines `number:controllers:group`."""
+    parts = [line.split(":", 2) for line in lines if line.count(":") >= 2]
+    return {name: group for _, controllers, group in parts for name in controllers.split(",")}
+
+
+def _mounts(lines: list[str]) -> list[_Mount]:
+    """Return the mounted hierarchies, from lines `id parent device root folder options - type source options`."""
+    found = [_Mount(_UNIFIED, "/", "/sys/fs/cgroup")] if not lines else []
+    for line in lines:
+        place, _, system = line.partition(" - ")
+        fields, (kind, _, options) = place.split(), (*system.split(), "", "", "")[:3]
+        if len(fields) >= 5 and kind in ("cgroup", "cgroup2"):
+            names = [_UNIFIED] if kind == "cgroup2" else options.split(",")
+            found += [_Mount(name, _unescape(fields[3]), _unescape(fields[4])) for name in names if name in _HIERARCHIES]
+    return found
+
+
+def _unescape(path: str) -> str:
+    """Return a path without the octal numbers that stand for spaces and the like."""
+    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), path)
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(errors="replace").splitlines()
+    except OSError:
+        return []

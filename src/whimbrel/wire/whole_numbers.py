@@ -1,0 +1,75 @@
+"""Whole numbers that are written as doubles, such as 256.0 or 1e2, where an integer is due.
+
+Programs that have only doubles write them so, and JSON does not tell the two apart. msgspec does, and refuses a double in place
+of an integer. A message that is refused for this reason is decoded once more, with all its whole doubles as integers, which
+fields of doubles take too. A message that is right at first costs nothing more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, Final, TypeAlias, TypeVar, cast
+
+import msgspec
+
+T = TypeVar("T")
+Decoder: TypeAlias = "msgspec.json.Decoder[T] | msgspec.msgpack.Decoder[T]"
+
+_DOUBLE_FOR_INTEGER: Final = re.compile(r"Expected `[^`]*\bint\b[^`]*`, got `float`")
+_MOST: Final = 2**63
+"""Size from which on a double is left as it is: no field takes such an integer."""
+
+
+@lru_cache(maxsize=64)
+def _json_decoder(kind: type[T]) -> msgspec.json.Decoder[T]:
+    return msgspec.json.Decoder(kind)
+
+
+def decode_json(kind: type[T], text: bytes | str) -> T:
+    """Decode JSON; whole doubles count as integers. Raises msgspec.ValidationError and DecodeError."""
+    return decode(_json_decoder(kind), text.encode() if isinstance(text, str) else text)
+
+
+def decode(decoder: Decoder[T], message: bytes) -> T:
+    """Decode JSON or MessagePack; whole doubles count as integers. Raises what the decoder raises."""
+    try:
+        return decoder.decode(message)
+    except msgspec.ValidationError as error:
+        if not _DOUBLE_FOR_INTEGER.match(str(error)) or (rewritten := _rewrite(message, decoder)) is None:
+            raise
+    return decoder.decode(rewritten)
+
+
+def as_whole(value: object) -> Any:
+    """Return a whole double as an integer, and all else as it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and -_MOST <= value < _MOST else value
+
+
+def _rewrite(message: bytes, decoder: Decoder[Any]) -> bytes | None:
+    """Return a message with its whole doubles as integers, or None if it holds numbers that cannot be written again."""
+    form: Any = msgspec.json if isinstance(decoder, msgspec.json.Decoder) else msgspec.msgpack
+    try:
+        return cast(bytes, form.encode(_walk(form.decode(message))))
+    except (msgspec.ValidationError, OverflowError, TypeError):  # beyond doubles, beyond 64 bits, keys of no JSON
+        return None
+
+
+def _walk(value: Any) -> Any:
+    walk = _WALKS.get(type(cast(object, value)))
+    return value if walk is None else walk(value)
+
+
+def _walk_list(values: list[Any]) -> list[Any]:
+    kinds = set(map(type, values))
+    if kinds == {float} and all(map(float.is_integer, values)) and -_MOST <= min(values) <= max(values) < _MOST:
+        return list(map(int, values))  # token ids: there may be many
+    return [*map(_walk, values)] if not kinds.isdisjoint(_WALKS) else values
+
+
+def _walk_object(values: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: _walk(value) for name, value in values.items()}
+
+
+_WALKS: Final[dict[type, Callable[[Any], Any]]] = {float: as_whole, list: _walk_list, dict: _walk_object}
