@@ -14,7 +14,7 @@ from transformers.models.auto import tokenization_auto as auto
 
 import tokenizer_files
 from checkpoints import write_json
-from tokenizer_files import FAMILIES, charsmap, gemma, llama, qwen, roberta, write, xlm_roberta
+from tokenizer_files import FAMILIES, charsmap, deberta, gemma, llama, qwen, roberta, write, xlm_roberta
 from whimbrel.checkpoint.config import reader
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.tokenizer import config
@@ -331,6 +331,7 @@ CROSSED = [
         "ElectraTokenizer": FAMILIES["bert"][1],
         "MPNetTokenizerFast": FAMILIES["mpnet"][1],
         "CamembertTokenizerFast": FAMILIES["camembert"][1],
+        "DebertaV2TokenizerFast": deberta(lower=True),
     }.items()
     for family in ("bert", "modernbert", "llama", "mistral", "qwen3", "gemma3_text")
 ]
@@ -430,6 +431,9 @@ REFUSED: list[tuple[str, JSON, JSON, JSON, str]] = [
     ("llama", {"image_token": full("<new>")}, {}, {}, "tokenizer_config.json: image_token: "),
     ("llama", {"extra_special_tokens": {"pad_token": "<new>"}}, {}, {}, "tokenizer_config.json: extra_special_tokens: "),
     ("bert", {"cls_token": None}, {}, {}, "tokenizer_config.json: cls_token: "),
+    ("deberta-v2", {"vocab_type": "gpt2"}, {}, {}, "tokenizer_config.json: vocab_type: 'gpt2' is not supported"),
+    ("deberta-v2", {"unk_token": "[NONE]"}, {}, {}, "tokenizer.json: model: holds no '[NONE]' with the score 0"),
+    ("deberta-v2", {"add_prefix_space": None}, {}, {}, "tokenizer_config.json: add_prefix_space: null is not supported"),
     ("mpnet", {"sep_token": None}, {}, {}, "tokenizer_config.json: sep_token: "),
     ("camembert", {"bos_token": None}, {}, {}, "tokenizer_config.json: bos_token: "),
     ("gemma2", {"unk_token": None}, {}, {}, "tokenizer_config.json: unk_token: "),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_models import DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, write
+from test_models import DEBERTA, DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, write
 
 from checkpoints import edit_json
 from whimbrel.checkpoint.reader import read_card
@@ -21,6 +21,8 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "bert": ("Bert", SIZES | WIDE, {}),
     "modernbert": ("ModernBert", SIZES | WIDE | {"local_attention": 128}, {}),
     "mpnet": ("MPNet", ROBERTA | WIDE, {}),
+    "deberta": ("DebertaV2", DEBERTA | WIDE | {"position_buckets": 256}, {}),
+    "deberta v2": ("DebertaV2", DEBERTA | WIDE | {"position_buckets": 256, "conv_kernel_size": 3}, {}),
     "qwen3 in pieces": ("Qwen3", WIDE_DECODER, {}),
     "qwen3 in pieces of 64": ("Qwen3", WIDE_DECODER, {"max_batch_tokens": 64}),
     "qwen3 whole": ("Qwen3", WIDE_DECODER, {"chunked_prefill": False}),

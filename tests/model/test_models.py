@@ -64,6 +64,11 @@ DEEPSEEK = SIZES | {
     "topk_group": 1, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_shared_experts": 2,
     "first_k_dense_replace": 1, "num_mtp_layers": 0, "num_key_value_heads": 4,
 }  # fmt: skip
+DEBERTA = SIZES | {
+    "relative_attention": True, "position_buckets": 12, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0,
+}  # fmt: skip
+"""As DeBERTa v3."""
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", SIZES),
@@ -77,6 +82,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "electra": ("Electra", SIZES | {"embedding_size": 24}),
     "electra of one width": ("Electra", SIZES | {"embedding_size": 48}),
     "mpnet": ("MPNet", ROBERTA | {"max_position_embeddings": 300}),
+    "deberta v3": ("DebertaV2", DEBERTA),
+    "deberta v3 of wide heads": ("DebertaV2", DEBERTA | {"num_attention_heads": 1}),
+    "deberta v2": ("DebertaV2", DEBERTA | {"conv_kernel_size": 3, "conv_act": "gelu", "position_buckets": 64}),
+    "deberta v2 of other parts": (
+        "DebertaV2",
+        DEBERTA | {"position_biased_input": True, "type_vocab_size": 2, "share_att_key": False, "conv_kernel_size": 5},
+    ),
+    "deberta v2 without buckets": (
+        "DebertaV2",
+        DEBERTA | {"position_buckets": -1, "max_relative_positions": 20, "pos_att_type": ["c2p"], "norm_rel_ebd": "none"},
+    ),
+    "deberta v2 of keys alone": ("DebertaV2", DEBERTA | {"pos_att_type": ["p2c"], "share_att_key": False}),
     "nomic": ("NomicBert", SIZES),
     "gte": ("Gte", SIZES),
     "gte without token types": ("Gte", SIZES | {"type_vocab_size": 0}),
@@ -266,7 +283,8 @@ def test_layers_in_one_call_have_the_bits_of_their_parts(
     each = hidden(tmp_path, rows(), dtype, between_layers=lambda: between.append(None))
     never = case in ("mpnet", "gemma2") or "deepseek" in case or "experts" in case
     assert bool(whole_calls) != never
-    assert len(calls) == (2 * whole_calls if never or case.startswith("lfm2") else 1 + len(between) + 1)  # lfm2: in part
+    apart = never or case.startswith("lfm2") or "conv_kernel_size" in CASES[case][1]  # lfm2: in part
+    assert len(calls) == (2 * whole_calls if apart else 1 + len(between) + 1)
     monkeypatch.setattr(Layer, "join_parts", lambda _: None)
     loaded.cache_clear()
     calls.clear()

@@ -444,7 +444,7 @@ def test_the_same_verbs_for_asyncio(nli: Path) -> None:
         ({"id2label": {"0": "a", "1": 5}}, "config.json", "id2label"),
         ({"id2label": {"x": "a", "1": "b"}}, "config.json", "id2label"),
         ({"num_labels": 5}, "config.json", "num_labels"),
-        ({"architectures": ["DebertaV2ForSequenceClassification"]}, "config.json", "architectures"),
+        ({"architectures": ["DebertaForSequenceClassification"]}, "config.json", "architectures"),
         ({"architectures": ["Gemma3ForSequenceClassification"]}, "config.json", "architectures"),
     ],
 )

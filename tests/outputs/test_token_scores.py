@@ -103,7 +103,9 @@ def test_entities_are_those_of_the_pipeline(family: str, folder: Path, parity: P
     assert any(found["simple"])
 
 
-@pytest.mark.parametrize("family", ["jina v3", "nomic", "gte", "electra", "mpnet", "modernbert", "eurobert", "llama", "gemma2"])
+@pytest.mark.parametrize(
+    "family", ["jina v3", "nomic", "gte", "electra", "mpnet", "deberta", "modernbert", "eurobert", "llama", "gemma2"]
+)
 def test_each_family_gives_the_scores_of_transformers(family: str, tmp_path: Path, parity: Parity) -> None:
     model = write_classifier(tmp_path, family, "ForTokenClassification", num_labels=3)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)

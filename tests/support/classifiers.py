@@ -12,10 +12,14 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from checkpoints import SIZES, bert_tokenizer, edit_json, roberta_tokenizer, xlmr_tokenizer
-from tokenizer_files import qwen
+from tokenizer_files import deberta, qwen
 
 SMALL = SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 66, "pad_token_id": 0}
 ROBERTA = SMALL | {"pad_token_id": 1, "type_vocab_size": 1}
+DEBERTA = SMALL | {
+    "relative_attention": True, "position_buckets": 12, "norm_rel_ebd": "layer_norm", "share_att_key": True,
+    "pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0, "legacy": False,
+}  # fmt: skip
 DECODER = SMALL | {"num_key_value_heads": 2, "bos_token_id": 2, "eos_token_id": 3}
 DISTILBERT = {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_position_embeddings": 66}
 
@@ -27,6 +31,12 @@ def qwen_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **roles)
 
 
+def deberta_tokenizer() -> Any:
+    content, config = deberta()
+    roles = {key: value for key, value in config.items() if key.endswith("_token")}
+    return transformers.DebertaV2Tokenizer(vocab=[tuple(row) for row in content["model"]["vocab"]], **roles)
+
+
 FAMILIES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "bert": ("Bert", SMALL, bert_tokenizer, "BertTokenizer"),
     "roberta": ("Roberta", ROBERTA, roberta_tokenizer, "RobertaTokenizer"),
@@ -35,6 +45,13 @@ FAMILIES: dict[str, tuple[str, dict[str, Any], Any, str]] = {
     "distilbert": ("DistilBert", DISTILBERT, bert_tokenizer, "DistilBertTokenizer"),
     "electra": ("Electra", SMALL | {"embedding_size": 24}, bert_tokenizer, "ElectraTokenizer"),
     "mpnet": ("MPNet", ROBERTA, roberta_tokenizer, "PreTrainedTokenizerFast"),
+    "deberta": ("DebertaV2", DEBERTA, deberta_tokenizer, "DebertaV2Tokenizer"),
+    "deberta of other parts": (
+        "DebertaV2",
+        DEBERTA | {"pooler_hidden_act": "tanh", "position_biased_input": True, "type_vocab_size": 2},
+        deberta_tokenizer,
+        "DebertaV2Tokenizer",
+    ),
     "nomic": ("NomicBert", SMALL, bert_tokenizer, "BertTokenizer"),
     "gte": ("Gte", SMALL, xlmr_tokenizer, "XLMRobertaTokenizer"),
     "jina v3": ("JinaEmbeddingsV3", ROBERTA, xlmr_tokenizer, "XLMRobertaTokenizer"),

@@ -38,7 +38,7 @@ LEVELS: Final = {
 WITHOUT_KERNELS: Final = {"WHIMBREL_KERNELS": "off"}
 
 WHOLE: Final = """
-    test_cpu.py test_row_blocks.py test_trials.py test_maxsim.py
+    test_cpu.py test_row_blocks.py test_trials.py test_maxsim.py test_disentangled.py
     test_bge_m3.py::test_all_three_from_one_pass test_bge_m3.py::test_requests_of_all_kinds_share_batches
     test_ops.py::test_linear test_ops.py::test_a_row_has_the_same_bits_in_any_number_of_rows
     test_ops.py::test_low_rank_additions_in_any_company
@@ -54,7 +54,7 @@ WHOLE: Final = """
 """Tests that depend on the processor."""
 
 MODELS: Final = {
-    "test_models.py": ("bert", "modernbert", "nomic", "qwen3", "mistral", "gemma3"),
+    "test_models.py": ("bert", "deberta v3", "modernbert", "nomic", "qwen3", "mistral", "gemma3"),
     "test_hub_models.py": ("jina v2",),
     "test_fallback.py": ("albert", "phi3 with a window that the check cuts"),
 }

@@ -49,6 +49,7 @@ CARD = Card(
         tokenize_chinese_chars=True,
         add_prefix_space=None,
         legacy=True,
+        split_by_punct=False,
         ends=False,
         special_tokens={},
         extra_tokens=None,

@@ -152,6 +152,25 @@ def albert() -> tuple[JSON, JSON]:
     return _files(tokenizer, "AlbertTokenizer", roles, do_lower_case=True, keep_accents=False, remove_space=True)
 
 
+def deberta(*, lower: bool = False) -> tuple[JSON, JSON]:
+    """DeBERTa v3's: pieces with the roles of BERT's tokens, and a map that the class leaves out."""
+    special = ("[PAD]", "[CLS]", "[SEP]", "<unk>")
+    tokenizer = _with_pieces([(piece, 0.0) for piece in special])
+    content = _content(tokenizer)
+    content["model"]["vocab"][3], content["model"]["vocab"][-1] = ["[UNK]", 0.0], ["[unused]", 0.0]
+    tokenizer = Tokenizer.from_str(json.dumps(content))
+    tokenizer.add_special_tokens(["[PAD]", "[CLS]", "[SEP]", AddedToken("[UNK]", normalized=True), "[MASK]"])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    roles = {"bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "[UNK]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
+    roles |= {"cls_token": "[CLS]", "mask_token": "[MASK]"}
+    return _files(
+        tokenizer, "DebertaV2Tokenizer", roles,
+        do_lower_case=lower, split_by_punct=lower, sp_model_kwargs={}, vocab_type="spm",
+    )  # fmt: skip
+
+
 @cache  # training is not the same twice
 def _bytes_bpe(words: str) -> str:
     tokenizer = Tokenizer(models.BPE())
@@ -320,6 +339,7 @@ FAMILIES: dict[str, tuple[str, tuple[JSON, JSON]]] = {
     "distilbert": ("DistilBert", bert()),
     "electra": ("Electra", bert()),
     "mpnet": ("MPNet", mpnet()),
+    "deberta-v2": ("DebertaV2", deberta()),
     "nomic_bert": ("NomicBert", bert()),
     "gte": ("Gte", xlm_roberta()),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", xlm_roberta()),
@@ -355,6 +375,8 @@ def write(folder: Path, family: str, config: JSON | None = None, tokenizer: JSON
         sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 60, "vocab_size": 2000, "pad_token_id": 1}
     if family in ("llama", "mistral", "qwen2", "qwen3", "lfm2", "gemma", "gemma2", "gemma3_text", "olmo2", "phi3"):
         sizes["num_key_value_heads"] = 4
+    if family == "deberta-v2":
+        sizes |= {"relative_attention": True, "pos_att_type": "p2c|c2p"}
     settings = getattr(transformers, f"{name}Config")(**sizes, architectures=[f"{name}Model"]).to_dict()
     write_json(folder / "config.json", _changed(settings, model))
     write_json(folder / "tokenizer_config.json", _changed(stated, config or {}))

@@ -116,7 +116,7 @@ class Adapters:
 
         `order` is that of the weight's own rows, if it is not the stored one.
         """
-        if not self._spec.adapters or not self._changes(part, i):
+        if not self._spec.adapters or not self.changes(part, i):
             return None
         if not self._folders:
             return self._low_rank(self._stacked_blocks(self._names.for_layer(part, i), rows, columns))
@@ -148,7 +148,7 @@ class Adapters:
 
     def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:
         """Load the matrices of an embedding table with `rows` entries."""
-        if not self._spec.adapters or not self._changes(part, 0):
+        if not self._spec.adapters or not self.changes(part, 0):
             return None
         self._check_tables(part, rows, columns)
         down, up = self._table_pair(part, rows, columns)
@@ -175,7 +175,7 @@ class Adapters:
                 message = "is another table than the model's; the adapter belongs to another model."
                 raise CheckpointError(message, file=folder.weights.file, key=base)
 
-    def _changes(self, part: WeightRole, i: int) -> bool:
+    def changes(self, part: WeightRole, i: int) -> bool:
         """Return whether any adapter changes a layer. Those of a checkpoint change all of one part, or none."""
         if not self._spec.lora:
             names = self._folders[0].names if self._folders else self._names

@@ -34,6 +34,13 @@ class WeightNames:
     projection: str | None = None
     """Linear layer from the width of the tables to that of the model, if they differ."""
     relative: str | None = None
+    """Table of biases of relative positions, or of relative positions themselves."""
+    relative_norm: str | None = None
+    relative_keys: str | None = None
+    """Linear layer that makes positions of keys, if it is not that of keys."""
+    relative_queries: str | None = None
+    neighbours: str | None = None
+    """Module of the convolution after the first layer: conv and LayerNorm."""
     q_norm: str | None = None
     k_norm: str | None = None
     whole_norms: bool = False
@@ -125,6 +132,19 @@ _MPNET: Final = replace(
     out="encoder.layer.{i}.attention.attn.o",
     attention_sum="encoder.layer.{i}.attention.LayerNorm",
     relative="encoder.relative_attention_bias",
+)
+
+_DEBERTA: Final = replace(
+    _BERT,
+    prefixes=("deberta.",),
+    positions=None,
+    qkv=tuple(f"encoder.layer.{{i}}.attention.self.{part}_proj" for part in ("query", "key", "value")),
+    relative="encoder.rel_embeddings",
+    relative_norm="encoder.LayerNorm",
+    relative_keys="encoder.layer.{i}.attention.self.pos_key_proj",
+    relative_queries="encoder.layer.{i}.attention.self.pos_query_proj",
+    neighbours="encoder.conv",
+    unused=(*_TASK_HEADS, r"embeddings\.position_embeddings\..*", r"(lm|mask)_predictions\..*"),
 )
 
 
@@ -320,6 +340,8 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     ),
     "distilbert": _DISTILBERT,
     "mpnet": _MPNET,
+    "deberta": _DEBERTA,
+    "deberta_placed": replace(_DEBERTA, positions=_BERT.positions),
     "nomic_bert": replace(_NOMIC, in_transformers=replace(_NOMIC, **_joined_on_the_hub())),
     "nomic_bert_ungated": replace(
         _NOMIC,

@@ -120,12 +120,12 @@ class Layer:
         attended = _normed(self.attention_out, self.mix(_normed(self.attention_in, x_RD), rows))
         if self.attention_inner_sum is not None:
             attended = self.attention_inner_sum(x_RD, attended)
-        return self._feed_forward(_sum(self.attention_sum, x_RD, attended), rows.lora_mask_RK)
+        return self._feed_forward(added(self.attention_sum, x_RD, attended), rows.lora_mask_RK)
 
     def _feed_forward(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         """Run the second half of a layer. On a CPU in blocks of rows, so that intermediate results stay in the cache."""
         if x_RD.is_cuda or x_RD.shape[0] <= MAX_BLOCK:
-            return _sum(self.mlp_sum, x_RD, _normed(self.mlp_out, self.mlp(_normed(self.mlp_in, x_RD), lora_mask_RK)))
+            return added(self.mlp_sum, x_RD, _normed(self.mlp_out, self.mlp(_normed(self.mlp_in, x_RD), lora_mask_RK)))
         out_RD = torch.empty_like(x_RD)
         for start in range(0, x_RD.shape[0], MAX_BLOCK):
             rows = slice(start, start + MAX_BLOCK)
@@ -161,5 +161,6 @@ def _normed(norm: Norm | None, x_RD: Tensor) -> Tensor:
     return x_RD if norm is None else norm(x_RD)
 
 
-def _sum(norm: Norm | None, x_RD: Tensor, added_RD: Tensor) -> Tensor:
+def added(norm: Norm | None, x_RD: Tensor, added_RD: Tensor) -> Tensor:
+    """Return the norm of a sum, or the sum itself."""
     return x_RD + added_RD if norm is None else norm(x_RD, added_RD)

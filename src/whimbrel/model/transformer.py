@@ -3,8 +3,8 @@
 The residual stream and all norms are float32; matrix products are in the plan's dtype. `families.py` describes the parts of
 each family; nothing here tests the family's name.
 
-Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,nomic_bert,gte,jina_embeddings_v3,modernbert,eurobert,llama,
-qwen2,qwen3,mistral,gemma2,gemma3,lfm2,lfm2_moe,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, on the Hub,
+Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,deberta_v2,nomic_bert,gte,jina_embeddings_v3,modernbert,
+eurobert,llama,qwen2,qwen3,mistral,gemma2,gemma3,lfm2,lfm2_moe,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, on the Hub,
 jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
 Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
@@ -20,20 +20,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.errors import CheckpointError
 from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts, load_gated_experts
 from whimbrel.model.families import FAMILIES, WeightRole
 from whimbrel.model.latent import load_latent
-from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows
+from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows, added
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
+from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
 from whimbrel.model.ops.kernels import kernels, kernels_for
 from whimbrel.model.ops.layer_call import LayerCall
 from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.ops.short_conv import short_conv
+from whimbrel.model.ops.short_conv import short_conv, with_neighbours
 from whimbrel.model.weights import Weights
-from whimbrel.types.card import Encoder, Rotary
+from whimbrel.types.card import Encoder, NeighbourLayer, Rotary
 from whimbrel.types.card import Layer as LayerSpec
 from whimbrel.types.heads import Activation
 
@@ -79,18 +81,21 @@ class Transformer:
                 rotaries.append(layer.rotary)
         self._rotaries = [None if each is None else (*frequencies(each, device), each.interleaved) for each in rotaries]
         bias = self._bias()
+        self._relative = self._relative_positions()
         self._layers = [self._layer(i, layer, bias, rotaries.index(layer.rotary)) for i, layer in enumerate(spec.layers)]
         self._final = self._norm(names.final, spec.hidden_size)
+        self._neighbours = None if spec.neighbours is None else self._load_neighbours(spec.neighbours)
         self.left_out = self._adapters.finish()
         """Modules that adapters change and hidden states do not depend on."""
-        del self._weights, self._adapters
+        del self._weights, self._adapters, self._relative
         self.join_parts()
 
     def join_parts(self) -> None:
         """Run each layer as one call, or all of them, where our own kernels have all parts. Weights in int8 must be rounded."""
         parts = [layer.join_parts() for layer in self._layers]
         joined, own = [each for each in parts if each is not None], kernels()
-        self._whole = LayerCall(own, joined) if own is not None and joined and len(joined) == len(parts) else None
+        whole = joined and len(joined) == len(parts) and self._neighbours is None
+        self._whole = LayerCall(own, joined) if own is not None and whole else None
 
     def __call__(
         self,
@@ -112,7 +117,7 @@ class Transformer:
         return x_RD if self._final is None else self._final(x_RD)
 
     def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: Callable[[], None] | None) -> Tensor:
-        pieces = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces]
+        pieces, embedded_RD = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces], x_RD
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
@@ -120,6 +125,8 @@ class Transformer:
                 self._run_in_pieces(layer, x_RD, pieces, between_layers)
             else:
                 x_RD = layer(x_RD, rows)
+            if number == 0 and self._neighbours is not None:
+                x_RD = self._neighbours(embedded_RD, x_RD, rows)
         return x_RD
 
     def _run_in_pieces(
@@ -193,6 +200,7 @@ class Transformer:
             window=layer.window,
             softcap=spec.softcap,
             bias=bias,
+            tables=self._position_tables(i),
             layer=i,
         )
         if spec.latent is not None:
@@ -359,6 +367,52 @@ class Transformer:
         if spec.positions == "relative":
             return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads))
         return None
+
+    def _relative_positions(self) -> tuple[Tensor, Tensor] | None:
+        """Return the positions that contents are scored against, in order of distance, and the row of each distance."""
+        spec, names = self._spec, self._names
+        if spec.disentangled is None:
+            return None
+        positions_PD = self._table(names.relative or "", 2 * spec.disentangled.span, spec.hidden_size)
+        if spec.disentangled.normed and (norm := self._norm(names.relative_norm, spec.hidden_size)) is not None:
+            positions_PD = F.layer_norm(positions_PD, norm.weight_D.shape, norm.weight_D, norm.bias_D, norm.eps)
+        return positions_PD, row_of_distances(spec.disentangled, spec.max_positions).to(self._device)
+
+    def _position_tables(self, i: int) -> PositionTables | None:
+        """Return the positions of keys and queries in a layer. Adapters cannot change them."""
+        spec, names = self._spec, self._names
+        if spec.disentangled is None or self._relative is None:
+            return None
+        if spec.adapters and spec.disentangled.shared and self._adapters.changes("qkv", i):
+            message = (
+                "these layers make relative positions too, which adapters cannot change; merge the adapter into the model."
+            )
+            raise CheckpointError(message, file="adapter_model.safetensors", key=names.for_layer("qkv", i)[0])
+        positions_PD, row_M = self._relative
+
+        def table(own: str | None, shared: str) -> Tensor:
+            part, width = shared if own is None else own.format(i=i), spec.num_heads * spec.head_width
+            weight = self._weights.take(f"{part}.weight", width, spec.hidden_size).to(self._device)
+            bias = self._weights.take(f"{part}.bias", width).to(self._device)
+            return F.linear(positions_PD, weight, bias).view(-1, spec.num_heads, spec.head_width).transpose(0, 1).contiguous()
+
+        queries, keys, _ = names.for_layer("qkv", i)
+        of, is_shared = spec.disentangled, spec.disentangled.shared
+        return PositionTables(
+            table(None if is_shared else names.relative_keys, keys) if of.of_keys else None,
+            table(None if is_shared else names.relative_queries, queries) if of.of_queries else None,
+            row_M,
+        )
+
+    def _load_neighbours(self, spec: NeighbourLayer) -> Callable[[Tensor, Tensor, Rows], Tensor]:
+        at, width = self._names.neighbours, self._spec.hidden_size
+        weight_DDK = self._weights.take(f"{at}.conv.weight", width, width, spec.width)
+        bias = self._weights.take(f"{at}.conv.bias", width).to(self._device, self._dtype)
+        weight = weight_DDK.transpose(1, 2).reshape(width, -1).to(self._device, self._dtype)
+        linear, norm = self._linear_of(weight, bias, spec.activation, wide=True), self._norm(f"{at}.LayerNorm", width)
+        return lambda embedded_RD, x_RD, rows: added(
+            norm, x_RD, linear(with_neighbours(embedded_RD, rows.positions_R, spec.width))
+        )
 
 
 def _order_by_key(spec: Encoder) -> Tensor:

@@ -56,7 +56,7 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-_UNIGRAM: Final = ("AlbertTokenizer", "CamembertTokenizer", "XLMRobertaTokenizer")
+_UNIGRAM: Final = ("AlbertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer", "XLMRobertaTokenizer")
 """Tokenizer classes that pass the scores of pieces to the backend as numbers."""
 
 

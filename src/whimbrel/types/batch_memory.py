@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from whimbrel.types.card import Card, Encoder, Output, Rotary
+from whimbrel.types.card import Card, Disentangled, Encoder, Output, Rotary
 from whimbrel.types.heads import Dense, SparseAutoencoder
 
 MAX_BLOCK: Final = 512
@@ -94,7 +94,8 @@ def _encoder(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     angles = sum(3 * _FLOAT * rows * rotary.width // 2 for rotary in rotaries)
     normed = (_FLOAT + device.dtype_bytes) * piece * width
     halves = _attention(encoder, rows, piece, device), _mlp(encoder, piece, device)
-    return stream + inputs + angles + normed + max(halves)
+    beside = 0 if encoder.neighbours is None else _FLOAT * rows * width * (2 * encoder.neighbours.width + 2)
+    return stream + inputs + angles + normed + max(*halves, beside)
 
 
 def _shared(encoder: Encoder, max_batch_tokens: int, device: _Device) -> int:
@@ -119,6 +120,8 @@ def _attention(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
 def _scores(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     """Return the bytes of masks, and of scores where the plain formula runs."""
     heads = encoder.num_heads
+    if encoder.disentangled is not None:
+        return _disentangled(encoder, encoder.disentangled, rows, device)
     biased = encoder.positions in ("alibi", "relative")
     queries = min(piece, QUERIES_AT_A_TIME) if biased or encoder.softcap is not None else piece
     formula = 3 * _FLOAT * heads * queries * rows + 4 * _FLOAT * rows * heads * _head_width(encoder)
@@ -128,6 +131,16 @@ def _scores(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
         return 0 if encoder.causal else 3 * _FLOAT * heads * min(rows, MAX_PRODUCT_LENGTH) ** 2
     masks = _masks(encoder, rows, piece, queries, device)
     return masks + formula if biased else masks
+
+
+def _disentangled(encoder: Encoder, spec: Disentangled, rows: int, device: _Device) -> int:
+    """Return the bytes of scores of contents and positions: our own kernels' tables and scores of a head, or the formula's."""
+    length, heads = min(rows, encoder.max_positions), encoder.num_heads
+    if device.kernels and device.on_cpu:
+        return _FLOAT * (4 * (length + QUERIES_AT_A_TIME) * _head_width(encoder) + QUERIES_AT_A_TIME * length)
+    one = heads * length * (2 * spec.span + QUERIES_AT_A_TIME)
+    largest = one if device.on_cpu else max(one, min(MAX_MASK_ELEMENTS, rows // length * one))
+    return 3 * _FLOAT * largest + 3 * _INT64 * QUERIES_AT_A_TIME * length
 
 
 def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: _Device) -> int:

@@ -99,6 +99,38 @@ class Routing:
 
 
 @dataclass(frozen=True, slots=True)
+class Disentangled:
+    """Attention that scores relative positions against contents (DeBERTa), with a table of positions that layers share."""
+
+    of_keys: bool
+    """Queries meet the positions of keys."""
+    of_queries: bool
+    """Keys meet the positions of queries."""
+    max_distance: int
+    """Distance from which on positions are the same."""
+    num_buckets: int = 0
+    """Positions on each side, half of them logarithmic; 0: one for each distance up to `max_distance`."""
+    shared: bool = False
+    """Positions pass the linear layers of keys and queries, not their own."""
+    normed: bool = False
+    """Positions pass a norm first."""
+
+    @property
+    def span(self) -> int:
+        """Rows of the table on each side of distance 0, which has the first row of the second half."""
+        return self.num_buckets or self.max_distance
+
+
+@dataclass(frozen=True, slots=True)
+class NeighbourLayer:
+    """Convolution over the embeddings of neighbouring tokens, added to the first layer's result before a norm."""
+
+    width: int
+    """Number of tokens, the middle one of which is the token itself."""
+    activation: Activation
+
+
+@dataclass(frozen=True, slots=True)
 class LoraAdapter:
     """LoRA adapter that a user adds to a model, in a folder as PEFT saves it: weight + alpha / rank * B @ A."""
 
@@ -145,6 +177,9 @@ class Encoder:
     embedding_scale: float = 1.0
     positions: Positions = "learned"
     num_buckets: int = 0
+    disentangled: Disentangled | None = None
+    """None: scores depend on contents, and at most on a bias."""
+    neighbours: NeighbourLayer | None = None
     position_offset: int = 0
     """Row of the position table of the first token: 0, or pad id + 1 in the RoBERTa family."""
     pad_id: int = 0
@@ -258,6 +293,7 @@ TokenizerClass: TypeAlias = Literal[
     "AlbertTokenizer",
     "BertTokenizer",
     "CamembertTokenizer",
+    "DebertaV2Tokenizer",
     "GPT2Tokenizer",
     "GemmaTokenizer",
     "LlamaTokenizer",
@@ -299,6 +335,8 @@ class TokenizerCard:
     add_prefix_space: bool | None
     legacy: bool
     """LlamaTokenizer's `legacy`: prefix every piece between special tokens with a space, not only the first."""
+    split_by_punct: bool
+    """DebertaV2Tokenizer's `split_by_punct`: each punctuation mark is a piece of its own."""
     ends: bool
     """Append the eos token to every text, regardless of tokenizer.json."""
     special_tokens: Mapping[str, AddedToken | None]

@@ -33,7 +33,7 @@ _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm
 _BYPASS: Final = "does not pass through transformers' attention interface"
 _UNPACKABLE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("big_bird", "longformer"), f"its sparse attention {_BYPASS}"),
-    **dict.fromkeys(("deberta", "deberta-v2", "xlnet"), f"its attention to relative positions {_BYPASS}"),
+    **dict.fromkeys(("deberta", "xlnet"), f"its attention to relative positions {_BYPASS}"),
     **dict.fromkeys(("esm", "esmc"), "it looks at the mask tokens of all texts of a batch at once"),
     **dict.fromkeys(("mt5", "t5", "umt5"), f"its bias of relative positions {_BYPASS}"),
     "rembert": f"its attention {_BYPASS}",

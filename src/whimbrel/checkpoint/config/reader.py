@@ -1,7 +1,7 @@
 """Dispatch of config.json to architecture readers.
 
-The readers are in `bert.py`, `decoders.py`, `hub_code.py`, `jina_v5.py` and `fallback.py`. Every key is read by one of them,
-known not to matter, or refused. Sources: transformers/configuration_utils.py and models/*/configuration_*.py (5.23).
+The readers are in `bert.py`, `deberta.py`, `decoders.py`, `hub_code.py`, `jina_v5.py` and `fallback.py`. Every key is read by
+one of them, known not to matter, or refused. Sources: transformers/configuration_utils.py, models/*/configuration_*.py (5.23).
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Final, TypeAlias, cast
 
 from whimbrel.checkpoint.config import bert, decoders
 from whimbrel.checkpoint.config.common import reject_auto_map
+from whimbrel.checkpoint.config.deberta import read_deberta
 from whimbrel.checkpoint.config.fallback import is_offered, read_fallback, undeclared_keys
 from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
 from whimbrel.checkpoint.config.jina_v5 import read_eurobert, read_jina_v5
@@ -124,6 +125,7 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "DistilBert": ("distilbert", _USUAL, bert.read_distilbert),
     "Electra": ("electra", (*_USUAL, "ForPreTraining"), bert.read_electra),
     "MPNet": ("mpnet", _USUAL, bert.read_mpnet),
+    "DebertaV2": ("deberta-v2", _USUAL, read_deberta),
     "NomicBert": ("nomic_bert", (*_USUAL, "ForPreTraining"), bert.read_nomic),
     "New": ("new", _USUAL, partial(bert.read_gte, theta=10_000.0)),
     "Gte": ("gte", _USUAL, partial(bert.read_gte, theta=160_000.0)),

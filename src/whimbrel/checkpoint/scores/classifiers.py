@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import ACTIVATIONS
+from whimbrel.checkpoint.config.deberta import DEBERTA
 from whimbrel.checkpoint.config.fallback import FALLBACK, OWN_HEADS
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.heads import Features, resolve_features, tokens
@@ -61,6 +62,7 @@ _DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3", FALLBACK)
 _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     **dict.fromkeys(("bert", "nomic_bert", "gte", "jina_bert", "jina_bert_ungated"), _POOLER),
     **dict.fromkeys(("roberta", "mpnet", "jina_embeddings_v3", "jina_reranker"), _TWO),
+    **dict.fromkeys(DEBERTA, _POOLER),
     "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
     "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
     "modernbert": _Layers("classifier"),
@@ -237,8 +239,9 @@ def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output)
 
 def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:
     width = encoder.hidden_size
+    stated = config.choice("pooler_hidden_act", ACTIVATIONS, "gelu") if encoder.family in DEBERTA else None
     before: tuple[Head, ...] = tuple(
-        Dense(None, name, width, width, bias=True, activation=activation) for name, activation in layers.before
+        Dense(None, name, width, width, bias=True, activation=stated or activation) for name, activation in layers.before
     )
     if encoder.family == "modernbert":
         bias = config.get("classifier_bias", bool, False)

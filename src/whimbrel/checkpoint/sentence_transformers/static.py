@@ -145,6 +145,7 @@ def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> Tokeniz
         tokenize_chinese_chars=True,
         add_prefix_space=None,
         legacy=False,
+        split_by_punct=False,
         ends=False,
         special_tokens={},
         extra_tokens=None,

@@ -26,6 +26,7 @@ _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
     "AlbertTokenizer": dict(zip(_ROLES, "[CLS] [SEP] <unk> [SEP] <pad> [CLS] [MASK]".split(), strict=True)),
     "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
     "CamembertTokenizer": _FAIRSEQ,
+    "DebertaV2Tokenizer": dict(zip(_ROLES, "[CLS] [SEP] [UNK] [SEP] [PAD] [CLS] [MASK]".split(), strict=True)),
     "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
     "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
     "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
@@ -141,6 +142,27 @@ def _albert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
     }
 
 
+def _deberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+    unk = tokens.name("unk")
+    unk_id = next((i for i, (token, score) in enumerate(file["model"]["vocab"]) if token == unk and score == 0.0), None)
+    if unk_id is None:
+        raise CheckpointError(f"holds no {unk!r} with the score 0.", file="tokenizer.json", key="model")
+    spaces = {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}
+    steps: list[JSON] = [{"type": "Lowercase"}] if card.do_lower_case else []
+    marks: list[JSON] = [{"type": "Punctuation", "behavior": "Isolated"}] if card.split_by_punct else []
+    metaspace = _metaspace("first" if card.add_prefix_space is False else "always", split=True)
+    return {
+        "model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False}),
+        "normalizer": {
+            "type": "Sequence",
+            "normalizers": [*steps, spaces, {"type": "NFC"}, {"type": "Strip", "strip_left": False, "strip_right": True}],
+        },
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*marks, metaspace]},
+        "decoder": metaspace,
+        "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
+    }
+
+
 def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
     return {
         "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
@@ -184,6 +206,7 @@ _BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, _Tokens]
     "AlbertTokenizer": _albert,
     "BertTokenizer": _bert,
     "CamembertTokenizer": _camembert,
+    "DebertaV2Tokenizer": _deberta,
     "GPT2Tokenizer": _gpt2,
     "GemmaTokenizer": _gemma,
     "LlamaTokenizer": _llama,

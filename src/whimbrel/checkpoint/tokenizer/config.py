@@ -30,12 +30,12 @@ _INERT: Final = """
     full_tokenizer_file is_local local_files_only max_length name_or_path never_split pad_to_multiple_of pad_token_type_id
     padding_side processor_class remove_space return_special_tokens_mask sp_model_kwargs spaces_between_special_tokens
     special_tokens_map_file stride tokenizer_file tokenizer_type trim_offsets truncation truncation_strategy
-    use_default_system_prompt use_fast vocab_file vocab_size
+    unk_id use_default_system_prompt use_fast vocab_file vocab_size
 """.split()
 _USED: Final = """
     add_prefix_space added_tokens_decoder additional_special_tokens auto_map do_lower_case extra_special_tokens init_inputs
-    keep_accents legacy max_len model_input_names model_max_length model_specific_special_tokens split_special_tokens
-    strip_accents tokenize_chinese_chars tokenizer_class truncation_side
+    keep_accents legacy max_len model_input_names model_max_length model_specific_special_tokens split_by_punct
+    split_special_tokens strip_accents tokenize_chinese_chars tokenizer_class truncation_side vocab_type
 """.split()
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
 _ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
@@ -54,6 +54,7 @@ _TYPES: Final[Mapping[TokenizerClass, str]] = {
     "AlbertTokenizer": "albert",
     "BertTokenizer": "bert distilbert electra ernie mobilebert nomic_bert",
     "CamembertTokenizer": "camembert",
+    "DebertaV2Tokenizer": "deberta-v2",
     "GPT2Tokenizer": "gpt2 opt phi starcoder2",
     "GemmaTokenizer": "gemma gemma2 gemma3_text",
     "MPNetTokenizer": "mpnet",
@@ -79,9 +80,11 @@ _FORCED: Final[Mapping[str, TokenizerClass]] = {
 _ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
 """Code of gte-Qwen2 and stella. If add_eos_token is true, it appends an eos token that their tokenizer.json does not."""
 _NEED_A_SPACE_FLAG: Final = """
-    AlbertTokenizer CamembertTokenizer GPT2Tokenizer RobertaTokenizer XLMRobertaTokenizer
+    AlbertTokenizer CamembertTokenizer DebertaV2Tokenizer GPT2Tokenizer RobertaTokenizer XLMRobertaTokenizer
 """.split()
 """Classes that do not take a null for add_prefix_space as their default."""
+_WITH_TYPES: Final = ("BertTokenizer", "DebertaV2Tokenizer")
+"""Classes that give token types unless model_input_names says otherwise."""
 
 
 def read_tokenizer_file(root: Path) -> JsonFile:
@@ -114,6 +117,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     """Return the tokenizer's card. `lowercase` is Sentence Transformers' do_lower_case. Raises CheckpointError."""
     tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
+    tokenizer.require_values({"vocab_type": ("spm", None)})
     file = read_tokenizer_file(root)
     kind, origin = _tokenizer_class(root, config, tokenizer)
     _refuse_mismatch(root, file, kind, origin, config.get("model_type", str, ""))
@@ -122,17 +126,18 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     truncation = cast(JSON, file.data.get("truncation") or {})
     sides: Mapping[str, Literal["right", "left"]] = {"right": "right", "left": "left"}
     added = tokenizer.data.get("added_tokens_decoder")
-    inputs = tokenizer.get("model_input_names", list, ["token_type_ids"] if kind == "BertTokenizer" else [])
+    inputs = tokenizer.get("model_input_names", list, ["token_type_ids"] if kind in _WITH_TYPES else [])
     roles, extra = _special_tokens(root, tokenizer, legacy=added is None)
     return TokenizerCard(
         tokenizer_class=kind,
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
         lowercase=lowercase,
-        do_lower_case=tokenizer.get("do_lower_case", bool, True),
+        do_lower_case=tokenizer.get("do_lower_case", bool, kind != "DebertaV2Tokenizer"),
         strip_accents=tokenizer.get("strip_accents", bool) if tokenizer.data.get("strip_accents") is not None else None,
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
         add_prefix_space=_add_prefix_space(tokenizer, kind),
         legacy=tokenizer.get("legacy", bool, False),
+        split_by_punct=tokenizer.get("split_by_punct", bool, False),
         ends=_ends(tokenizer),
         second_type="token_type_ids" in inputs,
         special_tokens=roles,

@@ -7,24 +7,13 @@
 
 #include <algorithm>
 
-#include "product.h"
+#include "blocks.h"
+#include "positions.h"
 #include "team.h"
 
 namespace whimbrel {
 
-#ifdef WHIMBREL_TILES
-constexpr i64 BLOCK_KEYS = 256, BLOCK_QUERIES = 2 * TILE_ROWS;
-#else
-constexpr i64 BLOCK_KEYS = 512, BLOCK_QUERIES = 24;
-#endif
-constexpr i64 SCORES_STRIDE = BLOCK_KEYS + 32;  // of scores and weights: rows that are no multiple of 512 bytes apart
 constexpr i64 MOST_SHARED_KEYS = 16384;  // of a seq: helpers keep their memory
-
-template <class T>
-struct Rows {
-    const T* data;
-    i64 row_stride, head_stride;  // in numbers
-};
 
 struct Scores {
     float scale;  // above 0
@@ -60,76 +49,6 @@ void scale_keys(const T* keys, i64 key_stride, const T* values, i64 value_stride
     }
 }
 
-// Write unit u of row r to out[u * PANEL + r].
-inline void transpose(const std::uint32_t (*rows)[W], i64 num_units, std::uint32_t* out) {
-#ifdef __AVX512F__
-    for (int half = 0; half < NV; half++) {
-        __m512i x[W], y[W];
-        for (int r = 0; r < W; r++) x[r] = _mm512_load_si512(rows[half * W + r]);
-        for (int r = 0; r < W; r += 2) y[r] = _mm512_unpacklo_epi32(x[r], x[r + 1]), y[r + 1] = _mm512_unpackhi_epi32(x[r], x[r + 1]);
-        for (int r = 0; r < W; r += 4)
-            for (int c = 0; c < 2; c++) {
-                x[r + 2 * c] = _mm512_unpacklo_epi64(y[r + c], y[r + 2 + c]);
-                x[r + 2 * c + 1] = _mm512_unpackhi_epi64(y[r + c], y[r + 2 + c]);
-            }
-        for (int r = 0; r < W; r += 8)
-            for (int c = 0; c < 4; c++) {
-                y[r + c] = _mm512_shuffle_i32x4(x[r + c], x[r + 4 + c], 0x88);
-                y[r + 4 + c] = _mm512_shuffle_i32x4(x[r + c], x[r + 4 + c], 0xdd);
-            }
-        for (int c = 0; c < 8; c++) {
-            x[c] = _mm512_shuffle_i32x4(y[c], y[8 + c], 0x88);
-            x[8 + c] = _mm512_shuffle_i32x4(y[c], y[8 + c], 0xdd);
-        }
-        for (int u = 0; u < num_units; u++) _mm512_store_si512(out + u * PANEL + half * W, x[u]);
-    }
-#else
-    for (int half = 0; half < NV; half++) {
-        __m256 x[W], y[W];
-        for (int r = 0; r < W; r++) x[r] = _mm256_loadu_ps(reinterpret_cast<const float*>(rows[half * W + r]));
-        for (int r = 0; r < W; r += 2) y[r] = _mm256_unpacklo_ps(x[r], x[r + 1]), y[r + 1] = _mm256_unpackhi_ps(x[r], x[r + 1]);
-        for (int r = 0; r < W; r += 4)
-            for (int c = 0; c < 2; c++) {
-                x[r + 2 * c] = _mm256_shuffle_ps(y[r + c], y[r + 2 + c], 0x44);
-                x[r + 2 * c + 1] = _mm256_shuffle_ps(y[r + c], y[r + 2 + c], 0xee);
-            }
-        for (int c = 0; c < 4; c++) {
-            y[c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x20);
-            y[4 + c] = _mm256_permute2f128_ps(x[c], x[4 + c], 0x31);
-        }
-        for (int u = 0; u < num_units; u++) _mm256_storeu_ps(reinterpret_cast<float*>(out) + u * PANEL + half * W, y[u]);
-    }
-#endif
-}
-
-// Unit u of row `row`, of a panel of rows: the layout in which keys are the columns of a product. With `scales`, rows are divided by them.
-template <class D, class T>
-void pack_rows_as_columns(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[maybe_unused]] const float* scales, std::uint32_t* out) {
-    alignas(64) std::uint32_t part[PANEL][W];
-    for (i64 row = 0; row < count; row += PANEL)
-        for (i64 unit = 0; unit < units; unit += W) {
-            const i64 num_units = std::min<i64>(W, units - unit);
-            for (i64 r = 0; r < PANEL; r++) {
-                if (row + r >= count) {
-                    std::memset(part[r], 0, sizeof part[r]);
-                    continue;
-                }
-                const i64 from = unit * D::per_unit, left = std::max<i64>(0, width - from);
-                const T* in = rows + (row + r) * stride + from;
-                if constexpr (D::per_unit == 1) {
-                    store(reinterpret_cast<float*>(part[r]), load(in, std::min<i64>(left, W)));
-                } else {
-                    auto* halves = reinterpret_cast<std::uint16_t*>(part[r]);
-                    const Floats factor = all(D::scaled ? inverse_of_power(scales[row + r]) : 1.0f);
-                    D::put(halves, mul(load(in, std::min<i64>(left, W)), factor), W);
-                    D::put(halves + W, left > W ? mul(load(in + W, std::min<i64>(left - W, W)), factor) : zero(), W);
-                }
-            }
-            std::uint32_t* to = out + row * units + unit * PANEL;
-            transpose(part, num_units, to);
-        }
-}
-
 // Rows become the inner dimension, and columns the columns of panels. With `scales`, rows are multiplied with VALUE_FACTOR and them.
 template <class D, class T>
 void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[maybe_unused]] const float* scales, std::uint32_t* out) {
@@ -153,8 +72,9 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[may
 }
 
 // S is D, or its variant whose sums stay float16, for the products of queries and keys.
+// `positions` is null where scores depend on contents alone. Otherwise `keys` are the head's, for the scores of their positions.
 template <class D, class S, class T>
-void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, T* out, i64 out_stride) {
+void attend_head(const T* q, i64 q_stride, Rows<T> keys, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, [[maybe_unused]] const PositionsOfHead<D>* positions, T* out, i64 out_stride) {
     const i64 units = units_for<D>(width), key_units = units_for<D>(num_keys), padded = up_to(width, PANEL);
     constexpr i64 weights_stride = SCORES_STRIDE / D::per_unit;
     auto* all_scores = static_cast<typename S::Sum*>(at.scores);
@@ -175,6 +95,8 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
                 else D::put(reinterpret_cast<std::uint16_t*>(to) + k, D::scaled ? mul(x, all(factor)) : x, some);
             });
         }
+        if constexpr (!D::scaled)
+            if (positions != nullptr && row % MANY_QUERIES == 0) positions->score_keys(keys.data, keys.row_stride, num_keys, first, std::min(MANY_QUERIES, num_queries - row));
         float most[BLOCK_QUERIES], total[BLOCK_QUERIES];
         std::fill(most, most + count, -std::numeric_limits<float>::infinity());
         std::fill(total, total + count, 0.0f);
@@ -186,6 +108,8 @@ void attend_head(const T* q, i64 q_stride, i64 num_queries, i64 num_keys, i64 be
             const i64 end = std::min(key + BLOCK_KEYS, high), columns = end - key;
             for (i64 column = 0; column < columns; column += PANEL)
                 product<S>(count, at.queries, units, at.keys + (key + column) * units, units, all_scores + column, SCORES_STRIDE, true, columns - column <= W);
+            if constexpr (!D::scaled)
+                if (positions != nullptr) positions->add_scores(at.queries, count, first, row % MANY_QUERIES, key, columns, all_scores);
             for (i64 r = 0; r < count; r++) {
                 typename S::Sum* products = all_scores + r * SCORES_STRIDE;
                 std::uint32_t* weights = at.weights + r * weights_stride;
@@ -271,20 +195,20 @@ inline Buffers buffers_for(i64 width, i64 units, i64 longest) {
 }
 
 // Attend in all seqs, each of which is five numbers in `seqs`: first query row, number of queries, first key row, number of keys, position
-// of the first query among the keys. Each key head serves num_heads / num_key_heads query heads. Heads are shared with the team.
+// of the first query among the keys. Each key head serves num_heads / num_key_heads query heads, but with `positions` each query head has
+// its own. Heads are shared with the team.
 template <class D, class T>
-void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seqs, const std::int64_t* seqs, i64 num_heads, i64 num_key_heads, i64 width, const Scores& scores) {
+void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seqs, const std::int64_t* seqs, i64 num_heads, i64 num_key_heads, i64 width, const Scores& scores, const Positions* positions) {
     i64 longest = 0;
     for (i64 b = 0; b < num_seqs; b++) longest = std::max(longest, seqs[5 * b + 3]);
     const i64 units = units_for<D>(width), shared = num_heads / num_key_heads;
-    const auto run_key_head = [&](i64 number) {
-        const i64 b = number / num_key_heads, h = number % num_key_heads;
+    const auto run_key_head = [&](i64 b, i64 h, const PositionsOfHead<D>* of_head) {
         const i64 first = seqs[5 * b], count = seqs[5 * b + 1], key = seqs[5 * b + 2], num_keys = seqs[5 * b + 3], before = seqs[5 * b + 4];
         if (count == 0) return;
         const Buffers at = buffers_for(width, units, longest);
         const T *keys = k.data + key * k.row_stride + h * k.head_stride, *values = v.data + key * v.row_stride + h * v.head_stride;
         if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
-        pack_rows_as_columns<D>(keys, k.row_stride, num_keys, width, units, at.key_scales, at.keys);
+        pack_rows_as_columns<D>([=](i64 row) { return keys + row * k.row_stride; }, num_keys, width, units, at.key_scales, at.keys);
         pack_rows<D>(values, v.row_stride, num_keys, width, units_for<D>(num_keys), at.value_scales, at.values);
         auto run_head = attend_head<D, D, T>;
 #ifdef WHIMBREL_FLOAT16
@@ -292,14 +216,21 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
             if (units <= D::most_units) run_head = attend_head<D, InFloat16Alone, T>;
 #endif
         for (i64 n = h * shared; n < (h + 1) * shared; n++)
-            run_head(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, count, num_keys, before, width, scores, at, out + first * out_stride + n * width, out_stride);
+            run_head(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, {keys, k.row_stride, 0}, count, num_keys, before, width, scores, at, of_head, out + first * out_stride + n * width, out_stride);
     };
-    auto run_key_heads = [&](i64 from, i64 to) {
-        [[maybe_unused]] typename D::Registers registers;
-        for (i64 number = from; number < to; number++) run_key_head(number);
+    const auto run_all = [&](i64 parts, auto run_part) {
+        auto run_parts = [&](i64 from, i64 to) {
+            [[maybe_unused]] typename D::Registers registers;
+            for (i64 number = from; number < to; number++) run_part(number);
+        };
+        if (longest <= MOST_SHARED_KEYS) in_parallel(parts, run_parts);
+        else run_parts(0, parts);
     };
-    if (longest <= MOST_SHARED_KEYS) in_parallel(num_seqs * num_key_heads, run_key_heads);
-    else run_key_heads(0, num_seqs * num_key_heads);
+    if (positions == nullptr) return run_all(num_seqs * num_key_heads, [&](i64 number) { run_key_head(number / num_key_heads, number % num_key_heads, nullptr); });
+    run_all(num_heads, [&](i64 h) {
+        const PositionsOfHead<D> of_head(*positions, h, width, units, longest);
+        for (i64 b = 0; b < num_seqs; b++) run_key_head(b, h, &of_head);
+    });
 }
 
 }  // namespace whimbrel

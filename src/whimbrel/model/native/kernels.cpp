@@ -149,18 +149,19 @@ int whimbrel_linear([[maybe_unused]] int kind, int activation, const void* x, in
 }
 
 // `seqs` has five numbers for each seq: first query row, number of queries, first key row, number of keys, position of the first query.
-int whimbrel_attend([[maybe_unused]] int kind, int narrow, const void* q, i64 q_row, i64 q_head, const void* k, i64 k_row, i64 k_head, const void* v, i64 v_row, i64 v_head, void* out, i64 out_row, i64 num_seqs, const i64* seqs, i64 num_heads, i64 num_key_heads, i64 width, float scale, int causal, i64 window) {
+// Scores with `positions` have none in float16, which float32 replaces.
+int whimbrel_attend([[maybe_unused]] int kind, int narrow, const void* q, i64 q_row, i64 q_head, const void* k, i64 k_row, i64 k_head, const void* v, i64 v_row, i64 v_head, void* out, i64 out_row, i64 num_seqs, const i64* seqs, i64 num_heads, i64 num_key_heads, i64 width, float scale, int causal, i64 window, const Positions* positions) {
     const Scores scores{scale, causal != 0, window};
     const auto run = [&](auto d, auto t) {
         using T = decltype(t);
-        attend<decltype(d), T>({static_cast<const T*>(q), q_row, q_head}, {static_cast<const T*>(k), k_row, k_head}, {static_cast<const T*>(v), v_row, v_head}, static_cast<T*>(out), out_row, num_seqs, seqs, num_heads, num_key_heads, width, scores);
+        attend<decltype(d), T>({static_cast<const T*>(q), q_row, q_head}, {static_cast<const T*>(k), k_row, k_head}, {static_cast<const T*>(v), v_row, v_head}, static_cast<T*>(out), out_row, num_seqs, seqs, num_heads, num_key_heads, width, scores, positions);
     };
     return guarded([&] {
 #ifdef __AVX512BF16__
         if (kind == BFLOAT16) return narrow ? run(InBfloat16{}, bf16{}) : run(InBfloat16{}, float{});
 #endif
 #ifdef WHIMBREL_FLOAT16
-        if (kind == FLOAT16) return narrow ? run(InFloat16{}, bf16{}) : run(InFloat16{}, float{});
+        if (kind == FLOAT16 && positions == nullptr) return narrow ? run(InFloat16{}, bf16{}) : run(InFloat16{}, float{});
 #endif
         return narrow ? run(InFloat32{}, bf16{}) : run(InFloat32{}, float{});
     });
@@ -239,7 +240,7 @@ static int run_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs,
             qk = static_cast<const char*>(turned), qk_row = queries + keys;
         }
         void* attended = memory.take(bytes * rows * queries);
-        check(whimbrel_attend(static_cast<int>(layer->attention_kind), narrow, qk, qk_row, head, qk + bytes * queries, qk_row, head, qkv + bytes * (queries + keys), all_heads, head, attended, queries, num_seqs, seqs, layer->num_heads, layer->num_key_heads, head, static_cast<float>(layer->score_scale), layer->causal != 0, layer->window));
+        check(whimbrel_attend(static_cast<int>(layer->attention_kind), narrow, qk, qk_row, head, qk + bytes * queries, qk_row, head, qkv + bytes * (queries + keys), all_heads, head, attended, queries, num_seqs, seqs, layer->num_heads, layer->num_key_heads, head, static_cast<float>(layer->score_scale), layer->causal != 0, layer->window, layer->positions));
         auto* added = static_cast<float*>(memory.take(4 * rows * width));
         multiply(layer->out, attended, narrow, rows, added, 0);
         normed_if(layer->attention_out, added, rows, added);

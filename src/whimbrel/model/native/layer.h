@@ -5,6 +5,7 @@
 #include <new>
 
 #include "linear.h"
+#include "positions.h"
 
 namespace whimbrel {
 
@@ -30,6 +31,7 @@ struct Layer {
     i64 num_heads, num_key_heads, head_width, attention_kind;
     double score_scale;
     i64 causal, window;
+    const Positions* positions;  // or null
     i64 rotary;  // number of its rotation
     Product out;
     Norm attention_out;

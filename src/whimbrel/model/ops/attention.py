@@ -3,6 +3,7 @@
 - CPU, neither biases nor caps: our own kernel over the ragged batch, where there is one (`kernels.py`).
 - Else on a CPU, and float32 on any device: SDPA over groups of equal length, in float32, which is faster there than bfloat16.
 - Else on a CPU in bfloat16, seqs of 97 to 896 tokens, no mask: two matrix products and a softmax, faster than SDPA.
+- Scores of relative positions: our own kernel, or the formula (`disentangled.py`).
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: the flash attention that PyTorch brings, over the ragged batch. It supports windows, but neither biases
   nor caps, nor heads wider than 256. It aligns the last keys with the last queries, so windows need all keys.
@@ -28,6 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled, attend_disentangled_reference
 from whimbrel.model.ops.kept_keys import KeySource
 from whimbrel.model.ops.kernels import kernels
 from whimbrel.types.arrays import Int64Array
@@ -84,16 +86,21 @@ class ScoreOptions:
     """Cap of the scores: softcap * tanh(scores / softcap)."""
     bias: Callable[[int, int, int], Tensor] | None = None
     """(first, last, K) -> bias of the scores of these queries and the first K keys, (N, last - first, K), float32."""
+    tables: PositionTables | None = None
+    """Relative positions that contents are scored against; neither keys are kept nor scores masked then."""
     layer: int = 0
     """Number of the layer, by which keys are kept."""
 
     def __post_init__(self) -> None:
         if not self.scale > 0:
             raise ValueError(f"attention scores are scaled by {self.scale}, which must be above 0")
+        if self.tables is not None and (self.causal or self.window or self.softcap or self.bias):
+            raise ValueError("attention to relative positions has no masks, caps or biases")
 
     @property
     def plain(self) -> bool:
-        return not self.causal and self.window is None and self.softcap is None and self.bias is None
+        masked = self.causal or self.window is not None
+        return not masked and self.softcap is None and self.bias is None and self.tables is None
 
 
 _Masks: TypeAlias = dict[tuple[object, ...], Tensor]
@@ -109,8 +116,8 @@ def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout,
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
     if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores):
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
-    plain = scores.bias is None and scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
-    if plain and not v_RKH.is_cuda and kernels() is not None:
+    plain = scores.bias is None and scores.softcap is None
+    if plain and v_RKH.dtype in (torch.float32, torch.bfloat16) and not v_RKH.is_cuda and kernels() is not None:
         return _attend_own(q_RNH, k_RKH, v_RKH, layout, scores)
     return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
 
@@ -125,7 +132,8 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
     )
     out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
     out_RNH[layout.num_tokens :] = 0
-    options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window}
+    tables = None if scores.tables is None else scores.tables.address
+    options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window, "tables": tables}
     seqs_B5 = layout.kernel_seqs
     if not layout.sources:
         own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs_B5, **options)
@@ -172,6 +180,10 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
             k, v = source.join(scores.layer, k, v)
         else:
             k, v = k[:, :keys], v[:, :keys]
+        if scores.tables is not None:
+            q, k, v = (x[..., :width] for x in (q, k, v))
+            out_BLNH.copy_(attend_disentangled(q, k, v, scores.tables, scale=scores.scale))
+            continue
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         attended_BNLH = _attend_group(q, k, v, scores, layout.masks)
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
@@ -311,7 +323,8 @@ def _has_flash(device: torch.device) -> bool:
 
 def _suits_flash(v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> bool:
     is_aligned = scores.plain or layout.num_attended_B is None
-    return scores.bias is None and scores.softcap is None and is_aligned and v_RKH.shape[-1] <= _MAX_FLASH_WIDTH
+    of_contents = scores.bias is None and scores.softcap is None and scores.tables is None
+    return of_contents and is_aligned and v_RKH.shape[-1] <= _MAX_FLASH_WIDTH
 
 
 def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
@@ -375,6 +388,9 @@ def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attent
         q, before = q_RNH[start:end].float(), lengths[seq] - (end - start)
         k, v = (x[starts[seq] :][: num_keys[seq]].float() for x in (k_XKH, v_XKH))
         k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
+        if scores.tables is not None:
+            out_RNH[start:end] = attend_disentangled_reference(q, k, v, scores.tables, scores.scale)
+            continue
         scores_NQK = torch.einsum("qnh,knh->nqk", q, k) * scores.scale
         if scores.softcap is not None:
             scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)

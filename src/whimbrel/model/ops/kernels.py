@@ -56,7 +56,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
         _INT,
         (
             _INT, _INT, *[_POINTER, _LONG, _LONG] * 3, _POINTER, _LONG,
-            _LONG, _POINTER, _LONG, _LONG, _LONG, ctypes.c_float, _INT, _LONG,
+            _LONG, _POINTER, _LONG, _LONG, _LONG, ctypes.c_float, _INT, _LONG, _POINTER,
         ),
     ),
     "norm": (None, (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER)),
@@ -106,18 +106,19 @@ class Kernels:
         scale: float,
         causal: bool,
         window: int | None,
+        tables: int | None = None,
     ) -> None:
         """Write softmax(q k^T scale) v of each seq to `out_RNH`. All have one dtype, float32 or bfloat16, and contiguous heads.
 
         `seqs_B5` has of each seq: first query row, number of queries, first key row, number of keys, position of the first
-        query among the keys. Raises MemoryError.
+        query among the keys. `tables` is the address of those of relative positions. Raises MemoryError.
         """
         strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
         narrow = v_RKH.dtype == _NARROW
         failed = self._attend(
             KIND_NUMBERS[self.attention_kind(v_RKH.dtype)], narrow, *strides,
             out_RNH.data_ptr(), out_RNH.stride(0), len(seqs_B5), seqs_B5.ctypes.data,
-            q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window,
+            q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window, tables,
         )  # fmt: skip
         if failed:
             raise MemoryError("attention needs more memory than there is")

@@ -38,7 +38,8 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         ("narrow", _LONG), ("attention_in", _Norm), ("qkv", _Product), ("head_norm", _POINTER), ("head_eps", _DOUBLE),
         ("num_heads", _LONG), ("num_key_heads", _LONG), ("head_width", _LONG), ("attention_kind", _LONG),
-        ("score_scale", _DOUBLE), ("causal", _LONG), ("window", _LONG), ("rotary", _LONG), ("out", _Product),
+        ("score_scale", _DOUBLE), ("causal", _LONG), ("window", _LONG), ("positions", _POINTER),
+        ("rotary", _LONG), ("out", _Product),
         ("attention_out", _Norm), ("attention_inner_sum", _Norm), ("attention_sum", _Norm), ("mlp_in", _Norm), ("up", _Product),
         ("gate", _LONG), ("down", _Product), ("mlp_out", _Norm), ("mlp_sum", _Norm),
     )  # fmt: skip
@@ -118,7 +119,8 @@ def _layer(own: Kernels, parts: LayerParts) -> _Layer:
         parts.dtype == torch.bfloat16, _norm(parts.attention_in), _product(parts.qkv),
         None if parts.head_norm_NH is None else parts.head_norm_NH.data_ptr(), parts.head_eps,
         parts.num_heads, parts.num_key_heads, parts.head_width, KIND_NUMBERS[own.attention_kind(parts.dtype)],
-        scores.scale, scores.causal, -1 if scores.window is None else scores.window, parts.rotary,
+        scores.scale, scores.causal, -1 if scores.window is None else scores.window,
+        None if scores.tables is None else scores.tables.address, parts.rotary,
         _product(parts.out), _norm(parts.attention_out), _norm(parts.attention_inner_sum), _norm(parts.attention_sum),
         _norm(parts.mlp_in), _product(parts.up), -1 if parts.gate is None else FUSED[parts.gate],
         _product(parts.down), _norm(parts.mlp_out), _norm(parts.mlp_sum),
