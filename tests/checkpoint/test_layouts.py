@@ -102,6 +102,13 @@ LAYOUTS = {
         ("sentence-transformers/all-mpnet-base-v2",), "mpnet", "MPNet", FAMILIES["mpnet"][1], ROBERTA | PLACES, "mean",
         config={"relative_attention_num_buckets": 32}, form="ForMaskedLM",
     ),
+    "deberta": Layout(
+        (), "deberta", "DebertaV2", FAMILIES["deberta-v2"][1],
+        SIZES | {
+            "vocab_size": 900, "relative_attention": True, "position_buckets": 12, "norm_rel_ebd": "layer_norm", "type_vocab_size": 0,
+            "share_att_key": True, "pos_att_type": "p2c|c2p", "position_biased_input": False, "max_relative_positions": -1,
+        }, "mean", form="ForMaskedLM",
+    ),
     "gte modernbert": Layout(
         ("Alibaba-NLP/gte-modernbert-base",), "modernbert", "ModernBert", FAMILIES["modernbert"][1],
         SIZES | {"local_attention": 8, "vocab_size": 900}, "cls", heads=(),

@@ -172,7 +172,7 @@ SMALL_MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED: list[tuple[str, Config, str]] = [
     ("BigBird", SIZES, "big_bird cannot be run"),
     ("ConvBert", SIZES, "ConvBertModel: its attention does not pass"),
-    ("DebertaV2", SIZES, "deberta-v2 cannot be run"),
+    ("Deberta", SIZES, "deberta cannot be run"),
     ("Esm", SIZES | {"mask_token_id": 4}, "esm cannot be run"),
     ("Funnel", {"vocab_size": VOCABULARY, "d_model": 48, "n_head": 4, "d_head": 12, "d_inner": 96}, "funnel cannot be run"),
     ("GptOss", DECODER | SMALL_MOE | {"head_dim": 12, "rope_parameters": YARN | {"rope_theta": 1e4}}, "of its own: s_aux"),

@@ -101,6 +101,18 @@ LAYOUTS = {
     "gte modernbert": Layout(
         ("Alibaba-NLP/gte-reranker-modernbert-base",), "modernbert", "modernbert", config={"classifier_pooling": "mean"}
     ),
+    "mxbai": Layout(
+        ("mixedbread-ai/mxbai-rerank-xsmall-v1", "mixedbread-ai/mxbai-rerank-base-v1", "mixedbread-ai/mxbai-rerank-large-v1"),
+        "deberta",
+        "deberta",
+    ),
+    "nli deberta": Layout(
+        ("cross-encoder/nli-deberta-v3-base", "cross-encoder/nli-deberta-v3-large"),
+        "deberta",
+        "deberta",
+        3,
+        {"sentence_transformers": IDENTITY, "id2label": {"0": "contradiction", "1": "entailment", "2": "neutral"}},
+    ),
     "oldest": Layout((), "bert", "bert", config={"sbert_ce_default_activation_function": IDENTITY["activation_fn"]}),
     "oldest without": Layout((), "bert", "bert", config={"sbert_ce_default_activation_function": None}),
     "several, each alone": Layout((), "bert", "bert", 3, {"sentence_transformers": SIGMOID}),
@@ -145,6 +157,7 @@ def test_cross_encoders_as_sentence_transformers_saves_them_today(
         ("regression", 2, "bert", ()),
         ("single_label_classification", 3, "bert", ()),
         ("multi_label_classification", 3, "roberta", ("SamLowe/roberta-base-go_emotions",)),
+        (None, 3, "deberta", ("MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli", "meta-llama/Prompt-Guard-86M")),
         (None, 1, "bert", ()),
         (None, 2, "distilbert", ("distilbert/distilbert-base-uncased-finetuned-sst-2-english",)),
     ],
