@@ -163,6 +163,23 @@ def test_a_prompt_s_tokens_are_shared_whatever_the_pooling(embedder: str) -> Non
         assert np.array_equal(np.stack(alone), together[0])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_a_gpu_gives_the_same(dtype: str, reranker: str, embedder: str) -> None:
+    """Behind a shared prefix, from its cache, and in the pieces of a long text."""
+    texts = [*TEXTS, "far away " * 200]
+    with Engine(reranker, reranker="qwen3", device="cpu", dtype="float32") as exact:
+        expected = scores(exact, DOCUMENTS)
+    with Engine(reranker, reranker="qwen3", device="cuda", dtype=dtype) as engine:
+        for _ in range(2):
+            assert relative_error(scores(engine, DOCUMENTS), expected) < (1e-4 if dtype == "float32" else 0.05)
+    with Engine(embedder, device="cpu", dtype="float32") as exact:
+        vectors = exact.embed(texts, prompt=PROMPT)
+    with Engine(embedder, device="cuda", dtype=dtype, max_batch_tokens=64, chunked_prefill=True) as engine:
+        for _ in range(2):
+            assert relative_error(engine.embed(texts, prompt=PROMPT), vectors) < (1e-4 if dtype == "float32" else 0.05)
+
+
 def test_a_prefix_is_the_text_s_own(embedder: str) -> None:
     """Its length depends on nothing but the text and its prompt; cut texts, ids, and short prompts are no exception."""
     with load(embedder, max_length=40) as engine:

@@ -197,6 +197,20 @@ def test_a_gpu_gives_the_same(case: str, kind: InputType, dtype: str, checkpoint
     assert (found.rows_XD * rows).sum(1).min() > 0.99
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("case", ["stanford", "mxbai edge"])
+def test_a_gpu_scores_the_same(case: str, dtype: str, checkpoint: Callable[[str], Path]) -> None:
+    """Token vectors stay on the GPU: those of a batch, of queries that wait for documents, and of the document cache."""
+    folder, documents = checkpoint(case), [*DOCUMENTS, *(f"{text} {i}" for i in range(40) for text in DOCUMENTS)]
+    with Engine(str(folder), device="cpu", dtype="float32") as exact:
+        expected = [exact.score(query, documents, truncate=True) for query in QUERIES]
+    with Engine(str(folder), device="cuda", dtype=dtype, max_batch_tokens=512, document_cache_bytes=2**20) as gpu:
+        for _ in range(2):
+            found = [gpu.score(query, documents, truncate=True) for query in QUERIES]
+            np.testing.assert_allclose(found, expected, rtol=1e-4 if dtype == "float32" else 0.05, atol=0.05)
+
+
 @pytest.mark.parametrize("case", ["stanford", "mxbai edge", "min"])
 def test_queries_and_documents_of_many_widths_at_once(case: str, checkpoint: Callable[[str], Path]) -> None:
     """In one batch, cut and then normalised, and bit for bit as alone."""
