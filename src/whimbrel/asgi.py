@@ -23,7 +23,9 @@ from whimbrel.server.app import app as server_app
 from whimbrel.server.app.limits import ServerLimits, read_server_limits
 from whimbrel.server.app.proxies import read_proxies, read_root_path
 from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.plan import Options
+from whimbrel.types.waiting_memory import share_waiting_memory
 
 
 def create_app(
@@ -55,6 +57,7 @@ def create_app(
         playground=playground,
         root_path=read_root_path(root_path),
         forwarded_allow_ips=read_proxies(forwarded_allow_ips),
+        max_inflight_bytes=share_waiting_memory(usable_memory()).bodies,
     )
     return _App(models, limits, options)
 

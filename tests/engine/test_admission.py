@@ -29,10 +29,17 @@ def plan(minilm: Path) -> Plan:
 
 
 def refused(
-    plan: Plan, queue: QueueState, *, tokens: int = 10, num_bytes: int = 10, small: bool = False, jitter: float = 0.0
+    plan: Plan,
+    queue: QueueState,
+    *,
+    tokens: int = 10,
+    num_bytes: int = 10,
+    small: bool = False,
+    returns: bool = False,
+    jitter: float = 0.0,
 ) -> str:
     try:
-        admit(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, jitter=jitter)
+        admit(plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, returns=returns, jitter=jitter)
     except Overloaded as error:
         return str(error)
     return ""
@@ -49,6 +56,14 @@ def test_every_bound_is_kept(plan: Plan) -> None:
     assert "5,000 bytes, the limit is 10,000" in refused(plan, SOME, num_bytes=5001)
     assert not refused(plan, SOME, num_bytes=15_000, small=True)
     assert refused(plan, SOME, num_bytes=15_001, small=True)
+
+
+def test_a_request_that_comes_back_finds_room_that_others_do_not(plan: Plan) -> None:
+    full = QueueState(tokens=990, ahead=1001, num_bytes=9_991, rate=20.0)
+    for wrong in ({"ahead": 2001}, {"tokens": 1991}, {"num_bytes": 19_991}, {"rate": 10.0}):
+        assert not refused(plan, full, returns=True)
+        assert refused(plan, full)
+        assert refused(plan, replace(full, **wrong), returns=True)
 
 
 def test_what_a_request_takes_itself_is_no_wait(plan: Plan) -> None:

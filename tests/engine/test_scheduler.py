@@ -316,6 +316,46 @@ def test_equal_jobs_are_done_in_the_order_in_which_they_came() -> None:
     assert last[0] <= 3
 
 
+def most_tries(*, returns: bool) -> int:
+    """Return the most tries of a request: 100 clients, each of which gives up after 30 s, asks again, and asks for the next when
+    it has the answer. The engine computes one request per second. `returns`: requests say how long they have waited.
+    """
+    scheduler, tokens, patience = Scheduler[tuple[int, int, int]](512), 2000, 30
+    waiting: dict[tuple[int, int, int], int] = {}  # (client, request, try) -> the second of this try
+
+    def ask(client: int, request: int, tries: int, now: int) -> None:
+        job = (client, request, tries)
+        waiting[job] = now
+        waited = tries * patience if returns else 0
+        scheduler.add(job, seqs([100] * (tokens // 100)), head_start=waited * tokens)
+
+    for client in range(100):
+        ask(client, 0, 0, 0)
+    most = 0
+    for now in range(1, 1000):
+        served = 0
+        while served < tokens and (batch := scheduler.take(now)):
+            served += sum(seq.ids.size for _, seq in batch.items)
+        done = [job for job in waiting if job not in scheduler._entries]  # pyright: ignore[reportPrivateUsage]
+        for client, request, tries in done:
+            del waiting[client, request, tries]
+            ask(client, request + 1, 0, now)
+        for job, since in list(waiting.items()):
+            if now - since >= patience:
+                del waiting[job]
+                scheduler.cancel(job)
+                client, request, tries = job
+                most = max(most, tries + 1)
+                ask(client, request, tries + 1, now)
+    return most
+
+
+def test_a_caller_who_gives_up_and_comes_back_keeps_its_place() -> None:
+    """A round takes 100 s, so everybody is served in the fourth try. Haystack's client, for one, has six of 30 s each."""
+    assert most_tries(returns=True) <= 4
+    assert most_tries(returns=False) > 6
+
+
 def test_a_query_beside_a_large_request_is_in_the_next_batch() -> None:
     scheduler = filled(512, [Asked([100] * 2048)])
     scheduler.take(0.0)

@@ -60,18 +60,14 @@ app = typer.Typer(
 )
 
 _MAX_REQUEST_TOKENS: Final = 2**20
-_MAX_QUEUE_BYTES: Final = 2**31
-"""Bytes of token ids and vectors of unanswered requests that one engine holds. It refuses more."""
-_MAX_QUEUED_REQUESTS: Final = 4
-"""Number of requests of the maximum size that a server queues by default."""
 
 
 def _seconds(text: str, *, least: float) -> Any:
     return option("SECONDS", text, panel=LIMITS_PANEL, min=least, callback=_check_finite)
 
 
-def _check_finite(seconds: float) -> float:
-    if not isfinite(seconds):
+def _check_finite(seconds: float | None) -> float | None:
+    if seconds is not None and not isfinite(seconds):
         raise typer.BadParameter(f"{seconds} is not a number of seconds.")
     return seconds
 
@@ -200,14 +196,15 @@ def serve(
         int | None,
         option(
             "N",
-            "Maximum tokens in the queue of one engine. Above it, requests get 429. [default: 4 * --max-request-tokens]",
+            "Maximum tokens in the queue of one engine. Above it, requests get 429. [default: by memory]",
             min=1,
             panel=LIMITS_PANEL,
         ),
     ] = None,
     max_queue_seconds: Annotated[
-        float, _seconds("Maximum expected time in the queue. Above it, requests get 429.", least=0.1)
-    ] = 30.0,
+        float | None,
+        _seconds("Maximum expected time in the queue. Above it, requests get 429. [default: no limit]", least=0.1),
+    ] = None,
     document_cache_bytes: Annotated[
         int,
         option(
@@ -281,7 +278,9 @@ def serve(
     from whimbrel.server.processes.messages import ModelOptions, ServeOptions
     from whimbrel.telemetry import logs
     from whimbrel.telemetry import otel as spans
+    from whimbrel.types.machine_limits import usable_memory
     from whimbrel.types.plan import Options
+    from whimbrel.types.waiting_memory import share_waiting_memory
 
     if otel:
         spans.check()
@@ -295,6 +294,8 @@ def serve(
     names = name_models(model_ids, served_name or [])
     known = [(model or packaged.NAME, *default_names(model), *own) for model, own in zip(model_ids, names, strict=True)]
     adapters = names_of_adapters(adapter or (), known)
+    num_workers = workers or choose_workers()
+    waiting = share_waiting_memory(usable_memory(), num_workers=num_workers, num_engines=replicas * len(model_ids))
     tls = read_tls_files(ssl_certfile, ssl_keyfile, ssl_keyfile_password)
     with listen_on_path(uds) if uds else listen(host, port) as listener:
         limits = read_server_limits(
@@ -308,6 +309,7 @@ def serve(
             root_path=read_root_path(root_path),
             forwarded_allow_ips=read_proxies(forwarded_allow_ips or ()),
             secrets=[ssl_keyfile_password or ""],
+            max_inflight_bytes=waiting.bodies,
             warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
         )
         options = ServeOptions(
@@ -323,9 +325,9 @@ def serve(
                         max_length=max_length,
                         max_batch_tokens=max_batch_tokens,
                         max_request_tokens=max_request_tokens,
-                        max_queue_tokens=max_queue_tokens or _MAX_QUEUED_REQUESTS * max_request_tokens,
+                        max_queue_tokens=max_queue_tokens or waiting.tokens,
                         max_queue_seconds=max_queue_seconds,
-                        max_queue_bytes=_MAX_QUEUE_BYTES,
+                        max_queue_bytes=waiting.results,
                         matryoshka=matryoshka,
                         split_long=split_long,
                         document_cache_bytes=document_cache_bytes,
@@ -339,7 +341,7 @@ def serve(
                 for model, own_names, own_adapters in zip(model_ids, names, adapters, strict=True)
             ),
             limits=limits,
-            num_workers=workers or choose_workers(),
+            num_workers=num_workers,
             num_replicas=replicas,
             drain_seconds=drain_timeout,
             step_seconds=step_timeout,
@@ -410,7 +412,9 @@ def show(
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
     from whimbrel.engine.prepare import Preprocessor
+    from whimbrel.types.machine_limits import usable_memory
     from whimbrel.types.plan import Options, make_plan
+    from whimbrel.types.waiting_memory import share_waiting_memory
 
     checkpoint = resolve_checkpoint(model, weights=False)
     accepted = tuple(accept_config or ())
@@ -432,7 +436,7 @@ def show(
             max_length=max_length,
             max_batch_tokens=max_batch_tokens,
             max_request_tokens=_MAX_REQUEST_TOKENS,
-            max_queue_tokens=_MAX_QUEUED_REQUESTS * _MAX_REQUEST_TOKENS,
+            max_queue_tokens=share_waiting_memory(usable_memory()).tokens,
             matryoshka=matryoshka,
             accept_config=accepted,
         )

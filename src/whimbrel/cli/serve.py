@@ -214,6 +214,7 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
     processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
     for name, value in {
         "processes": processes,
+        "waiting": _waiting(models, options),
         "API key": "required" if has_key else "none",
         "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
     }.items():
@@ -233,6 +234,12 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
     console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")
     if path == _EMBEDDINGS and listener.family != socket.AF_UNIX:
         console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
+
+
+def _waiting(models: list[tuple[Card, Plan]], options: ServeOptions) -> str:
+    """Return the bounds of the work that may wait."""
+    bodies, tokens = options.num_workers * options.limits.max_inflight_bytes, min(plan.max_queue_tokens for _, plan in models)
+    return f"up to {bodies / 2**20:,.0f} MiB of bodies, {tokens:,} tokens in each engine; then clients wait until they are read"
 
 
 def _example(card: Card) -> tuple[str, Mapping[str, object]]:

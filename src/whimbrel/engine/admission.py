@@ -63,15 +63,19 @@ def admit_any(plan: Plan, queued: int, *, tokens: int, rate: float, jitter: floa
         raise _overloaded(f"the queue takes {plan.max_queue_tokens:,}", QueueState(queued, queued, 0, rate), jitter)
 
 
-def admit(plan: Plan, queue: QueueState, *, tokens: int, num_bytes: int, small: bool, jitter: float) -> None:
+def admit(
+    plan: Plan, queue: QueueState, *, tokens: int, num_bytes: int, small: bool, returns: bool = False, jitter: float
+) -> None:
     """Raise Overloaded if a request of `tokens` tokens and `num_bytes` bytes must not wait too. `jitter` is from 0 to 1.
 
     An empty queue admits everything. A small request is measured by the tokens ahead of it, which are few while only bulk
-    waits, and by twice the other bounds.
+    waits, and by twice the other bounds. One that `returns`, after it was refused, is measured by twice all bounds: the retries
+    of a client succeed while others keep the queue full.
     """
     if not queue.tokens:
         return
-    full = _full(plan, queue, tokens, num_bytes, small=small)
+    factor = _HARD_LIMIT_FACTOR if returns else 1
+    full = _full(plan, queue, tokens, num_bytes, factor=factor, byte_factor=_HARD_LIMIT_FACTOR if small else factor)
     if full:
         raise _overloaded(full, queue, jitter)
 
@@ -81,11 +85,11 @@ def _overloaded(full: str, queue: QueueState, jitter: float) -> Overloaded:
     return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + jitter / 2))
 
 
-def _full(plan: Plan, queue: QueueState, tokens: int, num_bytes: int, *, small: bool) -> str | None:
-    if queue.ahead > plan.max_queue_tokens or queue.tokens + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
+def _full(plan: Plan, queue: QueueState, tokens: int, num_bytes: int, *, factor: int, byte_factor: int) -> str | None:
+    if queue.ahead > factor * plan.max_queue_tokens or queue.tokens + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
         return f"the queue takes {plan.max_queue_tokens:,}"
-    if queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > plan.max_queue_seconds:
+    if queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > factor * plan.max_queue_seconds:
         return f"this would wait for about {seconds:,.0f} s, the limit is {plan.max_queue_seconds:g} s"
-    if queue.num_bytes + num_bytes > plan.max_queue_bytes * (_HARD_LIMIT_FACTOR if small else 1):
+    if queue.num_bytes + num_bytes > byte_factor * plan.max_queue_bytes:
         return f"the requests hold {queue.num_bytes:,} bytes, the limit is {plan.max_queue_bytes:,}"
     return None

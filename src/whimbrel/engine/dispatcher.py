@@ -92,7 +92,13 @@ class Dispatcher:
             if scheduling.deadline <= perf_counter():
                 raise _deadline_exceeded()
             if not admitted:
-                self._admit(job.num_tokens, scheduling.priority, scheduling.tenant, num_bytes=job.num_bytes)
+                self._admit(
+                    job.num_tokens,
+                    scheduling.priority,
+                    scheduling.tenant,
+                    num_bytes=job.num_bytes,
+                    returns=scheduling.waited > 0,
+                )
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
             self._scheduler.add(
@@ -103,30 +109,31 @@ class Dispatcher:
                 tenant=scheduling.tenant,
                 suspects=scheduling.suspects,
                 first=job.finisher.first_seqs,
+                head_start=scheduling.waited * self._throughput.value,
             )
             self._changed.notify(self._scheduler.num_shares)  # a lane that is woken for nothing takes time from the others
         weak = ref(job)  # the Future must not keep alive the job that keeps the Future
         job.future.add_done_callback(lambda future: self._on_cancel(weak()) if future.cancelled() else None)
 
-    def check_admission(self, num_seqs: int, priority: int, tenant: str) -> None:
+    def check_admission(self, num_seqs: int, priority: int, tenant: str, *, returns: bool = False) -> None:
         """Raise Overloaded if a request of `num_seqs` texts would be refused, before anything is done for it."""
         self._check_process()
         with self._lock:
-            self._admit(num_seqs, priority, tenant)
+            self._admit(num_seqs, priority, tenant, returns=returns)
 
     def _check_process(self) -> None:
         """Raise Unavailable in a forked child, before it waits for a lock that no thread there can release."""
         if os.getpid() != self._process:
             raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
 
-    def _admit(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0) -> None:
+    def _admit(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0, returns: bool) -> None:
         scheduler = self._scheduler
         if not scheduler.queued_tokens:
             return  # an empty queue admits everything
         ahead = scheduler.tokens_ahead(tokens, priority, tenant=tenant)
         queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
-        small = scheduler.is_small(tokens)
-        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, jitter=random.random())  # noqa: S311
+        small, jitter = scheduler.is_small(tokens), random.random()  # noqa: S311
+        admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, returns=returns, jitter=jitter)
 
     # Batches out
 

@@ -169,7 +169,7 @@ class Engine:
 
     def check_admission(self, request: Request) -> None:
         """Raise Overloaded if a request would be refused, before anything is done for it."""
-        self._dispatcher.check_admission(request.num_inputs, request.priority, request.tenant)
+        self._dispatcher.check_admission(request.num_inputs, request.priority, request.tenant, returns=request.waited > 0)
 
     def submit_tokenized(
         self, request: EngineRequest, *, out: NDArray[np.uint8] | None = None, origin: object = None, admitted: bool = False

@@ -34,6 +34,8 @@ class Scheduling:
     """The time (perf_counter) from which the response is of no use."""
     tenant: str = ""
     """The caller whose share of the engine the request uses."""
+    waited: float = 0.0
+    """Seconds that the caller waited in earlier tries."""
     suspects: Mapping[int, int] = field(default_factory=dict[int, int])
     """Seqs that were on the device when an engine died, and the number of seqs that each may share a batch with."""
 

@@ -7,6 +7,10 @@ later than under even sharing, but for one seq; most are done sooner, and equal 
 tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active under
 even sharing.
 
+A caller that gave up and comes back has waited before. Its job gets a *head start*: what even sharing would have given it
+meanwhile counts as served. So it runs before the jobs that came after its first try, and a caller whose patience is shorter
+than the queue is served in one of its next tries.
+
 Source: Friedman and Henderson, "Fairness and efficiency in web server protocols" (SIGMETRICS 2003), the fair sojourn protocol.
 """
 
@@ -60,15 +64,16 @@ class _TenantQueue(Generic[K]):
                 self.deactivate(queue)
             heapq.heappop(self.virtual_work)
 
-    def add(self, finish: float, number: int, queue: _JobQueue[K]) -> None:
+    def add(self, number: int, queue: _JobQueue[K], head_start: float) -> None:
         """Add a job; now and then drop the entries of jobs that are gone."""
+        finish = self.time + queue.tokens
         if len(self.heap) > 2 * len(self.queues) + 64:
             self.heap = [item for item in self.heap if item[2].job is not None]
             heapq.heapify(self.heap)
         if len(self.virtual_work) > 2 * self.num_active + 64:
             self.virtual_work = [item for item in self.virtual_work if item[2].is_virtual_active]
             heapq.heapify(self.virtual_work)
-        heapq.heappush(self.heap, (finish, number, queue))
+        heapq.heappush(self.heap, (finish - head_start / max(self.num_active, 1), number, queue))
         heapq.heappush(self.virtual_work, (finish, number, queue))
         self.num_active += 1
 
@@ -90,13 +95,16 @@ class FairQueue(Generic[K]):
         self._tenants: OrderedDict[str, _TenantQueue[K]] = OrderedDict()
         self._numbers = count()
 
-    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq]) -> None:
-        """Queue the seqs of a job that has none here, in the order in which they run."""
+    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq], *, head_start: float = 0.0) -> None:
+        """Queue the seqs of a job that has none here, in the order in which they run.
+
+        `head_start` is the number of tokens that ran while the caller waited in earlier tries.
+        """
         if not seqs:
             return
         tenant = self._tenants.setdefault(tenant_name, _TenantQueue())
         queue = tenant.queues[job] = _JobQueue(job, deque(seqs), sum(seq.ids.size for seq in seqs))
-        tenant.add(tenant.time + queue.tokens, next(self._numbers), queue)
+        tenant.add(next(self._numbers), queue, head_start)
         tenant.tokens += queue.tokens
         self.tokens += queue.tokens
 

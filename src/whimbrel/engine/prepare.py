@@ -18,7 +18,7 @@ from typing import Final, TypeVar, cast
 import numpy as np
 
 from whimbrel.engine.engine_request import EngineRequest, Scheduling
-from whimbrel.errors import InvalidRequest, Location, Overloaded, TooLarge, Unavailable, WhimbrelError, relocating
+from whimbrel.errors import InvalidRequest, Location, TooLarge, Unavailable, WhimbrelError, relocating
 from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets, locate_error
 from whimbrel.outputs.layout import plan_layout, token_mask
 from whimbrel.outputs.merge import Deduplication
@@ -52,7 +52,6 @@ T = TypeVar("T")
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
 """Up to so many texts and characters of a request are tokenized in the event loop; more would hold it up."""
-_MAX_WAITING: Final = 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +101,7 @@ class Preprocessor:
             received,
             tokenized.seconds,
             encoded.finish,
-            Scheduling(request.priority, request.deadline, request.tenant),
+            Scheduling(request.priority, request.deadline, request.tenant, request.waited),
             num_truncated=sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut,
         )
         self._check_sizes(engine_request)
@@ -389,27 +388,20 @@ class AsyncPreprocessor:
     def __init__(self, preprocessor: Preprocessor) -> None:
         self._preprocessor = preprocessor
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
-        self._waiting = 0
 
     async def preprocess(self, request: Request) -> EngineRequest:
-        """Async form of `Preprocessor.preprocess`, for a request that comes now. Raises Overloaded and Unavailable too."""
+        """Async form of `Preprocessor.preprocess`, for a request that comes now. Raises Unavailable too."""
         received = perf_counter()
         if _is_small(request):
             return self._preprocessor.preprocess(request, received=received)
         return await self._in_thread(partial(self._preprocessor.preprocess, request, received=received))
 
     async def _in_thread(self, action: Callable[[], T]) -> T:
-        if self._waiting >= _MAX_WAITING:
-            raise Overloaded(f"{self._waiting:,} requests wait to be tokenised. Try again later.", retry_after=1.0)
         try:
             running = self._threads.submit(action)
         except RuntimeError:
             raise Unavailable("the engine is closed.") from None
-        self._waiting += 1
-        try:
-            return await asyncio.wrap_future(running)
-        finally:
-            self._waiting -= 1
+        return await asyncio.wrap_future(running)
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
         return await self._in_thread(partial(self._preprocessor.tokenize, request))

@@ -91,12 +91,13 @@ class Scheduler(Generic[K]):
         tenant: str = "",
         suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
+        head_start: float = 0.0,
     ) -> None:
         """Queue the seqs of one job, the longest first; called once per job. The dispatcher itself keeps batches that it
         requeues.
 
         The indices in `first` come before all others, e.g. the queries that documents are scored against. `suspects` maps the
-        index of a seq to the number of seqs that a batch with it may have.
+        index of a seq to the number of seqs that a batch with it may have. `head_start` is as in FairQueue.
         """
         if not seqs:
             return
@@ -107,8 +108,8 @@ class Scheduler(Generic[K]):
         num_queues = bool(suspect_seqs) + bool(rest)
         entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, num_queues, next(self._numbers))
         level = self._level(priority)
-        level.queues["suspect"].add(job, tenant, suspect_seqs)
-        level.queues[entry.kind].add(job, tenant, rest)
+        level.queues["suspect"].add(job, tenant, suspect_seqs, head_start=head_start)
+        level.queues[entry.kind].add(job, tenant, rest, head_start=head_start)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
         if deadline < inf:

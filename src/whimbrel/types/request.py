@@ -156,6 +156,8 @@ class Request:
     """Time (time.perf_counter) after which the request fails instead of running."""
     tenant: str = ""
     """Owner of the request. Tenants share an engine evenly, and so do the requests of a tenant."""
+    waited: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
+    """Seconds that the caller has waited in earlier tries. The request keeps the place of the first."""
 
     def __post_init__(self) -> None:
         check_fields(self)

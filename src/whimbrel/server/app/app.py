@@ -43,6 +43,9 @@ from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 
+_UNKNOWN_PATIENCE: Final = b"60"
+"""Seconds that a client is thought to have waited in a try, if it does not say."""
+_MOST_WAITED: Final = 3600.0
 _OF_BROWSERS: Final = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest")
 """Headers of requests that pages make."""
 
@@ -99,8 +102,7 @@ class App:
             gzipped = _check_type(context.request_headers, routes.media_types)
             body = b""  # until all of it is there
             with Timer("receive", into=context.stages):
-                body = await context.read_body()
-                body = await context.decompress(body) if gzipped else body
+                body = await context.read_body(deadline=deadline, gzipped=gzipped)
             response = await self._respond(routes.choose(body, context.request_headers), body, deadline, scope)
         except WhimbrelError as error:
             if body is None:
@@ -123,7 +125,8 @@ class App:
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
             adapter = _choose_adapter(name, embedder, request)
-            request = replace(request, tenant=context.tenant, deadline=deadline, adapter=adapter)
+            waited = _seconds_waited(context.request_headers)
+            request = replace(request, tenant=context.tenant, deadline=deadline, waited=waited, adapter=adapter)
         if request is not None:
             result = await _run_while_connected(_run(embedder, request), scope, context.receive)
         if isinstance(result, Result):
@@ -158,6 +161,16 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
     if not seconds >= 0:
         raise InvalidRequest(f"is {text[:40]!r}; it takes seconds, e.g. 2.5.", param="X-Request-Timeout")
     return time.perf_counter() + seconds
+
+
+def _seconds_waited(headers: Mapping[bytes, bytes]) -> float:
+    """Return the seconds that the caller has waited in earlier tries, as far as OpenAI's clients and ours say it."""
+    try:
+        tries = int(headers.get(b"x-stainless-retry-count", b"0"))
+        patience = float(headers.get(b"x-stainless-read-timeout", _UNKNOWN_PATIENCE))
+    except ValueError:
+        return 0.0
+    return min(tries * patience, _MOST_WAITED) if tries > 0 and patience > 0 else 0.0
 
 
 def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> bool:

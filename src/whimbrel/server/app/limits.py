@@ -44,7 +44,9 @@ class ServerLimits(HttpLimits):
     max_body_bytes: PositiveInt = 32 * 2**20
     """Size of one body."""
     max_inflight_bytes: PositiveInt = 256 * 2**20
-    """Size of the bodies and large answers of all requests in memory. Above it, requests get status 429."""
+    """Size of the bodies and large answers of all requests in memory. Further bodies are read when there is room.
+
+    The default is a share of the memory."""
 
 
 DEFAULTS: Final = ServerLimits()
@@ -65,17 +67,19 @@ def read_server_limits(
     root_path: str = "",
     forwarded_allow_ips: Sequence[str] = (),
     secrets: Sequence[str] = (),
+    max_inflight_bytes: int = DEFAULTS.max_inflight_bytes,
     environ: Mapping[str, str] = os.environ,
     warn: Callable[[str], None] = lambda text: None,
 ) -> ServerLimits:
     """Return the limits that the command line, a file of keys and the environment set.
 
     `address` is the server's IP address, None for a Unix socket. `root_path` and `forwarded_allow_ips` are as proxies.py gives
-    them. Removes keys given as options, and other `secrets`, from the process' title. Raises SetupError.
+    them; `max_inflight_bytes` is the default of that limit. Removes keys given as options, and other `secrets`, from the
+    process' title. Raises SetupError.
     """
     _redact_argv([*api_keys, *secrets])
     return replace(
-        _limits(environ.get(LIMITS_VARIABLE, "")),
+        _limits(environ.get(LIMITS_VARIABLE, ""), max_inflight_bytes),
         api_keys=_keys(api_keys, api_key_file, environ, warn),
         hosts=_hosts(allowed_hosts, address),
         origins=tuple(_origin(value) for value in cors_origins),
@@ -154,15 +158,15 @@ def origin_name(value: str) -> str | None:
     return match[1] + match[2].removesuffix(":443" if match[1] == "https://" else ":80")
 
 
-def _limits(text: str) -> ServerLimits:
+def _limits(text: str, max_inflight_bytes: int) -> ServerLimits:
     """Return the defaults with the changes of a JSON object."""
-    if not text:
-        return DEFAULTS
     try:
-        changes = msgspec.json.decode(text, type=dict[str, object])
+        changes = msgspec.json.decode(text or "{}", type=dict[str, object])
         if unknown := sorted(set(changes) - set(_LIMITS)):
             raise ValueError(f"{unknown[0]} is not one of {', '.join(_LIMITS)}")
         limits = msgspec.convert(asdict(DEFAULTS) | {name: as_whole(value) for name, value in changes.items()}, ServerLimits)
+        if "max_inflight_bytes" not in changes:
+            limits = replace(limits, max_inflight_bytes=max(max_inflight_bytes, limits.max_body_bytes))
         if limits.max_inflight_bytes < limits.max_body_bytes:
             raise ValueError("max_inflight_bytes is less than max_body_bytes")
     except ValueError as error:

@@ -13,9 +13,8 @@ import time
 import zlib
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
+from math import ceil, inf
 from typing import Final
 
 from starlette.requests import ClientDisconnect
@@ -23,8 +22,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whimbrel.dialects.common.bodies import MalformedBody
-from whimbrel.errors import MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
+from whimbrel.errors import DeadlineExceeded, MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
+from whimbrel.server.app.request_memory import SMALL_BODY, RequestMemory
 from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
 from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import Outcome, RequestFinished, Stage
@@ -36,7 +36,6 @@ _CLIENT_LEFT: Final = 499
 """Status in the log of a request whose client left before its answer."""
 _LARGE_ANSWER: Final = 2**18
 """Size above which answers count as memory in use."""
-_SMALL_BODY: Final = 2**16
 _GZIP: Final = 16 + zlib.MAX_WBITS
 """The format of gzip, for zlib."""
 _GZIP_STEP: Final = 2**16
@@ -73,23 +72,10 @@ def sanitize(text: str, limit: int = 100) -> str:
     return cut if cut.isprintable() else ascii(cut)
 
 
-@dataclass
-class MemoryBudget:
-    """Bytes that requests hold in this process."""
-
-    limit: int
-    used: int = 0
-
-    def check(self, size: int) -> None:
-        """Raise Overloaded if `size` more bytes exceed the limit."""
-        if self.used + size > self.limit:
-            raise Overloaded("too many bytes of requests are in memory; try again later.", retry_after=1)
-
-
 class RequestContext:
     """State of one request. `receive` and `send` are ASGI's, with the limits of size and memory and with common headers."""
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: ServerLimits, budget: MemoryBudget) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, limits: ServerLimits, memory: RequestMemory) -> None:
         self.started = time.perf_counter()
         self.request_headers: dict[bytes, bytes] = dict(scope["headers"])
         """The last header of each name."""
@@ -120,11 +106,12 @@ class RequestContext:
         self._receive = receive
         self._send = send
         self._max_body_bytes = limits.max_body_bytes
-        self._budget = budget
+        self._memory = memory
         self._announced = int(self.request_headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
         self._body_ended = self._announced == 0 and b"transfer-encoding" not in self.request_headers
         self._body_size = 0
-        self._answer_size = 0
+        self._held = 0
+        """Bytes of memory that the body, and a large answer, hold."""
 
     def note_result(self, result: Result) -> None:
         """Copy times and counts. A reference to the result would keep its vectors in memory."""
@@ -134,16 +121,12 @@ class RequestContext:
         self.listwise = result.listwise
 
     async def receive(self) -> Message:
-        """Return the next piece of the body. Raises TooLarge, before reading if the length is announced, and Overloaded."""
+        """Return the next piece of the body. Raises TooLarge, before reading if the length is announced."""
         if self._announced and not self._body_ended:
             self._check_size(self._announced)
-            self._budget.check(self._announced - self._body_size)
         message = await self._receive()
         if not self._body_ended:
-            size = len(message.get("body", b""))
-            self._budget.check(size)
-            self._budget.used += size
-            self._body_size += size
+            self._body_size += len(message.get("body", b""))
             self._body_ended = not message.get("more_body", False) or 0 < self._announced <= self._body_size
             self._check_size(self._body_size)
         if message["type"] == "http.disconnect" and not self.ended:
@@ -154,8 +137,35 @@ class RequestContext:
         if size > self._max_body_bytes:
             raise TooLarge(f"the body has {size:,} bytes or more; the limit is {self._max_body_bytes:,}. Split the request.")
 
-    async def read_body(self) -> bytes:
-        """Return the whole body. Raises MalformedHTTP if it ends early, and the errors of `receive`."""
+    async def read_body(self, *, deadline: float = inf, gzipped: bool = False) -> bytes:
+        """Return the whole body, decompressed if it is `gzipped`. It is read once there is memory for it.
+
+        Raises MalformedHTTP if it ends early, MalformedBody, DeadlineExceeded, and the errors of `receive`.
+        """
+        await self._hold_body(deadline, gzipped=gzipped)
+        body = await self._read_pieces()
+        body = await self._decompress(body) if gzipped else body
+        self._hold(self._body_size)
+        return body
+
+    async def _hold_body(self, deadline: float, *, gzipped: bool) -> None:
+        """Wait for the memory that a body may take: as much as it announces, else as much as it may have."""
+        unknown = gzipped or (not self._announced and not self._body_ended)
+        size = self._announced + (self._max_body_bytes if unknown else 0)
+        self._check_size(self._announced)
+        try:
+            async with asyncio.timeout(None if deadline == inf else max(0.0, deadline - time.perf_counter())):
+                await self._memory.take(size, self.tenant)
+        except TimeoutError:
+            raise DeadlineExceeded("the time that this request had is over; it waited for memory until then.") from None
+        self._held = size
+
+    def _hold(self, size: int) -> None:
+        """Hold so many bytes in place of those held until now."""
+        held, self._held = self._held, size
+        self._memory.give(held - size)
+
+    async def _read_pieces(self) -> bytes:
         pieces: list[bytes] = []
         while True:
             message = await self.receive()
@@ -165,11 +175,8 @@ class RequestContext:
             if not message.get("more_body", False):
                 return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
-    async def decompress(self, body: bytes) -> bytes:
-        """Return a gzipped body as it was, with pauses for other requests.
-
-        Raises MalformedBody, and TooLarge and Overloaded as `receive` does.
-        """
+    async def _decompress(self, body: bytes) -> bytes:
+        """Return a gzipped body as it was, with pauses for other requests. Raises MalformedBody, and TooLarge as `receive`."""
         stream, pieces, size = zlib.decompressobj(_GZIP), list[bytes](), 0
         for start in range(0, len(body), _GZIP_STEP):
             data, more = body[start : start + _GZIP_STEP], True
@@ -178,8 +185,6 @@ class RequestContext:
                     pieces.append(piece := stream.decompress(data, _GZIP_PIECE))
                 except zlib.error as error:
                     raise MalformedBody(f"the body is not valid gzip: {error}.") from None
-                self._budget.check(len(piece))
-                self._budget.used += len(piece)
                 self._body_size += len(piece)
                 self._check_size(size := size + len(piece))
                 data, more = stream.unconsumed_tail, bool(stream.unconsumed_tail) or len(piece) == _GZIP_PIECE
@@ -196,7 +201,7 @@ class RequestContext:
         Bodies that are large or that wait for "100 Continue" are not read.
         """
         shared = path in ROUTES_BY_PATH and len(ROUTES_BY_PATH[path].routes) > 1
-        if not shared or not 0 < self._announced <= _SMALL_BODY or b"expect" in self.request_headers:
+        if not shared or not 0 < self._announced <= SMALL_BODY or b"expect" in self.request_headers:
             return b""
         try:
             return await self.read_body()
@@ -210,7 +215,7 @@ class RequestContext:
             self.status = status = message["status"]
             close = (_CLOSE,) if self.closes or status in _CLOSING_STATUSES else ()
             message = {**message, "headers": [*message["headers"], *self._report(), _NO_SNIFFING, *close]}
-        elif not self._answer_size:
+        elif self._held <= self._body_size:
             self.hold_answer(len(message.get("body", b"")))
         try:
             await self._send(message)
@@ -222,8 +227,7 @@ class RequestContext:
 
     def hold_answer(self, size: int) -> None:
         if size > _LARGE_ANSWER:
-            self._answer_size = size
-            self._budget.used += size
+            self._hold(self._body_size + size)
 
     def _report(self) -> list[tuple[bytes, bytes]]:
         """Return headers: the id, milliseconds per stage, and the numbers of tokens and of truncated texts."""
@@ -239,7 +243,7 @@ class RequestContext:
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Release the memory and return status and outcome. `lost` means that the process ends."""
-        self._budget.used -= self._body_size + self._answer_size
+        self._hold(0)
         if self.left:
             return self.status or _CLIENT_LEFT, "client_gone"
         if self.ended:
@@ -290,12 +294,12 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, routes: Sequence[Route], limits: ServerLimits = DEFAULTS) -> None:
         self._app = app
         self._limits = limits
-        self._budget = MemoryBudget(limits.max_inflight_bytes)
+        self._memory = RequestMemory(limits.max_inflight_bytes)
         self._exact = frozenset(route.path for route in routes if not route.param_convertors)
         self._patterns = [route for route in routes if route.param_convertors]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = RequestContext(scope, receive, send, self._limits, self._budget)
+        context = RequestContext(scope, receive, send, self._limits, self._memory)
         scope["state"] = {**scope.get("state", {}), "request_id": context.request_id, "context": context}
         route, received = self._route(scope["path"]), time.time()
         trace.request_started(route)

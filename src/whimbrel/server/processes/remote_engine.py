@@ -192,7 +192,7 @@ class RemoteEngine:
         small = _num_characters(request.texts) * max(1, len(request.hypotheses)) <= self.plan.max_batch_tokens
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
-        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, jitter=jitter)
+        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=request.waited > 0, jitter=jitter)
 
     def _boards(self) -> list[StatusBoard]:
         return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
