@@ -137,8 +137,21 @@ def test_remarks_say_what_the_block_does_not() -> None:
         "Failed, 1 of 1: HTTP 500: no",
         "To do: see the server's log.",
     ]
-    many = report([0.1] * 30, errors={place: f"reason {place % 15}" for place in range(30)})
+    many = report([0.1] * 30, errors={place: f"reason {'abcdefghijklmno'[place % 15]}" for place in range(30)})
     assert "Failed, 10 of 30: 5 other reasons" in remarks(make_result(setting(), SAMPLES * 30, [many]))[-1]
+
+
+def test_failures_are_grouped_by_their_code() -> None:
+    full = 'HTTP 429: {"error":{"message":"%s tokens wait already","type":"overloaded","code":"overloaded"}}'
+    gone = 'HTTP 429: {"error":"%s requests of this connection wait","error_type":"too_many"}'
+    reasons = [full % "1,234", full % "5", gone % "9", "no answer within 600 s", "no answer within 601.5 s", full % "77"]
+    failed = report([0.1] * 6, errors=dict(enumerate(reasons)))
+    lines = remarks(make_result(setting(), SAMPLES * 6, [failed]))
+    assert [line for line in lines if line.startswith("Failed")] == [
+        f"Failed, 3 of 6: {full % '1,234'}",
+        "Failed, 2 of 6: no answer within 600 s",
+        f"Failed, 1 of 6: {gone % '9'}",
+    ]
 
 
 def test_a_client_is_judged_by_its_own_clock_and_processor() -> None:

@@ -28,7 +28,7 @@ class DatasetOptions:
     path: Path | None = None
     num_prompts: int = 1000
     seed: int = 0
-    input_len: int = 1024
+    input_len: int = 128
     range_ratio: float = 0.0
     batch_size: int = 1
 

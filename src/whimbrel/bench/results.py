@@ -5,6 +5,7 @@ Pure: reports of client processes in, numbers and text out.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ _LATE: Final = 0.01
 """Lateness of the client's event loop in seconds that is never held against it."""
 
 _MAX_REASONS: Final = 10
+_STATUS_AND_CODE: Final = re.compile(r"""(HTTP \d+): .*?"(?:code|error_type|type)"\s*:\s*"([^"]+)\"""")
+_NUMBER: Final = re.compile(r"\d[\d,.]*")
 _REMEDIES: Final = (
     ("HTTP 5", "see the server's log."),
     ("HTTP 429", "the server refuses work above its limits: offer less, or raise its limits."),
@@ -216,14 +219,23 @@ def remarks(result: Result) -> list[str]:
         lines.append(f"{result.num_resent:,} requests were sent again: the server had closed their idle connections.")
     if result.interrupted:
         lines.append(f"Stopped early: {result.unfinished:,} requests on their way or due are not counted.")
-    reasons = Counter(filter(None, result.errors))
-    for reason, count in reasons.most_common(_MAX_REASONS):
-        lines.append(f"Failed, {count:,} of {result.failed:,}: {reason}")
+    reasons, examples = Counter[str](), dict[str, str]()
+    for reason in filter(None, result.errors):
+        reasons[_group(reason)] += 1
+        examples.setdefault(_group(reason), reason)
+    for group, count in reasons.most_common(_MAX_REASONS):
+        lines.append(f"Failed, {count:,} of {result.failed:,}: {examples[group]}")
     if rest := reasons.total() - sum(count for _, count in reasons.most_common(_MAX_REASONS)):
         lines.append(
             f"Failed, {rest:,} of {result.failed:,}: {len(reasons) - _MAX_REASONS:,} other reasons; --save-detailed has all."
         )
-    return lines + [f"To do: {advice}" for words, advice in _REMEDIES if any(words in reason for reason in reasons)]
+    return lines + [f"To do: {advice}" for words, advice in _REMEDIES if any(words in reason for reason in examples.values())]
+
+
+def _group(reason: str) -> str:
+    """Return what reasons of one kind share: the status and the error's code, else all but the numbers."""
+    found = _STATUS_AND_CODE.match(reason)
+    return " ".join(found.groups()) if found else _NUMBER.sub("N", reason)
 
 
 def _advice(client: Client) -> str:

@@ -62,7 +62,7 @@ def serve(
     dataset_name: DatasetName = "random",
     dataset_path: DatasetPath = None,
     num_prompts: NumPrompts = 1000,
-    random_input_len: InputLen = 1024,
+    random_input_len: InputLen = 128,
     random_range_ratio: RangeRatio = 0.0,
     random_batch_size: BatchSize = 1,
     tokenizer: TokenizerName = None,
