@@ -211,6 +211,75 @@ def test_E8_openai_s_client_succeeds_after_a_storm(server: Server, expected: Flo
         assert 'outcome="overloaded"' in probe.get("/metrics").text
 
 
+def test_E11_an_indexing_job_waits_for_memory_and_nothing_of_it_fails(expected: Float32Array) -> None:
+    """There is memory for the bodies of three of its requests. Two retries, as OpenAI's client has by default."""
+    guards = {"WHIMBREL_GUARDS": '{"max_body_bytes": 100000, "max_inflight_bytes": 300000}'}
+    texts = [text.ljust(5000) for text in SOME]
+    with Server(**guards) as server, ThreadPoolExecutor(24) as threads:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
+
+        def send(_: int) -> int:
+            return len(client.embeddings.create(model=MODEL, input=texts).data)
+
+        with client:
+            assert list(threads.map(send, range(72))) == [len(SOME)] * 72
+        with httpx2.Client(timeout=60, base_url=server.url) as probe:
+            metrics = probe.get("/metrics").text
+            assert 'outcome="ok"' in metrics
+            assert 'outcome="overloaded"' not in metrics
+
+
+def test_E11_who_leaves_while_waiting_for_memory_gives_up_the_place(expected: Float32Array) -> None:
+    guards = {"WHIMBREL_GUARDS": '{"max_body_bytes": 100000, "max_inflight_bytes": 100000}'}
+    with (
+        Server(**guards, **fault_injection.ENVIRONMENT) as server,
+        ThreadPoolExecutor(8) as threads,
+        httpx2.Client(base_url=server.url, timeout=60) as client,
+    ):
+        holding = threads.submit(ask, client, ["@@sleep:2".ljust(80_000)])
+        time.sleep(0.5)
+        for _ in range(20):
+            with Connection(server.port) as connection:
+                connection.send(post({"input": ["@@abort".ljust(80_000)]}))
+                time.sleep(0.02)
+        assert np.array_equal(vectors_of(ask(client, [text.ljust(5000) for text in SOME])), expected)
+        assert holding.result().status_code == 200
+
+
+def test_E12_who_gives_up_and_comes_back_is_served_before_those_that_came_later(server: Server) -> None:
+    done: list[str] = []
+    returning = {"x-stainless-retry-count": "1", "x-stainless-read-timeout": "30"}
+
+    def send(name: str, headers: dict[str, str]) -> None:
+        with httpx2.Client(base_url=server.url, timeout=60, headers=headers) as client:
+            assert ask(client, SOME).status_code == 200
+        done.append(name)
+
+    with ThreadPoolExecutor(16) as threads, httpx2.Client(base_url=server.url, timeout=60) as client:
+        ask(client, SOME)  # so that the rate is known
+        with held_up(server, threads):
+            sent = [threads.submit(send, f"later {i}", {}) for i in range(4)]
+            time.sleep(0.3)
+            sent.append(threads.submit(send, "returning", returning))
+        for future in sent:
+            future.result()
+    assert done.index("returning") <= 1  # there are two lanes
+
+
+@pytest.mark.extended
+def test_E8_returning_requests_find_room_in_a_queue_that_others_keep_full(expected: Float32Array) -> None:
+    """Clients with two retries, as OpenAI's has by default; there is room for a third of their requests."""
+    with Server("--max-queue-tokens", "3000") as server, ThreadPoolExecutor(9) as threads:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any")
+
+        def send(_: int) -> bool:
+            rows = client.embeddings.create(model=MODEL, input=SOME * 2).data
+            return np.array_equal(np.array([row.embedding for row in rows], np.float32), np.tile(expected, (2, 1)))
+
+        with client:
+            assert all(threads.map(send, range(60)))
+
+
 @pytest.mark.extended
 def test_K5_health_is_told_while_all_are_busy(server: Server) -> None:
     client = httpx2.Client(base_url=server.url, timeout=60)

@@ -1,0 +1,157 @@
+"""Indexing as it is done: many threads of public clients in their defaults, with single queries and other work beside them.
+
+    python benchmarks/indexing.py [--clients openai,langchain,llamaindex,haystack] [--threads 8,32,128] [--chunks 20000]
+                                  [--beside 1] [--python PATH] [--serve ARGUMENTS]
+
+The server is `whimbrel serve` in its defaults, with the packaged model. Each run embeds `--chunks` chunks of some 230 tokens, 100
+in a call (indexing_client.py), with the clients' own sizes of requests, timeouts and retries. `--beside` processes compute without end
+meanwhile. `--python` is the interpreter that has the clients (`make recipes` installs them).
+
+A query of four words is sent every quarter of a second on a connection of its own, first without the job and then beside it. The
+memory is the proportional set size of all processes of the server, sampled every second. Its bound is what the server says at the
+start, four bytes for each byte of bodies that may wait, above the memory at rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+import numpy as np
+from common import default_plan, family, note, print_setting, print_table
+from driver import Connection, Serving, body_of, request_of, serving
+
+from whimbrel.types.hardware import usable_memory
+from whimbrel.types.waiting_memory import share_waiting_memory
+
+_CLIENT: Final = Path(__file__).parent / "indexing_client.py"
+_EVERY: Final = 0.25
+_QUERY: Final = request_of(body_of(["where do curlews winter"]))
+
+
+@dataclass(slots=True)
+class Watch:
+    """Latencies of the single queries in seconds, and the memory of the server in bytes."""
+
+    seconds: list[float] = field(default_factory=list[float])
+    failed: int = 0
+    most_memory: int = 0
+
+    def milliseconds(self, percentile: float) -> float:
+        return float(np.percentile(self.seconds, percentile)) * 1e3
+
+    async def run(self, server: Serving) -> None:
+        connection = await Connection.open(server.port)
+        memory = asyncio.create_task(self._memory(server))
+        try:
+            while True:
+                started = perf_counter()
+                answer = await connection.ask(_QUERY)
+                self.seconds.append(perf_counter() - started)
+                self.failed += answer.status != 200
+                await asyncio.sleep(max(0.0, started + _EVERY - perf_counter()))
+        finally:
+            memory.cancel()
+            await connection.close()
+
+    async def _memory(self, server: Serving) -> None:
+        while True:
+            self.most_memory = max(self.most_memory, await asyncio.to_thread(memory_of, server.pid))
+            await asyncio.sleep(1.0)
+
+
+def memory_of(pid: int) -> int:
+    """Return the proportional set size of a process and its children, in bytes."""
+    total = 0
+    for each in family(pid):
+        try:
+            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
+        except OSError:  # it has just ended
+            continue
+        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return total
+
+
+async def measure(server: Serving, name: str, threads: int, args: argparse.Namespace) -> tuple[Watch, Watch, dict[str, Any]]:
+    """Watch queries alone, then beside the job. Return both, and what the job says of itself."""
+    alone, beside = Watch(), Watch()
+    for watch, seconds in ((alone, args.idle), (beside, None)):
+        watching = asyncio.create_task(watch.run(server))
+        if seconds is not None:
+            await asyncio.sleep(seconds)
+        else:
+            url, model = f"http://127.0.0.1:{server.port}", "sentence-transformers/all-MiniLM-L6-v2"
+            command = [args.python, str(_CLIENT), name, url, str(threads), str(args.chunks), model]
+            process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
+            out, _ = await process.communicate()
+            if process.returncode:
+                raise SystemExit(f"the client {name} ended with {process.returncode}")
+        watching.cancel()
+        await asyncio.wait([watching])
+        if not watching.cancelled() and (error := watching.exception()):
+            raise error
+    return alone, beside, json.loads(out)
+
+
+@contextmanager
+def other_work(count: int) -> Generator[None]:
+    """Keep `count` cores busy."""
+    processes = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+
+
+def main() -> None:
+    """Run the benchmark."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", default="openai,langchain,llamaindex,haystack")
+    parser.add_argument("--threads", default="8,32,128")
+    parser.add_argument("--chunks", type=int, default=20_000)
+    parser.add_argument("--beside", type=int, default=1, help="processes that compute without end")
+    parser.add_argument("--idle", type=float, default=30.0, help="seconds in which queries run alone")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that has the clients")
+    parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
+    args = parser.parse_args()
+    plan, bound = default_plan("auto"), share_waiting_memory(usable_memory()).total
+    rows: list[list[str]] = []
+    for name in args.clients.split(","):
+        for threads in map(int, args.threads.split(",")):
+            with serving(plan.dtype, *shlex.split(args.serve)) as server, other_work(args.beside):
+                at_rest = memory_of(server.pid)
+                alone, beside, told = asyncio.run(measure(server, name, threads, args))
+            for reason, count in told["reasons"].items():
+                note(f"{name}, {threads} threads: {count} times {reason}")
+            p99, ratio = beside.milliseconds(99), beside.milliseconds(99) / alone.milliseconds(99)
+            rows.append([
+                name, f"{threads}", f"{told['calls']:,}", f"{told['failed']:,}", f"{told['seconds']:,.0f}",
+                f"{args.chunks / told['seconds']:,.1f}", f"{len(beside.seconds):,}", f"{beside.failed}",
+                f"{alone.milliseconds(99):,.0f}", f"{p99:,.0f}", f"{ratio:.2f}",
+                f"{(beside.most_memory - at_rest) / 2**20:,.0f}", f"{bound / 2**20:,.0f}",
+            ])  # fmt: skip
+            note(" | ".join(rows[-1]))
+    print_table(
+        [
+            "client", "threads", "calls", "failed", "seconds", "chunks/s", "queries", "failed", "p99 alone, ms", "p99 beside, ms",
+            "ratio", "memory above rest, MiB", "bound, MiB",
+        ],
+        rows,
+    )  # fmt: skip
+    print_setting(plan, chunks=args.chunks, beside=args.beside)
+
+
+if __name__ == "__main__":
+    main()
