@@ -3,13 +3,13 @@
     python benchmarks/indexing.py [--clients openai,langchain,llamaindex,haystack] [--threads 8,32,128] [--chunks 20000]
                                   [--beside 1] [--python PATH] [--serve ARGUMENTS]
 
-The server is `whimbrel serve` in its defaults, with the packaged model. Each run embeds `--chunks` chunks of some 230 tokens, 100
-in a call (indexing_client.py), with the clients' own sizes of requests, timeouts and retries. `--beside` processes compute without end
-meanwhile. `--python` is the interpreter that has the clients (`make recipes` installs them).
+The server is `whimbrel serve` in its defaults, with the packaged model. Each run embeds `--chunks` chunks of some 230 tokens,
+100 in a call (indexing_client.py), with the clients' own sizes of requests, timeouts and retries. `--beside` processes compute
+without end meanwhile. `--python` is the interpreter that has the clients (`make recipes` installs them).
 
-A query of four words is sent every quarter of a second on a connection of its own, first without the job and then beside it. The
-memory is the proportional set size of all processes of the server, sampled every second. Its bound is what the server says at the
-start, four bytes for each byte of bodies that may wait, above the memory at rest.
+A query of four words is sent every quarter of a second on a connection of its own, first without the job and then beside it.
+The memory is the proportional set size of all processes of the server, sampled every second. Its bound is what the server
+sets aside for waiting requests, above the memory at rest.
 """
 
 from __future__ import annotations
@@ -145,8 +145,8 @@ def main() -> None:
             note(" | ".join(rows[-1]))
     print_table(
         [
-            "client", "threads", "calls", "failed", "seconds", "chunks/s", "queries", "failed", "p99 alone, ms", "p99 beside, ms",
-            "ratio", "memory above rest, MiB", "bound, MiB",
+            "client", "threads", "calls", "failed", "seconds", "chunks/s", "queries", "failed",
+            "p99 alone, ms", "p99 beside, ms", "ratio", "memory above rest, MiB", "bound, MiB",
         ],
         rows,
     )  # fmt: skip

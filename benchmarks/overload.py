@@ -2,10 +2,10 @@
 
     python benchmarks/overload.py [--seconds 60] [--factor 10] [--texts 8] [--dtype auto] [--serve ARGUMENTS]
 
-The server is `python -m whimbrel serve --max-queue-seconds 30` of the packaged all-MiniLM-L6-v2: by default it refuses nothing. All requests have `--texts` mixed texts and take
-base64. First the capacity is measured, closed-loop: `--connections` clients send one request after another. Then comes the
-overload, open-loop: requests arrive at random (Poisson) times, `--factor` times as many per second as the capacity. Each takes
-an idle connection or opens one. Clients do not retry.
+The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. By default it refuses nothing, so it gets
+`--max-queue-seconds 30`. All requests have `--texts` mixed texts and take base64. First the capacity is measured, closed-loop:
+`--connections` clients send one request after another. Then comes the overload, open-loop: requests arrive at random (Poisson)
+times, `--factor` times as many per second as the capacity. Each takes an idle connection or opens one. Clients do not retry.
 
 Goodput is the texts per second of 200 responses after the first tenth of the time, without those that come after the last
 arrival. The seconds of an accepted request run from its scheduled arrival. Those of a refused request run from the moment it
@@ -266,7 +266,9 @@ def main() -> None:
     parser.add_argument("--texts", type=int, default=8, help="in each request")
     parser.add_argument("--connections", type=int, default=16, help="while the maximum is measured")
     parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
-    parser.add_argument("--serve", default="--max-queue-seconds 30", help="further arguments of `whimbrel serve`, in one string")
+    parser.add_argument(
+        "--serve", default="--max-queue-seconds 30", help="further arguments of `whimbrel serve`, in one string"
+    )
     args = parser.parse_args()
     _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))

@@ -426,3 +426,20 @@ def test_certificates_are_checked_wherever_there_are_any(urls: Any, secure: bool
 
 def test_the_default_is_this_machine() -> None:
     assert DEFAULT_URL == "http://127.0.0.1:8000"
+
+
+def test_a_retry_says_how_long_the_caller_has_waited(server: Scripted) -> None:
+    """So that it keeps its place in the queue."""
+    told: list[tuple[str | None, str | None]] = []
+
+    class Telling(Handler):
+        def do_POST(self) -> None:
+            told.append((self.headers["x-stainless-retry-count"], self.headers["x-stainless-read-timeout"]))
+            super().do_POST()
+
+    server.RequestHandlerClass = server.handler = type("Script", (Telling,), {})
+    refused: Answer = (429, {"retry-after": "0"}, b"{}")
+    server.answers(refused, refused, (200, {}, b"{"))
+    with Client(server.url, timeout=90) as client, pytest.raises(errors.WhimbrelError):
+        client.embed("a")
+    assert told == [(None, None), ("1", "90"), ("2", "90")]

@@ -338,6 +338,25 @@ def test_bodies_in_memory_are_limited(kind: str) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({}, 0), ({"x_stainless_retry_count": "0", "x_stainless_read_timeout": "30"}, 0),
+        ({"x_stainless_retry_count": "2", "x_stainless_read_timeout": "30.0"}, 60), ({"x_stainless_retry_count": "1"}, 60),
+        ({"x_stainless_retry_count": "999", "x_stainless_read_timeout": "600"}, 3600),
+        ({"x_stainless_retry_count": "9" * 999, "x_stainless_read_timeout": "1e308"}, 3600),
+        *(({"x_stainless_retry_count": "1", "x_stainless_read_timeout": wrong}, 0) for wrong in ("", "soon", "nan", "-5", "None")),
+        *(({"x_stainless_retry_count": wrong, "x_stainless_read_timeout": "30"}, 0) for wrong in ("", "-1", "1.5", "many")),
+    ],
+)  # fmt: skip
+def test_a_client_that_comes_back_says_how_long_it_has_waited(headers: dict[str, str], seconds: float) -> None:
+    """As OpenAI's clients do. A header that says something else is none."""
+    embedder = FakeEmbedder()
+    app = create_app(ModelRegistry(embedder))
+    assert asyncio.run(call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON | headers)).status == 200
+    assert embedder.requests[0].waited == seconds
+
+
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])
 def test_a_body_that_was_refused_holds_nothing(body: bytes) -> None:
     async def main() -> None:

@@ -165,15 +165,15 @@ class _Fanout:
         retries = RetryPolicy(self.connections.endpoints, self.connections.settings.max_retries)
         while not self.connections.http.is_closed:
             with self.connections.endpoints.acquire() as url:
-                reply = await self._post(url, body)
+                reply = await self._post(url, body, retries.headers(self.connections.settings.timeout))
             if isinstance(reply, Reply):
                 return reply
             await asyncio.sleep(retries.next_delay(url, reply))
         raise client_closed()
 
-    async def _post(self, url: str, body: bytes) -> Reply | WhimbrelError:
+    async def _post(self, url: str, body: bytes, headers: dict[str, str]) -> Reply | WhimbrelError:
         seconds = self.connections.settings.timeout
-        headers = {"content-type": self.task.media_type}
+        headers = {"content-type": self.task.media_type} | headers
         try:
             async with asyncio.timeout(seconds):
                 place, method = join_url(url, self.task.path), self.task.method

@@ -231,16 +231,16 @@ class _Fanout:
         retries = RetryPolicy(self.connections.endpoints, self.connections.settings.max_retries)
         while not self.end.is_set():
             with self.connections.endpoints.acquire() as url:
-                reply = self._post(url, body)
+                reply = self._post(url, body, retries.headers(self.connections.settings.timeout))
             if isinstance(reply, Reply):
                 return reply
             self.end.wait(retries.next_delay(url, reply))
         raise client_closed()
 
-    def _post(self, url: str, body: bytes) -> Reply | WhimbrelError:
+    def _post(self, url: str, body: bytes, headers: dict[str, str]) -> Reply | WhimbrelError:
         seconds = self.connections.settings.timeout
         deadline = monotonic() + seconds
-        headers, chunks = {"content-type": self.task.media_type}, list[bytes]()
+        headers, chunks = {"content-type": self.task.media_type} | headers, list[bytes]()
         try:
             place, method = join_url(url, self.task.path), self.task.method
             with self.connections.http.stream(method, place, content=body or None, headers=headers) as response:

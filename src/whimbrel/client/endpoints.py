@@ -81,6 +81,12 @@ class RetryPolicy:
         self._failovers_left = len(endpoints) - 1
         self._num_retries = 0
 
+    def headers(self, timeout: float) -> dict[str, str]:
+        """Return the headers by which a server knows a retry, as OpenAI's clients send them. `timeout` is that of a try."""
+        if not self._num_retries:
+            return {}
+        return {"x-stainless-retry-count": f"{self._num_retries}", "x-stainless-read-timeout": f"{timeout:g}"}
+
     def next_delay(self, url: str, error: WhimbrelError) -> float:
         """Return the seconds until the next try, after the server at `url` failed. Raises the error if no try is left.
 

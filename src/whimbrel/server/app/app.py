@@ -170,7 +170,7 @@ def _seconds_waited(headers: Mapping[bytes, bytes]) -> float:
         patience = float(headers.get(b"x-stainless-read-timeout", _UNKNOWN_PATIENCE))
     except ValueError:
         return 0.0
-    return min(tries * patience, _MOST_WAITED) if tries > 0 and patience > 0 else 0.0
+    return min(min(tries, _MOST_WAITED) * patience, _MOST_WAITED) if tries > 0 and patience > 0 else 0.0
 
 
 def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> bool:
