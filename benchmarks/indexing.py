@@ -31,7 +31,7 @@ import numpy as np
 from common import default_plan, family, note, print_setting, print_table
 from driver import Connection, Serving, body_of, request_of, serving
 
-from whimbrel.types.hardware import usable_memory
+from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.waiting_memory import share_waiting_memory
 
 _CLIENT: Final = Path(__file__).parent / "indexing_client.py"
