@@ -15,7 +15,7 @@ import test_hub_models as hub
 import torch
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from test_models import DECODER, DEEPSEEK, LLAMA3, ROBERTA, SIZES, reference, rows, write
+from test_models import DECODER, DEEPSEEK, LLAMA3, ROBERTA, SIZES, T5, reference, rows, write
 from test_tokenizer_classes import GTE_QWEN2
 from transformers import AutoTokenizer
 
@@ -61,6 +61,7 @@ OLD = {"gradient_checkpointing": False, "position_embedding_type": "absolute", "
 OLD_ROPE = {"rope_parameters": None, "layer_types": None, "torch_dtype": "bfloat16", "use_cache": False}
 OLD_QWEN = OLD_ROPE | {"sliding_window": 32768, "use_sliding_window": False, "max_window_layers": 28, "rope_scaling": None}
 PLACES = {"max_position_embeddings": 66, "vocab_size": 900}
+OLD_T5 = {"n_positions": 512, "output_past": True, "is_encoder_decoder": True, "dense_act_fn": None, "is_gated_act": None}
 TURNS = {"max_position_embeddings": 300, "vocab_size": 900, "rms_norm_eps": 1e-6}
 
 LAYOUTS = {
@@ -101,6 +102,15 @@ LAYOUTS = {
     "all mpnet": Layout(
         ("sentence-transformers/all-mpnet-base-v2",), "mpnet", "MPNet", FAMILIES["mpnet"][1], ROBERTA | PLACES, "mean",
         config={"relative_attention_num_buckets": 32}, form="ForMaskedLM",
+    ),
+    "gtr t5": Layout(
+        tuple(f"sentence-transformers/{kind}-t5-{size}" for kind in ("gtr", "sentence") for size in ("base", "large", "xl", "xxl")),
+        "t5", "T5", FAMILIES["mt5"][1], T5 | {"vocab_size": 900}, "mean",
+        heads=(("Dense", 32, IDENTITY, {"bias": False}), "Normalize"), config=OLD_T5,
+    ),
+    "whole flan t5": Layout(
+        (), "t5_gated", "T5", FAMILIES["t5"][1], T5 | {"vocab_size": 900, "feed_forward_proj": "gated-gelu", "num_decoder_layers": 1},
+        "mean", form="ForConditionalGeneration", config={"dense_act_fn": "gelu_new", "is_gated_act": True},
     ),
     "deberta": Layout(
         (), "deberta", "DebertaV2", FAMILIES["deberta-v2"][1],

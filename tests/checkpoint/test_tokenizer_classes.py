@@ -423,7 +423,7 @@ REFUSED: list[tuple[str, JSON, JSON, JSON, str]] = [
     ("albert", {"keep_accents": True}, {}, {}, "tokenizer_config.json: keep_accents: "),
     ("albert", {"add_prefix_space": None}, {}, {}, "tokenizer_config.json: add_prefix_space: "),
     ("gpt2", {"add_prefix_space": None}, {}, {}, "tokenizer_config.json: add_prefix_space: "),
-    ("bert", {"tokenizer_class": "T5Tokenizer"}, {}, {}, "tokenizer_config.json: tokenizer_class: "),
+    ("bert", {"tokenizer_class": "XLNetTokenizer"}, {}, {}, "tokenizer_config.json: tokenizer_class: "),
     ("qwen3", {"tokenizer_class": GONE}, {}, {"tokenizer_class": "CohereTokenizer"}, "config.json: tokenizer_class: "),
     ("qwen2", {"auto_map": {"AutoTokenizer": ["a.B", None]}}, {}, {}, "tokenizer_config.json: auto_map: "),
     ("mistral", {"fix_mistral_regex": True}, {}, {}, "tokenizer_config.json: fix_mistral_regex: "),

@@ -623,8 +623,8 @@ def test_G10_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> N
 def test_unsupported_checkpoints(here: Here, tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
-    edit_json(tmp_path / "config.json", architectures=["T5EncoderModel"], model_type="t5")
-    assert "config.json: model_type: t5 cannot be run in a ragged batch" in here.error("embed", "a", "--model", str(tmp_path))
+    edit_json(tmp_path / "config.json", architectures=["UMT5EncoderModel"], model_type="umt5")
+    assert "config.json: model_type: umt5 cannot be run in a ragged batch" in here.error("embed", "a", "--model", str(tmp_path))
 
 
 def test_weights_that_do_not_fit_the_config(here: Here, tmp_path: Path) -> None:

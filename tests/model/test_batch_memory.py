@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_models import DEBERTA, DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, write
+from test_models import DEBERTA, DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, T5, write
 
 from checkpoints import edit_json
 from whimbrel.checkpoint.reader import read_card
@@ -23,6 +23,7 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "mpnet": ("MPNet", ROBERTA | WIDE, {}),
     "deberta": ("DebertaV2", DEBERTA | WIDE | {"position_buckets": 256}, {}),
     "deberta v2": ("DebertaV2", DEBERTA | WIDE | {"position_buckets": 256, "conv_kernel_size": 3}, {}),
+    "t5": ("T5", T5 | {"d_model": 256, "num_layers": 2, "d_ff": 1024, "d_kv": 64}, {}),
     "qwen3 in pieces": ("Qwen3", WIDE_DECODER, {}),
     "qwen3 in pieces of 64": ("Qwen3", WIDE_DECODER, {"max_batch_tokens": 64}),
     "qwen3 whole": ("Qwen3", WIDE_DECODER, {"chunked_prefill": False}),

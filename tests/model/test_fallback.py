@@ -182,7 +182,7 @@ REFUSED: list[tuple[str, Config, str]] = [
     ("Granite", DECODER | {"attention_multiplier": -0.5}, "its attention multiplies scores by -0.5"),
     ("RemBert", SIZES | {"input_embedding_size": 24}, "rembert cannot be run"),
     ("RoFormer", SIZES, "RoFormerModel: its attention does not pass"),
-    ("T5Encoder", {"vocab_size": VOCABULARY, "d_model": 48, "num_heads": 4, "d_kv": 12, "d_ff": 96}, "t5 cannot be run"),
+    ("UMT5Encoder", {"vocab_size": VOCABULARY, "d_model": 48, "num_heads": 4, "d_kv": 12, "d_ff": 96}, "umt5 cannot be run"),
     ("XLNet", {"vocab_size": VOCABULARY, "d_model": 48, "n_head": 4, "d_inner": 96, "n_layer": 2}, "xlnet cannot be run"),
 ]
 

@@ -38,7 +38,7 @@ from whimbrel.types.request import Request
 
 FAMILIES = [
     "bert", "roberta", "distilbert", "electra", "mpnet", "modernbert", "modernbert with biases", "qwen2", "qwen3", "mistral",
-    "llama with yarn and biases", "gemma both ways", "gemma2", "gemma3", "nomic", "gte", "gte without token types", "jina v3",
+    "llama with yarn and biases", "gemma both ways", "gemma2", "gemma3", "nomic", "t5", "t5 gated", "gte", "gte without token types", "jina v3",
     "eurobert", "internlm3 with biases", "lfm2", "lfm2 with biases", "deepseek", "deepseek of narrow queries",
 ]  # fmt: skip
 ALL = r".*"

@@ -17,6 +17,7 @@ from whimbrel.model.heads import adjacent_max
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, rms_norm, round_up_rows
+from whimbrel.model.ops.positions import Bias
 from whimbrel.model.ops.row_blocks import FINE_SIZES
 from whimbrel.model.ops.short_conv import short_conv, short_conv_reference
 from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
@@ -34,9 +35,7 @@ def make_layout(lengths: list[int], device: str = "cpu", num_keys: list[int] | N
     return AttentionLayout(torch.from_numpy(offsets).to(device), found, int(offsets[-1]), max(lengths), keys)
 
 
-def _bias(first: int, last: int, length: int) -> torch.Tensor:
-    distances = torch.arange(length)[None, :] - torch.arange(first, last)[:, None]
-    return torch.linspace(-0.5, 0.5, 4)[:, None, None] * distances.float() / 8
+_bias = Bias(lambda distances: torch.linspace(-0.5, 0.5, 4).view(-1, *[1] * distances.dim()) * distances.float() / 8)
 
 
 SCORES: dict[str, dict[str, Any]] = {

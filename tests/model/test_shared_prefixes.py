@@ -20,6 +20,7 @@ from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
+from whimbrel.model.ops.positions import Bias
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
 from whimbrel.telemetry.trace import CounterEvent, subscribe
 from whimbrel.types.batch import pack
@@ -192,7 +193,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "window": {"window": 9},
     "capped": {"softcap": 2.0},
     "capped window": {"softcap": 2.0, "window": 6},
-    "biased": {"bias": lambda first, last, keys: (torch.arange(keys)[None] - torch.arange(first, last)[:, None])[None] / 50.0},
+    "biased": {"bias": Bias(lambda distances: distances.expand(4, *distances.shape) / 50.0)},
 }
 
 

@@ -155,7 +155,7 @@ def sentence_layout(
     }
     rows = [("Transformer", ""), ("Pooling", "1_Pooling")]
     config = json.loads((folder / "config.json").read_text())
-    size = next(config[key] for key in ("hidden_size", "n_embd", "dim") if key in config)
+    size = next(config[key] for key in ("hidden_size", "n_embd", "dim", "d_model") if key in config)
     write_json(folder / "1_Pooling/config.json", _pooling_config(modes, size, include_prompt, new=new))
     width = size * len(modes)
     for number, head in enumerate(heads, start=2):

@@ -125,6 +125,29 @@ def xlm_roberta() -> tuple[JSON, JSON]:
     return _files(tokenizer, "XLMRobertaTokenizer", FAIRSEQ)
 
 
+def t5(*, old: bool = False) -> tuple[JSON, JSON]:
+    """T5's, whose sentinels are pieces too. `old`: as sentence-transformers' T5s have it, from transformers 4."""
+    sentinels = [f"<extra_id_{i}>" for i in range(100)]
+    content = json.loads(_unigram())
+    pieces = [row for row in content["model"]["vocab"] if row[0] != "<unk>"]
+    special = ["<pad>", "</s>", "<unk>"]
+    vocab = [*([piece, 0.0] for piece in special), *pieces, *([piece, 0.0] for piece in reversed(sentinels))]
+    content["model"] |= {"vocab": vocab, "unk_id": 2}
+    tokenizer = Tokenizer.from_str(json.dumps(content | {"added_tokens": [], "normalizer": charsmap()}))
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in (*special, *sentinels)])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", 1)]
+    )
+    roles = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    content, stated = _files(
+        tokenizer, "T5Tokenizer", roles, extra_ids=100, additional_special_tokens=sentinels, model_max_length=512
+    )
+    if old:
+        del stated["added_tokens_decoder"], stated["clean_up_tokenization_spaces"]
+        stated |= {"name_or_path": "models/gtr-t5-base", "special_tokens_map_file": "special_tokens_map.json"}
+    return content, stated
+
+
 def camembert() -> tuple[JSON, JSON]:
     unused = [("<s>NOTUSED", 0.0), ("<pad>", 0.0), ("</s>NOTUSED", 0.0), ("<unk>", 0.0), ("<unk>NOTUSED", -100.0)]
     tokenizer = _with_pieces([*unused, ("<s>", 0.0), ("</s>", 0.0)])
@@ -352,6 +375,8 @@ FAMILIES: dict[str, tuple[str, tuple[JSON, JSON]]] = {
     "gemma": ("Gemma", gemma()),
     "gemma2": ("Gemma2", gemma()),
     "gemma3_text": ("Gemma3Text", gemma()),
+    "t5": ("T5", t5()),
+    "mt5": ("MT5", t5(old=True)),
     "albert": ("Albert", albert()),
     "gpt2": ("GPT2", gpt2()),
     "olmo2": ("Olmo2", gpt2(ends=True)),
@@ -371,6 +396,8 @@ def write(folder: Path, family: str, config: JSON | None = None, tokenizer: JSON
         sizes |= {"dim": 48, "n_layers": 1, "n_heads": 4, "hidden_dim": 96}
         for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"):
             del sizes[key]
+    if family in ("t5", "mt5"):
+        sizes = {"d_model": 48, "num_layers": 1, "num_heads": 4, "d_kv": 12, "d_ff": 96, "vocab_size": 2000}
     if family == "gpt2":
         sizes = {"n_embd": 48, "n_layer": 1, "n_head": 4, "n_positions": 60, "vocab_size": 2000, "pad_token_id": 1}
     if family in ("llama", "mistral", "qwen2", "qwen3", "lfm2", "gemma", "gemma2", "gemma3_text", "olmo2", "phi3"):

@@ -28,7 +28,16 @@ from whimbrel.checkpoint.scores import classifiers, listwise, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
-from whimbrel.checkpoint.sentence_transformers.modules import KINDS, MODULES, SENTENCE, WITH_TASKS, Rows, has_modules
+from whimbrel.checkpoint.sentence_transformers.instructor import OWN_LENGTH, is_instructor
+from whimbrel.checkpoint.sentence_transformers.modules import (
+    KINDS,
+    MODULES,
+    SENTENCE,
+    WITH_TASKS,
+    Rows,
+    has_modules,
+    has_own_classes,
+)
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
@@ -197,6 +206,9 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
             if is_gritlm(config) and chat is None:  # its instruction gives no vectors, and its own code normalises
                 dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
+            if is_instructor(folder, name, rows, encoder):
+                outputs["dense"] = replace(outputs["dense"], include_prompt=False)
+                tokenizer = replace(tokenizer, pools_one_token=True)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
@@ -210,7 +222,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         outputs=outputs,
         labels=labels,
         entailment=classifiers.find_entailment(config, labels) if "scores" in outputs else None,
-        max_length=modules.read_max_length(encoder, transformer, files),
+        max_length=OWN_LENGTH if has_own_classes(folder) else modules.read_max_length(encoder, transformer, files),
         tokenizer=tokenizer,
         prompts=read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
         default_prompt_name=default_prompt_name,

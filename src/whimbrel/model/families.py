@@ -28,6 +28,8 @@ class WeightNames:
     """The joint tensor of gate and up starts with up."""
     qkv_by_key: bool = False
     """The joint tensor of queries, keys and values holds each key head after its queries, and before its value."""
+    word_copies: tuple[str, ...] = ()
+    """Names of copies of the table of words, any of which may stand for it."""
     positions: str | None = None
     types: str | None = None
     embedding_norm: str | None = None
@@ -321,6 +323,21 @@ _GEMMA2: Final = replace(
     mlp_out="layers.{i}.post_feedforward_layernorm",
 )
 
+_T5: Final = WeightNames(
+    prefixes=("transformer.",),
+    words="shared",
+    word_copies=("encoder.embed_tokens",),
+    qkv=tuple(f"encoder.block.{{i}}.layer.0.SelfAttention.{part}" for part in "qkv"),
+    out="encoder.block.{i}.layer.0.SelfAttention.o",
+    relative="encoder.block.0.layer.0.SelfAttention.relative_attention_bias",
+    attention_in="encoder.block.{i}.layer.0.layer_norm",
+    up=("encoder.block.{i}.layer.1.DenseReluDense.wi",),
+    down="encoder.block.{i}.layer.1.DenseReluDense.wo",
+    mlp_in="encoder.block.{i}.layer.1.layer_norm",
+    final="encoder.final_layer_norm",
+    unused=(r"decoder\..*", r"lm_head\..*"),
+)
+
 _PEFT: Final = ("base_model.model.",)
 
 
@@ -366,5 +383,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "static": WeightNames(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),
+    "t5": _T5,
+    "t5_gated": replace(_T5, up=tuple(f"encoder.block.{{i}}.layer.1.DenseReluDense.wi_{part}" for part in "01")),
     "gemma3": replace(_GEMMA2, q_norm=_QWEN3.q_norm, k_norm=_QWEN3.k_norm),
 }

@@ -77,7 +77,7 @@ class Attention:
         if self.whole_norm is not None:
             qk_RNH = self.whole_norm(qk_RNH.float())
         if self.head_norm_NH is not None or angles is not None:
-            if scores.softcap is not None or scores.bias is not None:  # these attend in float32
+            if scores.softcap is not None:  # these attend in float32
                 qk_RNH = qk_RNH.float()
             qk_RNH = norm_and_rotate(qk_RNH, self.head_norm_NH, self.eps, angles)
         q_RNH, k_RKH = qk_RNH[:, : self.num_heads], qk_RNH[:, self.num_heads :]
@@ -143,7 +143,7 @@ class Layer:
         qkv, out, up, down = (each.packed for each in (mix.qkv, mix.out, mlp.up, mlp.down))
         if qkv is None or out is None or up is None or down is None:
             return None
-        if mix.whole_norm is not None or mix.scores.bias is not None or mix.scores.softcap is not None:
+        if mix.whole_norm is not None or mix.scores.softcap is not None:
             return None
         if mlp.gate is not None and mlp.gate not in FUSED:
             return None

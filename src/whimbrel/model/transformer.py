@@ -4,7 +4,7 @@ The residual stream and all norms are float32; matrix products are in the plan's
 each family; nothing here tests the family's name.
 
 Sources: transformers/models/{bert,roberta,distilbert,electra,mpnet,deberta_v2,nomic_bert,gte,jina_embeddings_v3,modernbert,
-eurobert,llama,qwen2,qwen3,mistral,gemma2,gemma3,lfm2,lfm2_moe,deepseek_v3}/modeling_*.py (5.23); for JinaBERT, on the Hub,
+eurobert,llama,qwen2,qwen3,mistral,gemma2,gemma3,lfm2,lfm2_moe,deepseek_v3,t5}/modeling_*.py (5.23); for JinaBERT, on the Hub,
 jinaai/jina-bert-implementation, and jinaai/jina-bert-v2-qk-post-norm for checkpoints with norms of queries and keys.
 
 Shapes: R rows, D model width, N query heads, K key heads or taps, H head width, F rotary frequencies. In LoRA tensors, K
@@ -63,7 +63,7 @@ class Transformer:
         self._adapters = Adapters(spec, self._names, weights, device=device, dtype=dtype)
         self._lora_columns_K = self._adapters.lora_columns()
         names, width = self._names, spec.embedding_size
-        self._words = self._table(names.words, spec.vocab_size, width, dtype)
+        self._words = self._word_table(spec.vocab_size, width)
         self._adapted_words = self._adapters.table("words", spec.vocab_size, width)
         learned = spec.max_positions + spec.position_offset
         self._positions = self._table(names.positions, learned, width) if names.positions else None
@@ -322,6 +322,17 @@ class Transformer:
     def _table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
         return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device).contiguous()
 
+    def _word_table(self, rows: int, width: int) -> Tensor:
+        """Load the table of words. Raises CheckpointError if copies of it differ."""
+        names = self._names
+        found = [name for name in (names.words, *names.word_copies) if self._weights.has(f"{name}.weight")] or [names.words]
+        table = self._table(found[0], rows, width, self._dtype)
+        for name in found[1:]:
+            copy = self._table(name, rows, width, self._dtype)
+            if not table.is_meta and not torch.equal(copy, table):
+                raise self._weights.error(f"differs from {found[0]}.weight, of which it must be a copy.", f"{name}.weight")
+        return table
+
     def _norm(self, name: str | None, width: int) -> Norm | None:
         if name is None:
             return None
@@ -365,7 +376,7 @@ class Transformer:
         if spec.positions == "alibi":
             return alibi(spec.num_heads, self._device)
         if spec.positions == "relative":
-            return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads))
+            return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads), spec.max_distance)
         return None
 
     def _relative_positions(self) -> tuple[Tensor, Tensor] | None:

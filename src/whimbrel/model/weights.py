@@ -120,6 +120,11 @@ class Weights:
         self._taken.add(full)
         return self._read(full)
 
+    def error(self, message: str, name: str) -> CheckpointError:
+        """Return the error of the tensor called `name`, which exists."""
+        full = self._require(name)
+        return CheckpointError(message, file=self._file_of[full], key=full)
+
     def has(self, name: str) -> bool:
         return self._find_name(name) is not None
 

@@ -258,7 +258,8 @@ class Tokenizer:
     def _count_prompt_tokens(self, prompt: str, *, special: bool) -> int:
         """Count as Sentence Transformers does: the prompt alone, truncated to the limit, without a closing special token."""
         (ids,) = self.backend.ids([""], prompt, special=special)
-        return min(ids.size, self._max_length) - (min(1, self.special.after.size) if special else 0)
+        count = min(ids.size, self._max_length) - (min(1, self.special.after.size) if special else 0)
+        return 0 if count == 1 and self.card.tokenizer.pools_one_token else count
 
     def _framed(self, texts: list[str], frame: ChatFrame) -> list[str]:
         assert self._template is not None

@@ -47,6 +47,10 @@ class _Device:
         """True if attention needs masks where a layer has windows, or keys are kept."""
         return not self.kernels if self.on_cpu else self.dtype_bytes == _FLOAT
 
+    def biases(self, encoder: Encoder) -> bool:
+        """Return whether biases are in masks. Our own kernels read them by their distance."""
+        return encoder.positions in ("alibi", "relative") and not (self.on_cpu and self.kernels)
+
 
 def batch_bytes(
     card: Card,
@@ -60,7 +64,7 @@ def batch_bytes(
 ) -> int:
     """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
 
-    `kernels`: Whimbrel's own kernels run, whose attention needs no masks unless scores are capped or biased.
+    `kernels`: Whimbrel's own kernels run, whose attention needs no masks unless scores are capped.
     0: unknown, as transformers' code runs the model.
     """
     towers = card.towers or (card,)
@@ -122,7 +126,7 @@ def _scores(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     heads = encoder.num_heads
     if encoder.disentangled is not None:
         return _disentangled(encoder, encoder.disentangled, rows, device)
-    biased = encoder.positions in ("alibi", "relative")
+    biased = device.biases(encoder)
     queries = min(piece, QUERIES_AT_A_TIME) if biased or encoder.softcap is not None else piece
     formula = 3 * _FLOAT * heads * queries * rows + 4 * _FLOAT * rows * heads * _head_width(encoder)
     if encoder.softcap is not None:
@@ -145,7 +149,7 @@ def _disentangled(encoder: Encoder, spec: Disentangled, rows: int, device: _Devi
 
 def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: _Device) -> int:
     """Return the bytes of the masks of pieces: of those that are kept for later layers, and of the largest while it is made."""
-    biased = encoder.positions in ("alibi", "relative")
+    biased = device.biases(encoder)
     has_masks = biased or (encoder.softcap is None and device.masks)
     if not has_masks:
         return 0

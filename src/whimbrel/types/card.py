@@ -177,6 +177,9 @@ class Encoder:
     embedding_scale: float = 1.0
     positions: Positions = "learned"
     num_buckets: int = 0
+    """Buckets of distances, for learned biases by relative positions."""
+    max_distance: int = 0
+    """Distance from which on all are in the last bucket of their direction."""
     disentangled: Disentangled | None = None
     """None: scores depend on contents, and at most on a bias."""
     neighbours: NeighbourLayer | None = None
@@ -300,6 +303,7 @@ TokenizerClass: TypeAlias = Literal[
     "MPNetTokenizer",
     "Qwen2Tokenizer",
     "RobertaTokenizer",
+    "T5Tokenizer",
     "XLMRobertaTokenizer",
 ]
 AddedToken: TypeAlias = Mapping[str, Any]
@@ -351,6 +355,8 @@ class TokenizerCard:
     """Added tokens of tokenizer_config.json, with ids and flags; None: not stated."""
     static: StaticTokenizer | None = None
     """Settings of static embeddings; None: a transformer."""
+    pools_one_token: bool = False
+    """Pool prompts of one token, although others are left out (INSTRUCTOR)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -218,6 +218,11 @@ def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype
         )
     if value == "int8" and on_cpu:
         return _int8(card, hardware)
+    if value == "float16" and card.encoder.family.startswith("t5"):
+        raise SetupError(
+            "dtype 'float16' is not supported for T5, whose hidden numbers grow beyond 65,504, float16's largest.",
+            hint="--dtype takes auto, float32 or bfloat16, in which T5 was trained",
+        )
     for dtype in DTYPES:
         if value == dtype and dtype != ("float16" if on_cpu else "int8"):
             return dtype

@@ -43,7 +43,7 @@ def read_mpnet(config: JsonFile) -> Encoder:
     config.require_values({"relative_attention_num_buckets": (32,), "pad_token_id": (1,)})
     bert = read_bert(config, "mpnet", after_padding=True)
     num_buckets = config.get("relative_attention_num_buckets", int, 32)
-    return replace(bert, type_vocab_size=0, positions="relative", num_buckets=num_buckets)
+    return replace(bert, type_vocab_size=0, positions="relative", num_buckets=num_buckets, max_distance=128)
 
 
 def read_distilbert(config: JsonFile) -> Encoder:

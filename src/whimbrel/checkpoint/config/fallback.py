@@ -35,7 +35,7 @@ _UNPACKABLE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("big_bird", "longformer"), f"its sparse attention {_BYPASS}"),
     **dict.fromkeys(("deberta", "xlnet"), f"its attention to relative positions {_BYPASS}"),
     **dict.fromkeys(("esm", "esmc"), "it looks at the mask tokens of all texts of a batch at once"),
-    **dict.fromkeys(("mt5", "t5", "umt5"), f"its bias of relative positions {_BYPASS}"),
+    "umt5": f"its bias of relative positions {_BYPASS}",
     "rembert": f"its attention {_BYPASS}",
     "funnel": "it shortens a batch as if it were one text",
     "llama4_text": "its attention is cut into chunks",

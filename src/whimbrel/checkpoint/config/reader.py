@@ -1,7 +1,8 @@
 """Dispatch of config.json to architecture readers.
 
-The readers are in `bert.py`, `deberta.py`, `decoders.py`, `hub_code.py`, `jina_v5.py` and `fallback.py`. Every key is read by
-one of them, known not to matter, or refused. Sources: transformers/configuration_utils.py, models/*/configuration_*.py (5.23).
+The readers are in `bert.py`, `deberta.py`, `decoders.py`, `hub_code.py`, `jina_v5.py`, `t5.py` and `fallback.py`. Every key is
+read by one of them, known not to matter, or refused. Sources: transformers/configuration_utils.py, models/*/configuration_*.py
+(5.23).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from whimbrel.checkpoint.config.deberta import read_deberta
 from whimbrel.checkpoint.config.fallback import is_offered, read_fallback, undeclared_keys
 from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
 from whimbrel.checkpoint.config.jina_v5 import read_eurobert, read_jina_v5
+from whimbrel.checkpoint.config.t5 import read_t5
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder
 
@@ -55,8 +57,9 @@ def read_encoder(config: JsonFile) -> Encoder:
     if names == ["HF_ColBERT"]:
         names = list[object]([_colbert_architecture(config)])
     if not _is_native(config, names) and is_offered(config, names):
+        encoder = read_fallback(config)
         config.require_values(_FIXED)
-        return _check_encoder(config, read_fallback(config))
+        return _check_encoder(config, encoder)
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
         reject_auto_map(config)
     rows = [_architecture(config, name) for name in names]
@@ -70,7 +73,7 @@ def read_encoder(config: JsonFile) -> Encoder:
         config.require_values({"model_type": (model_type,)})
     encoder = reader(config)
     reject_auto_map(config)
-    config.require_values(_FIXED)
+    config.require_values({key: values for key, values in _FIXED.items() if not config.was_read(key)})
     config.reject_unread_keys(_INERT)
     return _check_encoder(config, encoder)
 
@@ -114,6 +117,7 @@ def _architecture(config: JsonFile, name: object) -> tuple[str, _Reader]:
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
 _USUAL: Final = ("Model", "ForMaskedLM", *_CLASSES)
 _CAUSAL: Final = ("Model", "ForCausalLM", *_CLASSES)
+_ENCODER_DECODER: Final = ("EncoderModel", "Model", "ForConditionalGeneration")
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Bert": ("bert", (*_USUAL, "ForPreTraining"), bert.read_bert),
     "Contriever": ("bert", ("",), bert.read_bert),
@@ -134,6 +138,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), read_jina_v5),
     "EuroBert": ("eurobert", _USUAL, read_eurobert),
     "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
+    "T5": ("t5", (*_ENCODER_DECODER, "WithLMHeadModel"), read_t5),
+    "MT5": ("mt5", _ENCODER_DECODER, partial(read_t5, projection="gated-gelu")),
     "Llama": ("llama", _CAUSAL, decoders.read_llama),
     "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), decoders.read_llama_bidirec),
     "Mistral": ("mistral", _CAUSAL, decoders.read_mistral),

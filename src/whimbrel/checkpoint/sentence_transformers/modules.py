@@ -28,6 +28,8 @@ def kinds_of(package: str, classes: str) -> dict[str, str]:
 
 WITH_TASKS: Final = "custom_st.Transformer"
 """The Transformer of jina-embeddings-v3 and v5, which chooses an adapter by the task."""
+_INSTRUCTOR: Final = "InstructorEmbedding"
+"""Package with a Transformer and a Pooling of its own. Old files name only the module of a class."""
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
     **kinds_of(
@@ -41,8 +43,20 @@ KINDS: Final[Mapping[str, str]] = {
     **kinds_of("sparse_encoder.modules", "mlm_transformer.MLMTransformer splade_pooling.SpladePooling"),
     **kinds_of("sparse_encoder.modules", "sparse_auto_encoder.SparseAutoEncoder sparse_static_embedding.SparseStaticEmbedding"),
     WITH_TASKS: WITH_TASKS,
+    **{
+        f"{_INSTRUCTOR}.{module}INSTRUCTOR_{kind}": kind
+        for kind in ("Transformer", "Pooling")
+        for module in ("", "instructor.")
+    },
 }
 """Class -> kind of module, without those of late interaction."""
+
+
+def has_own_classes(folder: Path) -> bool:
+    """Return whether modules.json names classes of INSTRUCTOR's own package."""
+    rows = cast(list[object], read_json(folder, MODULES)) if has_modules(folder) else list[object]()
+    types = [cast(dict[str, object], row).get("type") for row in rows if isinstance(row, dict)]
+    return any(isinstance(kind, str) and kind.partition(".")[0] == _INSTRUCTOR for kind in types)
 
 
 def has_modules(folder: Path) -> bool:
@@ -54,7 +68,11 @@ def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
     values = read_json(folder, MODULES)
     if not isinstance(values, list):
         raise CheckpointError("must be a list of objects.", file=MODULES)
-    return [_read_row(folder, JsonFile(MODULES, value), kinds) for value in cast(list[object], values)]
+    own = ("Transformer", "Pooling")
+    return [
+        _read_row(folder, JsonFile(MODULES, value), {f"{_INSTRUCTOR}.instructor": own[i], **kinds} if i < len(own) else kinds)
+        for i, value in enumerate(cast(list[object], values))
+    ]
 
 
 def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[str, str]:

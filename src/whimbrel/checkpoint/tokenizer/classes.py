@@ -33,6 +33,7 @@ _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
     "MPNetTokenizer": _FAIRSEQ | {"unk": "[UNK]"},
     "Qwen2Tokenizer": {"eos": "<|endoftext|>", "unk": "<|endoftext|>", "pad": "<|endoftext|>"},
     "RobertaTokenizer": _FAIRSEQ,
+    "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
     "XLMRobertaTokenizer": _FAIRSEQ,
 }
 """Default special tokens of each class."""
@@ -119,6 +120,16 @@ def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "pre_tokenizer": _unigram_words(card),
         "decoder": _unigram_decoder(card),
         "post_processor": _template("bos A eos", "bos A eos eos B eos", tokens),
+    }
+
+
+def _t5(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+    return {
+        "model": _model(file, "Unigram", {"unk_id": 2, "byte_fallback": False}),
+        "normalizer": _charsmap(file.get("normalizer")),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace("always", split=True)]},
+        "decoder": _metaspace("always", split=True),
+        "post_processor": _template("A eos", "A eos B eos", tokens),
     }
 
 
@@ -213,6 +224,7 @@ _BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, _Tokens]
     "MPNetTokenizer": _mpnet,
     "Qwen2Tokenizer": _qwen2,
     "RobertaTokenizer": _roberta,
+    "T5Tokenizer": _t5,
     "XLMRobertaTokenizer": _xlm_roberta,
 }
 """Tokenizer class -> builder of the parts that the class overrides."""

@@ -35,7 +35,7 @@ _INERT: Final = """
 _USED: Final = """
     add_prefix_space added_tokens_decoder additional_special_tokens auto_map do_lower_case extra_special_tokens init_inputs
     keep_accents legacy max_len model_input_names model_max_length model_specific_special_tokens split_by_punct
-    split_special_tokens strip_accents tokenize_chinese_chars tokenizer_class truncation_side vocab_type
+    split_special_tokens strip_accents tokenize_chinese_chars tokenizer_class truncation_side vocab_type extra_ids
 """.split()
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
 _ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
@@ -60,6 +60,7 @@ _TYPES: Final[Mapping[TokenizerClass, str]] = {
     "MPNetTokenizer": "mpnet",
     "Qwen2Tokenizer": "qwen2_moe qwen3 qwen3_moe",
     "RobertaTokenizer": "data2vec-text roberta roberta-prelayernorm",
+    "T5Tokenizer": "mt5 t5",
     "XLMRobertaTokenizer": "gte jina_embeddings_v3 xlm-roberta xmod",
     "tokenizer.json": "deepseek_v3 eurobert lfm2 lfm2_moe llama",
 }
@@ -79,6 +80,8 @@ _FORCED: Final[Mapping[str, TokenizerClass]] = {
 """Model type -> tokenizer class, regardless of tokenizer_class."""
 _ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
 """Code of gte-Qwen2 and stella. If add_eos_token is true, it appends an eos token that their tokenizer.json does not."""
+_SENTINELS: Final = 100
+"""Number of T5's tokens for masked spans of text."""
 _NEED_A_SPACE_FLAG: Final = """
     AlbertTokenizer CamembertTokenizer DebertaV2Tokenizer GPT2Tokenizer RobertaTokenizer XLMRobertaTokenizer
 """.split()
@@ -128,6 +131,8 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     added = tokenizer.data.get("added_tokens_decoder")
     inputs = tokenizer.get("model_input_names", list, ["token_type_ids"] if kind in _WITH_TYPES else [])
     roles, extra = _special_tokens(root, tokenizer, legacy=added is None)
+    if kind == "T5Tokenizer":
+        extra = _with_sentinels(tokenizer, extra or ())
     return TokenizerCard(
         tokenizer_class=kind,
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
@@ -237,6 +242,18 @@ def _special_tokens(
     extra = cast(list[Any], stated[key] if key in stated else stated[old_key]) or []
     tokens = (_token(tokenizer, key, value) for value in extra)
     return roles, tuple(token for token in tokens if token is not None)
+
+
+def _with_sentinels(tokenizer: JsonFile, extra: tuple[AddedToken, ...]) -> tuple[AddedToken, ...]:
+    """Return the special tokens without a role, and T5's sentinels if none of them is among these."""
+    count = tokenizer.get("extra_ids", int, _SENTINELS)
+    stated = sum("<extra_id_" in token["content"] for token in extra)
+    if count not in (0, _SENTINELS) or stated not in (0, count):
+        message = (
+            f"{count} is not supported with {stated} tokens <extra_id_N> in additional_special_tokens; must be {_SENTINELS}."
+        )
+        raise tokenizer.error(message, "extra_ids")
+    return extra if stated else (*extra, *({"content": f"<extra_id_{i}>", "special": True} for i in range(count)))
 
 
 def _own_roles(tokenizer: JsonFile) -> list[str]:

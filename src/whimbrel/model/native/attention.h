@@ -19,12 +19,14 @@ struct Scores {
     float scale;  // above 0
     bool causal;
     i64 window;  // tokens before each token, and unless causal as many after it; negative: all
+    const float* bias;  // of the first head, by the distance of a key from its query, which may be negative; null: none
+    i64 bias_stride;  // from a head to the next
 };
 
 struct Buffers {
     std::uint32_t *queries, *keys, *values, *weights;
     void* scores;
-    float *sums, *scaled_scores;  // float16: scores of one query with this block's keys
+    float *sums, *scaled_scores;  // float16, and with a bias: scores of one query with this block's keys
     float *key_scales, *value_scales, *value_logs;  // float16: of each key
 };
 
@@ -71,10 +73,12 @@ void pack_rows(const T* rows, i64 stride, i64 count, i64 width, i64 units, [[may
             }
 }
 
-// S is D, or its variant whose sums stay float16, for the products of queries and keys.
+// S is D, or its variant whose sums stay float16, for the products of queries and keys. Scores are multiplied with the logarithm of e
+// when they are made (`rewritten`), or when the greatest is subtracted. `bias` is that of this head.
 // `positions` is null where scores depend on contents alone. Otherwise `keys` are the head's, for the scores of their positions.
-template <class D, class S, class T>
-void attend_head(const T* q, i64 q_stride, Rows<T> keys, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, const Buffers& at, [[maybe_unused]] const PositionsOfHead<D>* positions, T* out, i64 out_stride) {
+template <class D, class S, bool biased, class T>
+void attend_head(const T* q, i64 q_stride, Rows<T> keys, i64 num_queries, i64 num_keys, i64 before, i64 width, const Scores& scores, [[maybe_unused]] const float* bias, const Buffers& at, [[maybe_unused]] const PositionsOfHead<D>* positions, T* out, i64 out_stride) {
+    constexpr bool rewritten = D::scaled || biased;
     const i64 units = units_for<D>(width), key_units = units_for<D>(num_keys), padded = up_to(width, PANEL);
     constexpr i64 weights_stride = SCORES_STRIDE / D::per_unit;
     auto* all_scores = static_cast<typename S::Sum*>(at.scores);
@@ -129,10 +133,10 @@ void attend_head(const T* q, i64 q_stride, Rows<T> keys, i64 num_queries, i64 nu
                 for_vectors(to - from_vector, [&](i64 offset, auto some) {
                     const i64 j = from_vector + offset;
                     Floats x = S::load_sums(products + j);
-                    if constexpr (D::scaled) {
-                        x = fma(mul(x, load(key_scales + key + j)), all(scale_of[r]), load(value_logs + key + j));
-                        store(scaled + j, x);
-                    }
+                    if constexpr (D::scaled) x = fma(mul(x, load(key_scales + key + j)), all(scale_of[r]), load(value_logs + key + j));
+                    else if constexpr (biased) x = mul(x, all(scale_of[r]));
+                    if constexpr (biased) x = fma(load(bias + (key + j - query), some), all(LOG_OF_E), x);
+                    if constexpr (rewritten) store(scaled + j, x);
                     const Floats greater = greatest(top, keep_or(x, some, top));
                     top = other, other = greater;
                 });
@@ -146,6 +150,7 @@ void attend_head(const T* q, i64 q_stride, Rows<T> keys, i64 num_queries, i64 nu
                     const i64 j = from_vector + offset;
                     Floats e;  // of 0 for the largest score, however large
                     if constexpr (D::scaled) e = rough_power_of_2(sub(load(scaled + j), shift), MOST_WEIGHT);
+                    else if constexpr (biased) e = D::per_unit == 2 ? rough_power_of_2(sub(load(scaled + j), shift)) : decay(sub(load(scaled + j), shift));
                     else if constexpr (D::per_unit == 2) e = rough_power_of_2(mul(sub(load(products + j), shift), scale));
                     else e = decay(mul(sub(load(products + j), shift), scale));
                     e = keep(e, some);
@@ -157,7 +162,7 @@ void attend_head(const T* q, i64 q_stride, Rows<T> keys, i64 num_queries, i64 nu
                 if (begin || previous == now) {
                     total[r] += sum(sums);
                 } else {
-                    const float shrink = previous == -std::numeric_limits<float>::infinity() ? 0.0f : D::scaled ? std::exp2(previous - now) : std::exp((previous - now) * scores.scale);
+                    const float shrink = previous == -std::numeric_limits<float>::infinity() ? 0.0f : rewritten ? std::exp2(previous - now) : std::exp((previous - now) * scores.scale);
                     total[r] = total[r] * shrink + sum(sums);
                     float* v = at.sums + r * padded;
                     for (i64 k = 0; k < padded; k += W) store(v + k, mul(load(v + k), all(shrink)));
@@ -210,13 +215,13 @@ void attend(Rows<T> q, Rows<T> k, Rows<T> v, T* out, i64 out_stride, i64 num_seq
         if constexpr (D::scaled) scale_keys(keys, k.row_stride, values, v.row_stride, num_keys, width, at);
         pack_rows_as_columns<D>([=](i64 row) { return keys + row * k.row_stride; }, num_keys, width, units, at.key_scales, at.keys);
         pack_rows<D>(values, v.row_stride, num_keys, width, units_for<D>(num_keys), at.value_scales, at.values);
-        auto run_head = attend_head<D, D, T>;
+        auto run_head = scores.bias == nullptr ? attend_head<D, D, false, T> : attend_head<D, D, true, T>;
 #ifdef WHIMBREL_FLOAT16
         if constexpr (D::scaled)
-            if (units <= D::most_units) run_head = attend_head<D, InFloat16Alone, T>;
+            if (units <= D::most_units) run_head = scores.bias == nullptr ? attend_head<D, InFloat16Alone, false, T> : attend_head<D, InFloat16Alone, true, T>;
 #endif
         for (i64 n = h * shared; n < (h + 1) * shared; n++)
-            run_head(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, {keys, k.row_stride, 0}, count, num_keys, before, width, scores, at, of_head, out + first * out_stride + n * width, out_stride);
+            run_head(q.data + first * q.row_stride + n * q.head_stride, q.row_stride, {keys, k.row_stride, 0}, count, num_keys, before, width, scores, scores.bias + n * scores.bias_stride, at, of_head, out + first * out_stride + n * width, out_stride);
     };
     const auto run_all = [&](i64 parts, auto run_part) {
         auto run_parts = [&](i64 from, i64 to) {

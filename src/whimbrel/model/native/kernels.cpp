@@ -149,9 +149,10 @@ int whimbrel_linear([[maybe_unused]] int kind, int activation, const void* x, in
 }
 
 // `seqs` has five numbers for each seq: first query row, number of queries, first key row, number of keys, position of the first query.
+// `bias`, or null, is added to scores: that of head n and of a key at a distance from its query is bias[n * bias_stride + distance].
 // Scores with `positions` have none in float16, which float32 replaces.
-int whimbrel_attend([[maybe_unused]] int kind, int narrow, const void* q, i64 q_row, i64 q_head, const void* k, i64 k_row, i64 k_head, const void* v, i64 v_row, i64 v_head, void* out, i64 out_row, i64 num_seqs, const i64* seqs, i64 num_heads, i64 num_key_heads, i64 width, float scale, int causal, i64 window, const Positions* positions) {
-    const Scores scores{scale, causal != 0, window};
+int whimbrel_attend([[maybe_unused]] int kind, int narrow, const void* q, i64 q_row, i64 q_head, const void* k, i64 k_row, i64 k_head, const void* v, i64 v_row, i64 v_head, void* out, i64 out_row, i64 num_seqs, const i64* seqs, i64 num_heads, i64 num_key_heads, i64 width, float scale, int causal, i64 window, const float* bias, i64 bias_stride, const Positions* positions) {
+    const Scores scores{scale, causal != 0, window, bias, bias_stride};
     const auto run = [&](auto d, auto t) {
         using T = decltype(t);
         attend<decltype(d), T>({static_cast<const T*>(q), q_row, q_head}, {static_cast<const T*>(k), k_row, k_head}, {static_cast<const T*>(v), v_row, v_head}, static_cast<T*>(out), out_row, num_seqs, seqs, num_heads, num_key_heads, width, scores, positions);
@@ -203,7 +204,7 @@ void whimbrel_gate(int activation, const void* x, int narrow, i64 rows, i64 widt
 }
 
 // Run a layer on rows of x in float32, all of which belong to the seqs. The bits are those of the functions above, one after another.
-static int run_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const Rotation* rotations, float* out) {
+static int run_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const Rotation* rotations, const float* bias, i64 bias_stride, float* out) {
     const int narrow = layer->narrow != 0;
     const Rotation& turn = rotations[layer->rotary];
     const i64 bytes = narrow ? 2 : 4, width = layer->out.weight.columns, head = layer->head_width;
@@ -240,7 +241,7 @@ static int run_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs,
             qk = static_cast<const char*>(turned), qk_row = queries + keys;
         }
         void* attended = memory.take(bytes * rows * queries);
-        check(whimbrel_attend(static_cast<int>(layer->attention_kind), narrow, qk, qk_row, head, qk + bytes * queries, qk_row, head, qkv + bytes * (queries + keys), all_heads, head, attended, queries, num_seqs, seqs, layer->num_heads, layer->num_key_heads, head, static_cast<float>(layer->score_scale), layer->causal != 0, layer->window, layer->positions));
+        check(whimbrel_attend(static_cast<int>(layer->attention_kind), narrow, qk, qk_row, head, qk + bytes * queries, qk_row, head, qkv + bytes * (queries + keys), all_heads, head, attended, queries, num_seqs, seqs, layer->num_heads, layer->num_key_heads, head, static_cast<float>(layer->score_scale), layer->causal != 0, layer->window, bias, bias_stride, layer->positions));
         auto* added = static_cast<float*>(memory.take(4 * rows * width));
         multiply(layer->out, attended, narrow, rows, added, 0);
         normed_if(layer->attention_out, added, rows, added);
@@ -266,15 +267,15 @@ static int run_layer(const Layer* layer, const float* x, i64 rows, i64 num_seqs,
     });
 }
 
-// Run layers one after another. `rotations` has one for each of the model's rotary embeddings.
-int whimbrel_layers(const Layer* layers, i64 count, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const Rotation* rotations, float* out) {
+// Run layers one after another. `rotations` has one for each of the model's rotary embeddings. All layers have the same bias, or none.
+int whimbrel_layers(const Layer* layers, i64 count, const float* x, i64 rows, i64 num_seqs, const i64* seqs, const Rotation* rotations, const float* bias, i64 bias_stride, float* out) {
     const i64 width = layers->out.weight.columns;
     return guarded([&] {
         Workspace memory(count > 1 ? 4 * rows * width + 64 : 64);
         auto* between = static_cast<float*>(memory.take(0));
         for (i64 number = 0; number < count; number++) {
             float* to = (count - number) % 2 == 1 ? out : between;  // the last one writes to `out`, and none to what it reads
-            if (run_layer(layers + number, x, rows, num_seqs, seqs, rotations, to)) throw std::bad_alloc();
+            if (run_layer(layers + number, x, rows, num_seqs, seqs, rotations, bias, bias_stride, to)) throw std::bad_alloc();
             x = to;
         }
     });

@@ -1,6 +1,6 @@
 """Attention over a ragged batch. The implementation depends on device, dtype and score options.
 
-- CPU, neither biases nor caps: our own kernel over the ragged batch, where there is one (`kernels.py`).
+- CPU, no caps: our own kernel over the ragged batch, where there is one (`kernels.py`).
 - Else on a CPU, and float32 on any device: SDPA over groups of equal length, in float32, which is faster there than bfloat16.
 - Else on a CPU in bfloat16, seqs of 97 to 896 tokens, no mask: two matrix products and a softmax, faster than SDPA.
 - Scores of relative positions: our own kernel, or the formula (`disentangled.py`).
@@ -18,7 +18,7 @@ Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
@@ -32,6 +32,7 @@ from torch import Tensor
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled, attend_disentangled_reference
 from whimbrel.model.ops.kept_keys import KeySource
 from whimbrel.model.ops.kernels import kernels
+from whimbrel.model.ops.positions import Bias
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
@@ -84,8 +85,7 @@ class ScoreOptions:
     """Attention window: tokens before each token, and unless causal as many after it. None: all tokens."""
     softcap: float | None = None
     """Cap of the scores: softcap * tanh(scores / softcap)."""
-    bias: Callable[[int, int, int], Tensor] | None = None
-    """(first, last, K) -> bias of the scores of these queries and the first K keys, (N, last - first, K), float32."""
+    bias: Bias | None = None
     tables: PositionTables | None = None
     """Relative positions that contents are scored against; neither keys are kept nor scores masked then."""
     layer: int = 0
@@ -116,8 +116,8 @@ def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout,
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
     if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores):
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
-    plain = scores.bias is None and scores.softcap is None
-    if plain and v_RKH.dtype in (torch.float32, torch.bfloat16) and not v_RKH.is_cuda and kernels() is not None:
+    uncapped = scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
+    if uncapped and not v_RKH.is_cuda and kernels() is not None:
         return _attend_own(q_RNH, k_RKH, v_RKH, layout, scores)
     return _attend_runs(q_RNH, k_RKH, v_RKH, layout, scores)
 
@@ -133,22 +133,32 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
     out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
     out_RNH[layout.num_tokens :] = 0
     tables = None if scores.tables is None else scores.tables.address
-    options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window, "tables": tables}
+
+    def attend_in(seqs_B5: Int64Array, k_XKH: Tensor, v_XKH: Tensor) -> None:
+        band_ND = None if scores.bias is None else scores.bias.band(reach_of(seqs_B5))
+        options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window, "tables": tables}
+        own.attend(q_RNH, k_XKH, v_XKH, out_RNH, seqs_B5, band_ND=band_ND, **options)
+
     seqs_B5 = layout.kernel_seqs
     if not layout.sources:
-        own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs_B5, **options)
+        attend_in(seqs_B5, k_RKH, v_RKH)
         return out_RNH.view(num_rows, num_heads * width)
     number = 0
     for start, count, length, _ in layout.equal_length_groups:
         seqs = seqs_B5[number : number + count]
         number += count
         if (source := layout.sources.get(start)) is None:
-            own.attend(q_RNH, k_RKH, v_RKH, out_RNH, seqs, **options)
+            attend_in(seqs, k_RKH, v_RKH)
             continue
         rows = slice(start, start + count * length)
         k_BLKH, v_BLKH = source.join(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
-        own.attend(q_RNH, k_BLKH[0], v_BLKH[0], out_RNH, _with_keys(seqs, k_BLKH), **options)
+        attend_in(_with_keys(seqs, k_BLKH), k_BLKH[0], v_BLKH[0])
     return out_RNH.view(num_rows, num_heads * width)
+
+
+def reach_of(seqs_B5: Int64Array) -> int:
+    """Return a distance that no key has from a query."""
+    return int(np.maximum(seqs_B5[:, 1] + seqs_B5[:, 4], seqs_B5[:, 3]).max(initial=1))
 
 
 def _with_keys(seqs_B5: Int64Array, k_BLKH: Tensor) -> Int64Array:

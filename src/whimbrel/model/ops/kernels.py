@@ -56,7 +56,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
         _INT,
         (
             _INT, _INT, *[_POINTER, _LONG, _LONG] * 3, _POINTER, _LONG,
-            _LONG, _POINTER, _LONG, _LONG, _LONG, ctypes.c_float, _INT, _LONG, _POINTER,
+            _LONG, _POINTER, _LONG, _LONG, _LONG, ctypes.c_float, _INT, _LONG, _POINTER, _LONG, _POINTER,
         ),
     ),
     "norm": (None, (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER)),
@@ -71,7 +71,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "means": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER)),
     "normalize": (None, (_POINTER, _LONG, _LONG, ctypes.c_float, _POINTER)),
     "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),
-    "layers": (_INT, (_POINTER, _LONG, _POINTER, _LONG, _LONG, *[_POINTER] * 3)),
+    "layers": (_INT, (_POINTER, _LONG, _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, _POINTER)),
 }  # fmt: skip
 _NARROW: Final = torch.bfloat16
 
@@ -107,18 +107,21 @@ class Kernels:
         causal: bool,
         window: int | None,
         tables: int | None = None,
+        band_ND: Tensor | None = None,
     ) -> None:
         """Write softmax(q k^T scale) v of each seq to `out_RNH`. All have one dtype, float32 or bfloat16, and contiguous heads.
 
         `seqs_B5` has of each seq: first query row, number of queries, first key row, number of keys, position of the first
-        query among the keys. `tables` is the address of those of relative positions. Raises MemoryError.
+        query among the keys. `tables` is the address of those of relative positions. `band_ND` holds what is added to a head's
+        scores by the distance of the key, from -M to M (`Bias.band`). Raises MemoryError.
         """
         strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
         narrow = v_RKH.dtype == _NARROW
         failed = self._attend(
             KIND_NUMBERS[self.attention_kind(v_RKH.dtype)], narrow, *strides,
             out_RNH.data_ptr(), out_RNH.stride(0), len(seqs_B5), seqs_B5.ctypes.data,
-            q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window, tables,
+            q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window,
+            *band_fields(band_ND), tables,
         )  # fmt: skip
         if failed:
             raise MemoryError("attention needs more memory than there is")
@@ -360,6 +363,16 @@ def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
     """Return whether `Kernels.norm` takes these tensors. Strides do not matter: a slice of one row is contiguous."""
     of_rows = x_RD.dtype == torch.float32 and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
     return of_rows and (added_RD is None or added_RD.shape == x_RD.shape)
+
+
+def band_fields(band_ND: Tensor | None) -> tuple[int | None, int]:
+    """Return the address of the first head's bias of distance 0, and the numbers from a head to the next."""
+    if band_ND is None:
+        return None, 0
+    assert band_ND.dtype == torch.float32
+    assert band_ND.is_contiguous()
+    width = band_ND.shape[1]
+    return band_ND.data_ptr() + width // 2 * band_ND.element_size(), width
 
 
 def _address(tensor: Tensor | None) -> int | None:

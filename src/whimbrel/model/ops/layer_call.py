@@ -14,8 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
-from whimbrel.model.ops.kernels import FUSED, KIND_NUMBERS, Kernels, PackedLinear
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, reach_of
+from whimbrel.model.ops.kernels import FUSED, KIND_NUMBERS, Kernels, PackedLinear, band_fields
 from whimbrel.model.ops.linear import Norm
 from whimbrel.model.ops.positions import Angles
 from whimbrel.types.heads import Activation
@@ -82,13 +82,15 @@ _NO_NORM: Final = _Norm(None, None, 0.0, 0)
 
 
 class LayerCall:
-    """Layers that run in one call, one after another. Their parts must stay as they are."""
+    """Layers that run in one call, one after another. Their parts must stay as they are, and all have the same bias."""
 
     def __init__(self, own: Kernels, layers: Sequence[LayerParts]) -> None:
         self._parts = layers  # their tensors must live on
         self._run = own.layers
         self._layers = (_Layer * len(layers))(*(_layer(own, parts) for parts in layers))
         self._address = ctypes.addressof(self._layers)
+        self._bias = layers[0].scores.bias
+        assert all(parts.scores.bias is self._bias for parts in layers)
 
     def __call__(self, x_RD: Tensor, layout: AttentionLayout, angles: Sequence[Angles | None]) -> Tensor:
         """Return the result for rows in float32, all of which belong to seqs of `layout`. Raises MemoryError.
@@ -102,9 +104,10 @@ class LayerCall:
         out_RD = torch.empty_like(x_RD)
         seqs_B5 = layout.kernel_seqs
         rotations = (_Rotation * len(angles))(*map(_rotation, angles))
+        band_ND = None if self._bias is None else self._bias.band(reach_of(seqs_B5))
         failed = self._run(
             self._address, len(self._layers), x_RD.data_ptr(), num_rows,
-            len(seqs_B5), seqs_B5.ctypes.data, rotations, out_RD.data_ptr(),
+            len(seqs_B5), seqs_B5.ctypes.data, rotations, *band_fields(band_ND), out_RD.data_ptr(),
         )  # fmt: skip
         if failed:
             raise MemoryError("a layer needs more memory than there is")
@@ -113,7 +116,6 @@ class LayerCall:
 
 def _layer(own: Kernels, parts: LayerParts) -> _Layer:
     scores = parts.scores
-    assert scores.bias is None
     assert scores.softcap is None
     return _Layer(
         parts.dtype == torch.bfloat16, _norm(parts.attention_in), _product(parts.qkv),

@@ -3,13 +3,14 @@
 Source of the scalings: transformers/modeling_rope_utils.py (5.23). Source of "ntk": NTKScalingRotaryEmbedding of
 Alibaba-NLP/new-impl on the Hub, the original code of gte-multilingual-base.
 
-Shapes: R rows, N heads, H head width, F frequencies, L keys, B buckets.
+Shapes: R rows, N heads, H head width, F frequencies, L keys, B buckets, D distances of keys from queries.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
 import torch
@@ -18,9 +19,6 @@ from torch import Tensor
 from whimbrel.model.ops.kernels import kernels_for
 from whimbrel.model.ops.linear import rms_norm
 from whimbrel.types.card import Rotary
-
-Bias: TypeAlias = Callable[[int, int, int], Tensor]
-"""(first, last, L) -> bias of the queries `first` to `last` of a seq, (N, last - first, L)."""
 
 Angles: TypeAlias = tuple[Tensor, Tensor, bool]
 """Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
@@ -108,30 +106,51 @@ def _yarn(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
 SCALINGS: Final[Mapping[str, _Scale]] = {"linear": _linear, "ntk": _ntk, "llama3": _llama3, "yarn": _yarn}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Bias:
+    """Bias of attention scores, which depends on head and distance alone."""
+
+    of: Callable[[Tensor], Tensor]
+    """Distances of keys from queries, int64 of any shape -> bias of each head, (N, ...) in float32."""
+    device: torch.device | None = None
+    """Device of the result; None: the host."""
+    _bands: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
+
+    def __call__(self, first: int, last: int, length: int) -> Tensor:
+        """Return the bias of the queries `first` to `last` of a seq, (N, last - first, L)."""
+        keys_L, queries_Q = (torch.arange(*each, device=self.device) for each in ((length,), (first, last)))
+        return self.of(keys_L[None, :] - queries_Q[:, None])
+
+    def band(self, reach: int) -> Tensor:
+        """Return the bias of distances -M to M, (N, 2 M + 1), of some M from `reach` on. It is kept for later batches."""
+        largest = max(_LEAST_BAND, 1 << (reach - 1).bit_length())
+        if largest not in self._bands:
+            self._bands[largest] = self.of(torch.arange(-largest, largest + 1, device=self.device)).contiguous()
+        return self._bands[largest]
+
+
+_LEAST_BAND: Final = 512
+
+
 def alibi(num_heads: int, device: torch.device) -> Bias:
     """Return the ALiBi bias: minus the distance, times a slope per head."""
-    slopes_N11 = alibi_slopes(num_heads).to(device)[:, None, None]
-    return lambda first, last, length: -slopes_N11 * _distances(first, last, length, device).abs()
+    slopes_N = alibi_slopes(num_heads).to(device)
+    return Bias(lambda distances: -slopes_N.view(-1, *[1] * distances.dim()) * distances.abs(), device)
 
 
-def relative(table_BN: Tensor) -> Bias:
-    def bias(first: int, last: int, length: int) -> Tensor:
-        distances = _distances(first, last, length, table_BN.device)
-        return table_BN[_buckets(distances, table_BN.shape[0])].permute(2, 0, 1)
-
-    return bias
-
-
-def _distances(first: int, last: int, length: int, device: torch.device) -> Tensor:
-    return torch.arange(length, device=device)[None, :] - torch.arange(first, last, device=device)[:, None]
+def relative(table_BN: Tensor, max_distance: int) -> Bias:
+    """Return the learned bias of the bucket of a distance. All distances from `max_distance` on are alike."""
+    buckets_D = _buckets(torch.arange(-max_distance, max_distance + 1), table_BN.shape[0], max_distance)
+    values_ND = table_BN[buckets_D.to(table_BN.device)].T.contiguous()
+    return Bias(lambda distances: values_ND[:, distances.clamp(-max_distance, max_distance) + max_distance], table_BN.device)
 
 
-def _buckets(distances: Tensor, num_buckets: int) -> Tensor:
-    """Return buckets: one per small distance, logarithmic ones up to 128. The upper half is for keys after the query."""
+def _buckets(distances: Tensor, num_buckets: int, max_distance: int) -> Tensor:
+    """Return buckets: one per small distance, logarithmic ones up to `max_distance`. The upper half is for keys after."""
     half = num_buckets // 2
     exact = half // 2
     far = distances.abs()
-    log = torch.log(far.float().clamp(min=1) / exact) / math.log(128 / exact) * (half - exact)
+    log = torch.log(far.float().clamp(min=1) / exact) / math.log(max_distance / exact) * (half - exact)
     bucket = torch.where(far < exact, far, (exact + log.long()).clamp(max=half - 1))
     return bucket + (distances > 0) * half
 
