@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from test_bge_m3 import write_m3
 
-from classifiers import write_classifier
+from classifiers import write_classifier, write_nli
 from late_models import write_sentence_transformers
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine, errors
@@ -21,7 +21,6 @@ TEXTS = ["A whimbrel is a wader.", "It has a long curved bill.", "bird", "Ein Vo
 QUERY = "What is a whimbrel?"
 PAIRS = [(QUERY, text) for text in TEXTS]
 MIN = {"strategy": "min", "attend": True, "token": "[SEP]", "length": 16}
-NLI = ("entailment", "neutral", "contradiction")
 LABELS = ["birds", "food, or drink", "a long curved bill", "Reise"]
 WRITERS: dict[str, Callable[[Path], object]] = {
     "m3": write_m3,
@@ -29,9 +28,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "ranker": lambda folder: write_classifier(folder, "bert", num_labels=1),
     "classes": lambda folder: write_classifier(folder, "bert", num_labels=3),
     "tagger": lambda folder: write_classifier(folder, "bert", "ForTokenClassification", num_labels=3),
-    "nli": lambda folder: write_classifier(
-        folder, "bert", id2label=dict(enumerate(NLI)), label2id={NLI[i]: i for i in range(3)}
-    ),
+    "nli": write_nli,
 }
 
 

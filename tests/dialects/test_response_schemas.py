@@ -14,7 +14,7 @@ import pytest
 import torch
 from test_bge_m3 import write_m3
 
-from classifiers import write_classifier
+from classifiers import write_classifier, write_nli
 from exchanges import GOLDEN, WRITE
 from fake import call
 from whimbrel import AsyncEngine, Engine
@@ -25,6 +25,7 @@ from whimbrel.server.app.routing import ROUTES_BY_PATH, ModelRegistry
 WRITERS = WRITE | {
     "m3": write_m3,
     "tagger": partial(write_classifier, family="bert", form="ForTokenClassification", num_labels=3),
+    "nli": write_nli,
 }
 
 

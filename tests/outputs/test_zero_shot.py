@@ -13,7 +13,7 @@ import pytest
 import transformers
 
 from checkpoints import edit_json
-from classifiers import write_classifier
+from classifiers import NLI, write_classifier, write_nli
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.reader import read_card
@@ -24,7 +24,7 @@ from whimbrel.types.request import Request
 TEXTS = ["The whimbrel is a wader.", "a", "a long curved bill " * 30, "ein großer Vogel!", "a"]
 LABELS = ["birds", "food, and drink", "far away {}", "a long curved bill"]
 CLASSES = {
-    "contradiction first": ("contradiction", "neutral", "entailment"),
+    "contradiction first": NLI,
     "entailment first": ("ENTAILMENT", "neutral", "contradiction"),
     "entailment in the middle": ("neutral", "entailment", "contradiction"),
     "two": ("entailment", "not_entailment"),
@@ -38,16 +38,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def write_nli(folder: Path, family: str = "bert", names: tuple[str, ...] = CLASSES["contradiction first"]) -> Path:
-    write_classifier(folder, family, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
-    return folder
-
-
 def pipeline(folder: Path) -> Any:
     return transformers.pipeline("zero-shot-classification", model=str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "gte"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "modernbert", "qwen3"])
 @pytest.mark.parametrize("names", CLASSES.values(), ids=CLASSES)
 @pytest.mark.filterwarnings("ignore::whimbrel.errors.TruncationWarning")
 def test_labels_are_judged_as_by_the_pipeline(family: str, names: tuple[str, ...], tmp_path: Path, parity: Parity) -> None:

@@ -97,6 +97,15 @@ def write_classifier(folder: Path, family: str, form: str = "ForSequenceClassifi
     return model
 
 
+NLI = ("contradiction", "neutral", "entailment")
+
+
+def write_nli(folder: Path, family: str = "bert", names: tuple[str, ...] = NLI) -> Path:
+    """A random model for natural language inference, with these classes."""
+    write_classifier(folder, family, id2label=dict(enumerate(names)), label2id={name: i for i, name in enumerate(names)})
+    return folder
+
+
 def two_layers(folder: Path, num_labels: int) -> torch.nn.Module:
     """Put Linear, ReLU, Linear instead of the layer "score" into a checkpoint."""
     width = SMALL["hidden_size"]

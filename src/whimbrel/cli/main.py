@@ -377,9 +377,10 @@ _VERBS: Final = (
     ),
     (
         verbs.classify,
-        "Classify texts without a server: a score for each class.",
+        "Classify texts without a server: a score for each class, or for each of --labels.",
         ('whimbrel classify -m MODEL "some text"', "JSON lines to stdout"),
         ("whimbrel classify -m MODEL -o classes.jsonl < lines.txt", "a text in each line"),
+        ('whimbrel classify -m MODEL --labels "birds, food" "some text"', "by labels of your own, with an NLI model"),
     ),
 )
 for _verb, _summary, *_examples in _VERBS:
