@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from test_disentangled import make_heads, make_scores
 from test_ops import SCORES, make_layout
 from torch import Tensor
 
@@ -674,6 +676,25 @@ def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
     assert out_RNH[:, 0, 5].isnan().all()
     out_RNH[:, 0, 5] = 1
     assert (out_RNH == 1).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("width", [20, 64])
+def test_scores_of_positions(own: Kernels, width: int, dtype: torch.dtype) -> None:
+    """They are those of the formula, and have the same bits alone, whatever other seqs have left in memory."""
+    lengths = [550, 513, 290, 130, 128, 97, 33, 16, 5, 1]
+    layout, scores = make_layout(lengths), make_scores(width)
+    qkv = make_heads(layout.num_tokens, width, dtype)
+    out = attend(*qkv, layout, scores)
+    expected = attend_reference(*(part.float() for part in qkv), layout, scores)
+    assert _near(out, expected, 3e-6 if dtype == torch.float32 else 1e-2)
+    bounds = list(pairwise(layout.cu_seqlens.tolist()))
+    spoil = make_heads(300, width, dtype)
+    spoil[1].fill_(torch.nan)
+    for start, end in reversed(bounds):
+        attend(*spoil, make_layout([300]), scores)
+        alone = attend(*(part[start:end].clone() for part in qkv), make_layout([end - start]), scores)
+        assert torch.equal(alone, out[start:end])
 
 
 @pytest.mark.skipif(_IMITATED not in SETS, reason="needs a compiler, and AVX-512 with bfloat16")
