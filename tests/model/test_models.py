@@ -399,6 +399,17 @@ def test_a_config_as_the_hub_s_modernberts_have_it(tmp_path: Path) -> None:
     assert_close(hidden(tmp_path, rows()), reference(model, rows()))
 
 
+def test_full_texts_of_deberta(tmp_path: Path) -> None:
+    """The buckets and the length are those of DeBERTa v3: 511, the largest distance, lies on the bound of two buckets."""
+    model = write(tmp_path, "DebertaV2", DEBERTA | {"position_buckets": 256, "max_position_embeddings": 512})
+    rng = np.random.default_rng(3)
+    ids = [rng.integers(5, VOCABULARY, length).astype(np.int32) for length in (512, 512, 400, 129, 128)]
+    together = hidden(tmp_path, ids)
+    assert_close(together, reference(model, ids))
+    for row, expected in zip(ids[1:], together[1:], strict=True):
+        assert np.array_equal(hidden(tmp_path, [row])[0], expected)
+
+
 def test_a_config_as_old_decoders_have_it(tmp_path: Path) -> None:
     model = write(tmp_path, "Qwen2", DECODER | {"rope_theta": 1e6})
     edit_json(
