@@ -42,7 +42,7 @@ def pipeline(folder: Path) -> Any:
     return transformers.pipeline("zero-shot-classification", model=str(folder), device="cpu")
 
 
-@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "modernbert", "qwen3"])
+@pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta", "modernbert", "deberta", "qwen3"])
 @pytest.mark.parametrize("names", CLASSES.values(), ids=CLASSES)
 @pytest.mark.filterwarnings("ignore::whimbrel.errors.TruncationWarning")
 def test_labels_are_judged_as_by_the_pipeline(family: str, names: tuple[str, ...], tmp_path: Path, parity: Parity) -> None:
