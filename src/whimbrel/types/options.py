@@ -164,7 +164,7 @@ def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
 
 
 def read_labels(labels: object) -> tuple[str, ...]:
-    """Return the labels that a caller gives for the classes of texts or the kinds of entities. Raises InvalidRequest."""
+    """Return the labels that a caller gives in place of the classes of a model. Raises InvalidRequest."""
     if isinstance(labels, (str, *_NOT_LISTS)) or not _is_iterable(labels):
         raise InvalidRequest(
             f'must be a list of strings, as ["one", "another"]; is {type(cast(object, labels)).__name__}.', param="labels"
