@@ -64,7 +64,7 @@ def make_engine(folder: str, dtype: str) -> Callable[[Pairs], Timed]:
     from whimbrel import Engine
 
     engine = Engine(folder, dtype=dtype, max_length=512)
-    return time_calls(lambda pairs: engine.classify(pairs).scores_NC[:, 0])
+    return time_calls(lambda pairs: engine.classify(pairs, truncate=True).scores_NC[:, 0])
 
 
 def make_cross_encoder(folder: str, dtype: str) -> Callable[[Pairs], Timed]:
