@@ -175,13 +175,19 @@ def rerank(
         scoring.rerank(engine.card, query, [], top_n=top_n)  # raises for a model that cannot rank
 
         def operation(chunk: list[Any]) -> Operation[Any]:
-            return scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
+            asked = scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
+
+            def with_order(result: Result) -> tuple[Any, Any]:
+                return asked.postprocess(result), result.outputs.order[:, 0]
+
+            return replace(cast("Operation[Any]", asked), postprocess=with_order)
 
         with _running(engine, documents, out, operation) as run:
             chunks = list(run.answers)  # the best of all are known at the end
         texts = [text for chunk, _ in chunks for text in chunk]
-        scores_N = np.concatenate([np.empty(0, np.float32), *(scores for _, scores in chunks)])
-        ranked = scoring.rank(scores_N, top_n)
+        none = np.empty(0, np.float32)
+        scores_N, order_N = (np.concatenate([none, *(answer[i] for _, answer in chunks)]) for i in (0, 1))
+        ranked = scoring.rank(scores_N, top_n, order_N=order_N)
         rows = ({"index": i, "score": scores_N[i], "document": texts[i]} for i in (each.index for each in ranked))
         write_json_lines(out, [rows])
 

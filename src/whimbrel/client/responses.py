@@ -6,7 +6,7 @@ Nothing a server sends is trusted: types, shapes, offsets and finite values are 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
 import msgspec
@@ -17,7 +17,7 @@ from whimbrel.client.task import Reply
 from whimbrel.outputs.scoring import classes_of
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.batch import offsets_of
-from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Sparse
+from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
 from whimbrel.wire import Block, read_blocks
 from whimbrel.wire.whole_numbers import decode_json
 
@@ -30,6 +30,22 @@ class IndexedRow(msgspec.Struct):
 
 class ScoredRow(IndexedRow):
     score: float
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranking:
+    """Scores of documents, in the order of the documents, and what orders them."""
+
+    scores_N: Float32Array
+    order_N: Float32Array
+    """Numbers by which the documents are ordered, the greatest first."""
+    places_N: NDArray[np.int64]
+    """Places of the documents in the server's order, which decide where these numbers are equal."""
+
+    def ranked(self, top_n: int | None) -> list[Ranked]:
+        """Return the index and the score of each document, best first, at most `top_n`."""
+        best = np.lexsort((self.places_N, -self.order_N))[:top_n]
+        return [Ranked(*each) for each in zip(best.tolist(), self.scores_N[best].tolist(), strict=True)]
 
 
 Row = TypeVar("Row", bound=IndexedRow)
@@ -133,6 +149,21 @@ def join_scores(parts: list[Float32Array]) -> Float32Array:
     return np.concatenate([np.empty(0, np.float32), *parts])
 
 
+def join_rankings(parts: list[Ranking]) -> Ranking:
+    """Return the ranking of all parts, also of no parts. Of equals those of an earlier part come first."""
+    starts = np.cumsum([0, *(len(part.scores_N) for part in parts)])
+    places = [part.places_N + start for part, start in zip(parts, starts, strict=False)]
+    scores_N, order_N = (join_scores([getattr(part, name) for part in parts]) for name in ("scores_N", "order_N"))
+    return Ranking(scores_N, order_N, np.concatenate([np.empty(0, np.int64), *places]))
+
+
+def ranking_of(rows: Sequence[ScoredRow], count: int) -> Ranking:
+    """Return the ranking of `count` documents from rows that are in the server's order."""
+    scores_N, places_N = scores_of(rows, count), np.empty(count, np.int64)
+    places_N[[row.index for row in rows]] = np.arange(count)
+    return Ranking(scores_N, scores_N, places_N)
+
+
 def scores_of(rows: Sequence[ScoredRow], count: int) -> Float32Array:
     """Return the scores of `count` documents in their order. They must be finite."""
     scores_N = float_array([row.score for row in sort_by_index(list(rows), count)], 1)
@@ -150,6 +181,7 @@ class _Explanation(msgspec.Struct):
 
 class _Score(ScoredRow):
     explanation: _Explanation | None = None
+    logit: float | None = None
 
 
 class _ScoreResponse(msgspec.Struct):
@@ -158,6 +190,14 @@ class _ScoreResponse(msgspec.Struct):
 
 def read_scores(reply: Reply, count: int) -> Float32Array:
     return scores_of(decode_json(_ScoreResponse, reply.content).data, count)
+
+
+def read_ranking(reply: Reply, count: int) -> Ranking:
+    """Return the ranking by logits, or by scores where there are no others."""
+    rows = sort_by_index(decode_json(_ScoreResponse, reply.content).data, count)
+    scores_N, logits = scores_of(rows, count), [row.logit for row in rows if row.logit is not None]
+    order_N = float_array(logits, 1) if len(logits) == count else scores_N
+    return Ranking(scores_N, order_N, np.arange(count))
 
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:

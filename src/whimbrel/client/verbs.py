@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Literal, TypeAlias, Unpack
 
 from whimbrel.client.dialects import cohere, openai, tei, whimbrel
 from whimbrel.client.request_bodies import check_count
+from whimbrel.client.responses import Ranking
 from whimbrel.client.task import Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import Aggregation
-from whimbrel.outputs.scoring import rank
 from whimbrel.outputs.zero_shot import read_zero_shot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
@@ -25,7 +24,7 @@ from whimbrel.types.result import Classes, Entity, Explanation, ListedModel, Out
 
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputName | Sequence[OutputName], TextOptions], Task[Outputs]]
-Rerank: TypeAlias = Callable[[str | None, Any, Any, ScoreOptions], Task[Float32Array]]
+Rerank: TypeAlias = Callable[[str | None, Any, Any, ScoreOptions], Task[Ranking]]
 
 _ENCODE: Final[dict[str, Encode]] = {
     "whimbrel": whimbrel.encode, "openai": openai.encode, "tei": tei.encode, "cohere": cohere.encode
@@ -118,12 +117,13 @@ def rerank(
 ) -> Task[list[Ranked]]:
     """Return the index and the score of each document, in descending order of score.
 
-    `top_n` limits the result to the best N documents. Default: all. Equal scores keep the order of the documents. The options
-    are those of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
+    `top_n` limits the result to the best N documents. Default: all. Scores that only the activation has made equal are
+    ordered by their logits, other equal ones by the order of the documents. The options are those of
+    `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
     check_count(top_n, "top_n")
     _require(to.dialect, _RERANK, "rerank")
-    return _RERANK[to.dialect](to.model, query, documents, options).then(partial(rank, top_n=top_n))
+    return _RERANK[to.dialect](to.model, query, documents, options).then(lambda ranking: ranking.ranked(top_n))
 
 
 def explain(to: Target, query: Any, documents: Any, **options: Unpack[ScoreOptions]) -> Task[list[Explanation]]:

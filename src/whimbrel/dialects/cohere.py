@@ -233,7 +233,9 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
 
 
 class CohereRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank and /v2/rerank, best first; of equal scores the first document comes first."""
+    """Answer of POST /v1/rerank and /v2/rerank, best first by the scores before activation.
+
+    Of equal ones the first document comes first."""
 
     id: str
     results: list[RankedDocument]
@@ -358,7 +360,8 @@ def render_classify(body: CohereClassifyRequest, result: Result, model: ServedMo
     assert scores_NC is not None
     labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
     is_single = len(labels) == 1 or model.card.output("scores").activation != "sigmoid"
-    classes = [_classification(text, labels, row, is_single) for text, row in zip(body.inputs, scores_NC, strict=True)]
+    rows = zip(body.inputs, scores_NC, result.outputs.order, strict=True)
+    classes = [_classification(text, labels, scores_C, order_C, is_single) for text, scores_C, order_C in rows]
     content = {"id": str(uuid4()), "classifications": classes, "meta": _meta("1", classifications=len(classes))}
     return json_answer(content, result)
 
@@ -367,8 +370,10 @@ _LIKELY: Final = 0.5
 """The score from which on a text has a label, where it may have several."""
 
 
-def _classification(text: str, labels: Sequence[str], scores_C: Float32Array, is_single: bool) -> dict[str, Any]:
-    order = descending(scores_C)
+def _classification(
+    text: str, labels: Sequence[str], scores_C: Float32Array, order_C: Float32Array, is_single: bool
+) -> dict[str, Any]:
+    order = descending(order_C)
     chosen = order[:1] if is_single else [i for i in order if scores_C[i] >= _LIKELY]
     return {
         "id": str(uuid4()),

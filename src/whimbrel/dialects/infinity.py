@@ -40,7 +40,7 @@ class InfinityRerankRequest(RerankRequest, frozen=True, kw_only=True):
 
 
 class InfinityRerankResponse(msgspec.Struct):
-    """Answer of POST /rerank, best first; of equal scores the first document comes first."""
+    """Answer of POST /rerank, best first by the scores before activation; of equal ones the first document comes first."""
 
     id: str
     created: int

@@ -46,7 +46,7 @@ class MixedbreadRank(msgspec.Struct):
 
 
 class MixedbreadRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/reranking, best first; of equal scores the first text comes first."""
+    """Answer of POST /v1/reranking, best first by the scores before activation; of equal ones the first text comes first."""
 
     data: list[MixedbreadRank]
     model: str

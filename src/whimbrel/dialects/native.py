@@ -36,7 +36,15 @@ from whimbrel.dialects.common.body_rules import (
     never,
     present,
 )
-from whimbrel.dialects.common.responses import Response, ServedModel, binary_answer, encoded_outputs, json_answer, usage
+from whimbrel.dialects.common.responses import (
+    SENT_OUTPUTS,
+    Response,
+    ServedModel,
+    binary_answer,
+    encoded_outputs,
+    json_answer,
+    usage,
+)
 from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
 from whimbrel.dialects.openai import EncodingFormat, OpenAIError, Usage, render_error
 from whimbrel.errors import TooLarge
@@ -47,7 +55,7 @@ from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.options import MAX_LABELS, MAX_PAIRS, ScoreOptions
 from whimbrel.types.request import OutputName, Request
-from whimbrel.types.result import Classes, Outputs, Ragged, Result, Sparse
+from whimbrel.types.result import Classes, Ragged, Result, Sparse
 from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows, to_json
 
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
@@ -194,7 +202,7 @@ def render_embed(body: EmbedRequest, result: Result, model: ServedModel) -> byte
     content = {
         "outputs": {
             name: _column(name, output, arrays, as_text)
-            for name in Outputs.__slots__
+            for name in SENT_OUTPUTS
             if (output := getattr(result.outputs, name)) is not None
         },
         "model": model.plan.served_name,
@@ -270,6 +278,12 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
     multi_label: Annotated[
         bool | None, Meta(description="Judge each label alone, so that several may be true. Default: the scores sum to 1.")
     ] = None
+    return_order: Annotated[
+        bool | None,
+        Meta(
+            description="Report the order of the classes of each text, also of those whose scores are equal, as with `labels`."
+        ),
+    ] = None
 
 
 class ClassifyResponse(msgspec.Struct):
@@ -281,7 +295,7 @@ class ClassifyResponse(msgspec.Struct):
     usage: Usage
     order: Annotated[
         list[list[int]] | None,
-        Meta(description="To `labels` of the request: for each input the places of all labels in the list, best first."),
+        Meta(description="To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
     ] = None
 
 
@@ -350,7 +364,8 @@ def render_classify(body: ClassifyRequest, result: Result, model: ServedModel) -
     classes = _classify(body, model).postprocess(result)
     name, counts = model.plan.served_name, usage(result)
     content = {"labels": classes.labels, "scores": classes.scores_NC, "model": name, "usage": counts}
-    return json_answer(content if body.labels is None else content | {"order": classes.order_NC}, result)
+    with_order = body.return_order or body.labels is not None
+    return json_answer(content | {"order": classes.order_NC} if with_order else content, result)
 
 
 def render_token_classify(body: TokenClassifyRequest, result: Result, model: ServedModel) -> bytes:

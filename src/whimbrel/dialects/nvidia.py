@@ -83,7 +83,7 @@ def parse_ranking(raw: bytes) -> tuple[RankingRequest, Callable[[ServedModel], R
 
 def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> bytes | Response:
     scores_P = pair_scores(result)
-    order = descending(scores_P)
+    order = descending(result.outputs.order[:, 0])
     rankings: list[dict[str, Any]] = [{"index": i, "logit": score} for i, score in zip(order, scores_P[order], strict=True)]
     return json_answer({"rankings": rankings, "usage": usage(result)}, result)
 

@@ -164,6 +164,10 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     data_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
     text_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
     text_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    return_logits: Annotated[
+        bool | None,
+        Meta(description="Report each score before its activation too, by which scores are ordered that it makes equal."),
+    ] = None
 
 
 class Explained(msgspec.Struct):
@@ -199,7 +203,7 @@ class PairUsage(Usage):
 
 
 class RerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
+    """Answer of POST /v1/rerank, best first by the scores before activation; of equal ones the first document comes first."""
 
     id: str
     results: list[RankedDocument]
@@ -221,6 +225,7 @@ class Score(msgspec.Struct):
     score: float
     object: Literal["score"] = "score"
     explanation: Explained | None = None
+    logit: float | None = None
 
 
 class ScoreResponse(msgspec.Struct):
@@ -344,7 +349,7 @@ def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
 def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
     """Return RankedDocuments, best first, with their texts if `documents`."""
     scores_P = pair_scores(result)
-    order = descending(scores_P, body.top_n or None)
+    order = descending(result.outputs.order[:, 0], body.top_n or None)
     results: list[dict[str, Any]] = [
         {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
     ]
@@ -361,6 +366,9 @@ def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> byte
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data if body.explain else ():
         each["explanation"] = _explained(result, each["index"])
+    if body.return_logits and (logits_PC := result.outputs.logits) is not None:
+        for each, logit in zip(data, logits_PC[:, 0], strict=True):
+            each["logit"] = logit
     head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
     return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": vllm_usage(result)}, result)
 

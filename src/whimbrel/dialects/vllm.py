@@ -276,7 +276,7 @@ def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedMode
     assert scores_NC is not None
     data: list[dict[str, Any]] = [
         {"index": i, "label": labels[best] if labels else None, "probs": scores_NC[i], "num_classes": scores_NC.shape[1]}
-        for i, best in enumerate(scores_NC.argmax(axis=1).tolist())
+        for i, best in enumerate(result.outputs.order.argmax(axis=1).tolist())
     ]
     head = response_head("classify", body, model)
     return json_answer(head | {"object": "list", "data": data, "usage": vllm_usage(result)}, result)

@@ -86,7 +86,7 @@ class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
 
 
 class VoyageRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank, best first; of equal scores the first document comes first."""
+    """Answer of POST /v1/rerank, best first by the scores before activation; of equal ones the first document comes first."""
 
     data: list[RankedText]
     model: str

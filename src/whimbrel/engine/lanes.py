@@ -219,7 +219,7 @@ class Lanes:
         rows = self._runner.collect(tower.pending)
         outputs = self._card.tower(tower.batch.tower).all_outputs
         for name, selection in tower.selections.items():
-            shape = int(selection.offsets_B1[-1]), outputs[name].width
+            shape = int(selection.offsets_B1[-1]), selection.num_columns(outputs[name])
             if not _has_shape(rows[name], *shape):
                 raise RuntimeError(f"the runner did not give {shape[0]} rows of {shape[1]} as {name}")
         return BatchOutput(tower.selections, rows)

@@ -43,6 +43,7 @@ class DeviceRowSelection:
     """True if all rows are activated, False if none; None: some are."""
     tokens_R: Tensor | None = None
     """Tokens of rows over the vocabulary, padded for linear layers; None: other outputs."""
+    with_logits: bool = False
 
 
 class Pooling:
@@ -55,7 +56,10 @@ class Pooling:
         self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
     def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
-        """Return the rows, (P, width); columns from widths_P[i] on are zero in row i."""
+        """Return the rows, (P, width); columns from widths_P[i] on are zero in row i.
+
+        With `rows.with_logits`, as many columns follow, of the values before the activation.
+        """
         if self._vocabulary is not None:
             return self._decode(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
@@ -66,7 +70,9 @@ class Pooling:
         if rows.all_activated is False or self._output.activation == "identity":
             return x_PD
         activated_PD = ACTIVATIONS[self._output.activation](x_PD)
-        return activated_PD if rows.all_activated else torch.where(rows.activated_P[:, None], activated_PD, x_PD)
+        if not rows.all_activated:
+            activated_PD = torch.where(rows.activated_P[:, None], activated_PD, x_PD)
+        return torch.cat((activated_PD, x_PD), dim=1) if rows.with_logits else activated_PD
 
     def _decode(self, decoder: LoadedHead, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
         """Return rows over the vocabulary. Only selected tokens are decoded: the decoder costs as much as several layers."""

@@ -181,6 +181,7 @@ class Runner:
             self._put(activated_P),
             True if activated_P.all() else None if activated_P.any() else False,
             None if tokens_X is None else self._put(pad(tokens_X, round_up_rows(tokens_X.size))),
+            selection.with_logits,
         )
 
     def _copy_back(

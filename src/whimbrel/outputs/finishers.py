@@ -141,7 +141,7 @@ class RowsFinisher:
             offsets_B1 = batch.selections[name].offsets_B1
             source = ranges(offsets_B1[seqs_B], offsets_B1[seqs_B + 1])
             target = ranges(slot.offsets_N1[seqs_S], slot.offsets_N1[seqs_S + 1])
-            array_PD[target] = cast(Float32Array, batch.rows[name])[source, : slot.spec.width]
+            array_PD[target] = cast(Float32Array, batch.rows[name])[source, : slot.spec.num_columns]
         if (dynamic := self._layout.dynamic_output) is not None:
             sparse = cast(Sparse, batch.rows[dynamic.name])
             rows: list[int] = batch.selections[dynamic.name].offsets_B1[seqs_B].tolist()

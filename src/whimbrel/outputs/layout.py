@@ -48,11 +48,11 @@ class ArraySlot:
 
     @property
     def num_bytes(self) -> int:
-        return self.num_rows * self.spec.width * _FLOAT_BYTES
+        return self.num_rows * self.spec.num_columns * _FLOAT_BYTES
 
     def rows(self, memory: NDArray[np.uint8]) -> Float32Array:
         flat = memory[self.start : self.start + self.num_bytes].view(np.float32)
-        return flat.reshape(self.num_rows, self.spec.width)
+        return flat.reshape(self.num_rows, self.spec.num_columns)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -158,11 +158,15 @@ def build_outputs(layout: ResultLayout, arrays: Mapping[OutputName, Float32Array
         Ragged(arrays[name], layout.by_name[name].offsets_N1) if name in arrays else None
         for name in ("multi_vector", "token_scores", "hidden", "token_dense")
     )
+    scores, logits = arrays.get("scores"), None
+    if scores is not None and layout.by_name["scores"].spec.with_logits:
+        scores, logits = map(np.ascontiguousarray, np.split(scores, 2, axis=1))
     return Outputs(
         dense=arrays.get("dense"),
         sparse=sparse,
         multi_vector=multi_vector,
-        scores=arrays.get("scores"),
+        scores=scores,
+        logits=logits,
         token_scores=token_scores,
         hidden=hidden,
         token_dense=token_dense,

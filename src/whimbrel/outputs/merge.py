@@ -54,7 +54,8 @@ class Deduplication:
 
     def apply(self, outputs: Outputs) -> Outputs:
         assert outputs.scores is not None
-        return replace(outputs, scores=outputs.scores[self.index_N])
+        logits = None if outputs.logits is None else outputs.logits[self.index_N]
+        return replace(outputs, scores=outputs.scores[self.index_N], logits=logits)
 
     def text_of(self, seq: int) -> int:
         """Return the index of the first text that a seq stands for."""

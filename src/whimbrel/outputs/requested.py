@@ -28,6 +28,13 @@ class OutputSpec:
     """Number of the largest entries that a text keeps; 0: all."""
     keep_on_device: bool = False
     """Leave token vectors on the device, because they are only scored."""
+    with_logits: bool = False
+    """Return scores before their activation too, as further columns."""
+
+    @property
+    def num_columns(self) -> int:
+        """Columns of a row: `width`, and as many logits."""
+        return 2 * self.width if self.with_logits else self.width
 
 
 _SCORES: Final[tuple[OutputName, ...]] = ("scores", "token_scores")
@@ -134,7 +141,9 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
     entries = _max_entries(card, request) if name == "sparse" else 0
     if name == "multi_vector" and (stated := stated_pooling(output, request)) is not None:
         return OutputSpec(name, width, _activated_before(stated, request), entries)
-    return OutputSpec(name, width, output.activated if activated is None else activated, entries)
+    is_activated = output.activated if activated is None else activated
+    with_logits = name == "scores" and is_activated and output.activation != "identity"
+    return OutputSpec(name, width, is_activated, entries, with_logits=with_logits)
 
 
 def stated_pooling(output: Output, request: Request) -> StatedPooling | None:

@@ -6,7 +6,7 @@ Shapes: B seqs and T tokens of a batch, P rows of an output, G entries, X tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,6 +40,12 @@ class RowSelection:
     """The tokens of rows over the vocabulary, one row after another."""
     keep_on_device: bool = False
     """True if all requests only score these rows, so that they need not be copied to the host."""
+    with_logits: bool = False
+    """True if a request asks for the logits of its scores."""
+
+    def num_columns(self, output: Output) -> int:
+        """Return the number of columns of each row."""
+        return 2 * output.width if self.with_logits else output.width
 
 
 def select_rows(card: Card, batch: Batch, layouts: Sequence[ResultLayout]) -> dict[OutputName, RowSelection]:
@@ -52,7 +58,9 @@ def select_rows(card: Card, batch: Batch, layouts: Sequence[ResultLayout]) -> di
             activated_B = np.fromiter((spec is not None and spec.activated for spec in specs), np.bool_, len(specs))
             keep = all(spec.keep_on_device for spec in specs if spec is not None)
             whole = all(spec.width == output.width for spec in specs if spec is not None)
-            selections[name] = _select_output_rows(output, batch, widths_B, activated_B, whole=whole, keep_on_device=keep)
+            selection = _select_output_rows(output, batch, widths_B, activated_B, whole=whole, keep_on_device=keep)
+            with_logits = any(spec.with_logits for spec in specs if spec is not None)
+            selections[name] = replace(selection, with_logits=True) if with_logits else selection
     return selections
 
 

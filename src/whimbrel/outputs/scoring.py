@@ -79,7 +79,7 @@ def rerank(
 ) -> Operation[list[Ranked]]:
     """Return the index and the score of each document, best first, at most `top_n`. The options are those of ScoreOptions.
 
-    Equal scores keep the order of the documents.
+    Scores that only the activation has made equal are ordered by their logits; others keep the order of the documents.
     """
     if "scores" in card.outputs and card.output("scores").width != 1:
         labels = ", ".join(card.labels)
@@ -87,7 +87,11 @@ def rerank(
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     scoring = _one_to_many(card, query, documents, options)
-    return Operation(scoring.request, lambda result: rank(scoring.postprocess(result), top_n), scoring.locate)
+
+    def postprocess(result: Result) -> list[Ranked]:
+        return rank(scoring.postprocess(result), top_n, order_N=result.outputs.order[:, 0])
+
+    return Operation(scoring.request, postprocess, scoring.locate)
 
 
 def explain(
@@ -113,12 +117,14 @@ def _one_to_many(card: Card, query: str | VectorInput, documents: Texts, options
     return _score(card, {"query": query, "documents": documents}, options)
 
 
-def descending(scores_N: Float32Array, top_n: int | None = None) -> list[int]:
-    return np.argsort(-scores_N, kind="stable")[:top_n].tolist()
+def descending(order_N: Float32Array, top_n: int | None = None) -> list[int]:
+    """Return the indices of the greatest numbers, at most `top_n`, in descending order; of equals the first comes first."""
+    return np.argsort(-order_N, kind="stable")[:top_n].tolist()
 
 
-def rank(scores_N: Float32Array, top_n: int | None) -> list[Ranked]:
-    order = descending(scores_N, top_n)
+def rank(scores_N: Float32Array, top_n: int | None, *, order_N: Float32Array) -> list[Ranked]:
+    """Return the scores in descending order of `order_N`."""
+    order = descending(order_N, top_n)
     return [Ranked(index, value) for index, value in zip(order, scores_N[order].tolist(), strict=True)]
 
 
@@ -142,12 +148,16 @@ def classify(
     if zero_shot is not None:
         return _zero_shot(card, texts, zero_shot, options)
     request = _request(card, "scores", as_list(texts), options)
-    return Operation(request, lambda result: classes_of(card.labels, require(result.outputs.scores)))
+
+    def postprocess(result: Result) -> Classes:
+        return classes_of(card.labels, require(result.outputs.scores), result.outputs.order)
+
+    return Operation(request, postprocess)
 
 
-def classes_of(labels: tuple[str, ...], scores_NC: Float32Array) -> Classes:
-    """Return classes in the order of their scores; equal ones keep theirs."""
-    return Classes(labels, scores_NC, np.argsort(-scores_NC, axis=1, kind="stable"))
+def classes_of(labels: tuple[str, ...], scores_NC: Float32Array, order_NC: Float32Array | None = None) -> Classes:
+    """Return classes in descending order of their scores, or of `order_NC`; equal ones keep theirs."""
+    return Classes(labels, scores_NC, np.argsort(-(scores_NC if order_NC is None else order_NC), axis=1, kind="stable"))
 
 
 def _zero_shot(card: Card, texts: str | Iterable[str | Pair], zero_shot: ZeroShot, options: ScoreOptions) -> Operation[Classes]:

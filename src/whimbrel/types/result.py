@@ -69,6 +69,8 @@ class Outputs:
     multi_vector: Ragged | None = None
     scores: Float32Array | None = None
     """Scores of texts or pairs: (N, C)."""
+    logits: Float32Array | None = None
+    """Scores before their activation, which makes large ones equal: (N, C). None: `scores` have no activation."""
     token_scores: Ragged | None = None
     token_matches: Ragged | None = None
     """(Q, 2) for each explained pair: the greatest similarity of each query token to a document token, and that token's index.
@@ -78,6 +80,13 @@ class Outputs:
     """(N, E); replaces `multi_vector`."""
     hidden: Ragged | None = None
     token_dense: Ragged | None = None
+
+    @property
+    def order(self) -> Float32Array:
+        """Numbers by which scores are ordered, the greatest first: (N, C)."""
+        order_NC = self.scores if self.logits is None else self.logits
+        assert order_NC is not None
+        return order_NC
 
 
 @dataclass(frozen=True, slots=True, eq=False)

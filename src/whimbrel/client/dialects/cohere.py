@@ -9,9 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.client import request_bodies as bodies
-from whimbrel.client.responses import ScoredRow, check_outputs, float_array, join_outputs, join_scores, scores_of
+from whimbrel.client.responses import Ranking, ScoredRow, check_outputs, float_array, join_outputs, join_rankings, ranking_of
 from whimbrel.client.task import Reply, Task
-from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
@@ -63,14 +62,14 @@ def encode(
     )
 
 
-def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
+def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     bodies.reject_options("cohere", options, ("max_document_tokens",))
     bodies.check_query(query)
     bodies.check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
     texts = as_strings(documents, "documents")
     write = partial(bodies.encode_items, bodies.set_fields(model=model, query=query, max_tokens_per_doc=limit), "documents")
     return Task(
-        "/v2/rerank", texts, write, _read_ranked, join_scores, locate=bodies.locate_document, is_list=True, may_be_empty=True
+        "/v2/rerank", texts, write, _read_ranked, join_rankings, locate=bodies.locate_document, is_list=True, may_be_empty=True
     )
 
 
@@ -80,5 +79,5 @@ def _read(reply: Reply, count: int) -> Outputs:
     return check_outputs(Outputs(rows), ("dense",), count)
 
 
-def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    return scores_of(decode_json(_RerankResponse, reply.content).results, count)
+def _read_ranked(reply: Reply, count: int) -> Ranking:
+    return ranking_of(decode_json(_RerankResponse, reply.content).results, count)

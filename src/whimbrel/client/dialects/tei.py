@@ -10,9 +10,18 @@ import msgspec
 import numpy as np
 
 from whimbrel.client import request_bodies as bodies
-from whimbrel.client.responses import ScoredRow, check_outputs, flatten, float_array, join_outputs, join_scores, scores_of
+from whimbrel.client.responses import (
+    Ranking,
+    ScoredRow,
+    check_outputs,
+    flatten,
+    float_array,
+    join_outputs,
+    join_rankings,
+    ranking_of,
+)
 from whimbrel.client.task import Reply, Task
-from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
@@ -51,7 +60,7 @@ def encode(
     )
 
 
-def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
+def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     """Return the task that scores documents for a query. The scores are logits with `activate=False`."""
     bodies.reject_options("tei", options, ("activate", "truncate"))
     bodies.check_query(query)
@@ -61,7 +70,15 @@ def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions)
     )
     texts, locate = as_strings(documents, "documents"), bodies.locate_document
     return Task(
-        "/rerank", texts, write, _read_ranked, join_scores, locate=locate, is_list=True, may_be_empty=True, max_items=MAX_TEXTS
+        "/rerank",
+        texts,
+        write,
+        _read_ranked,
+        join_rankings,
+        locate=locate,
+        is_list=True,
+        may_be_empty=True,
+        max_items=MAX_TEXTS,
     )
 
 
@@ -93,8 +110,8 @@ def _offsets(rows: Sequence[Any]) -> Int64Array:
     return offsets_of(np.array([len(row) for row in rows], np.int64))
 
 
-def _read_ranked(reply: Reply, count: int) -> Float32Array:
-    return scores_of(decode_json(list[ScoredRow], reply.content), count)
+def _read_ranked(reply: Reply, count: int) -> Ranking:
+    return ranking_of(decode_json(list[ScoredRow], reply.content), count)
 
 
 class _Token(msgspec.Struct):

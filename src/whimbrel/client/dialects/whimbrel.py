@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from whimbrel.client import responses
 from whimbrel.client.request_bodies import Json, build_pairs, check_count, encode_body, encode_items, set_fields, text_list
+from whimbrel.client.responses import Ranking
 from whimbrel.client.task import JSON, MESSAGE_PACK, Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.zero_shot import ZeroShot
@@ -49,19 +50,21 @@ def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions
     return _pair_task(model, {"queries": queries, "documents": documents}, options)
 
 
-def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
+def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     """Return the task that scores documents for a query. The caller ranks them."""
     if not isinstance(query, str | np.ndarray | tuple):
         raise InvalidRequest(f"must be a string or its vectors, is {type(query).__name__}.", param="query")
-    return _pair_task(model, {"query": query, "documents": documents}, options)
+    task = _pair_task(model, {"query": query, "documents": documents}, options, return_logits=True)
+    return replace(task, read=responses.read_ranking, join=responses.join_rankings)
 
 
 def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[list[Explanation]]:
-    return _pair_task(model, {"query": query, "documents": documents}, options, explain=True)
+    task = _pair_task(model, {"query": query, "documents": documents}, options, explain=True)
+    return replace(task, read=responses.read_explanations, join=responses.flatten)
 
 
 def classify(model: str | None, texts: str | Iterable[Any], zero_shot: ZeroShot | None, options: ScoreOptions) -> Task[Classes]:
-    fields, labels = _class_fields(model, options), 1
+    fields, labels = _class_fields(model, options) | {"return_order": True}, 1
     if zero_shot is not None:
         fields, labels = fields | asdict(zero_shot), len(zero_shot.labels)
     write = partial(encode_items, fields, "input")
@@ -84,8 +87,10 @@ def _class_fields(model: str | None, options: ScoreOptions) -> Json:
     return set_fields(**{**options, "model": model})
 
 
-def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptions, *, explain: bool = False) -> Task[Any]:
-    """Return the task over pairs. `inputs` are queries and documents by the names of the caller's arguments."""
+def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptions, **more: bool) -> Task[Any]:
+    """Return the task that scores pairs. `inputs` are queries and documents by the names of the caller's arguments, `more` are
+    fields of the body.
+    """
     pairs, locate = build_pairs(inputs, options)
     check_options(options, ScoreOptions)
     for limit in ("max_query_tokens", "max_document_tokens"):
@@ -94,7 +99,7 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
     truncate = options.get("truncate")
     fields = set_fields(
         model=model,
-        explain=explain or None,
+        **more,
         prompt=prompt,
         prompt_name=prompt_name,
         use_activation=options.get("activate"),
@@ -107,8 +112,8 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
     )
     has_vectors = any(isinstance(part, dict) for pair in pairs for part in pair)
     write = partial(_pair_body, fields, msgspec.msgpack.encode if has_vectors else to_json)
-    read, join = (responses.read_explanations, responses.flatten) if explain else (responses.read_scores, responses.join_scores)
     media_type = MESSAGE_PACK if has_vectors else JSON
+    read, join = responses.read_scores, responses.join_scores
     return Task("/v1/score", pairs, write, read, join, media_type, locate, is_list=_has_one_query(pairs), may_be_empty=True)
 
 

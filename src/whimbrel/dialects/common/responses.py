@@ -31,6 +31,8 @@ NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 METADATA: Final = "metadata"
 """The header that describes the bytes of a binary answer (vLLM)."""
+SENT_OUTPUTS: Final = tuple(name for name in Outputs.__slots__ if name != "logits")
+"""Names of the outputs that answers may have. Logits only order the scores."""
 _VECTORS: Final = ("dense", "multi_vector", "muvera", "hidden", "token_dense")
 """Outputs that may travel in fewer bits than floats have."""
 _FLAT: Final = ("dense", "scores", "muvera")
@@ -105,7 +107,7 @@ def encoded_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[st
     `dtype` is that of vectors and, if it is one of floats, also of scores and weights, which are float32 otherwise.
     """
     arrays: dict[str, EncodedArray] = {}
-    for name in Outputs.__slots__:
+    for name in SENT_OUTPUTS:
         output = getattr(outputs, name)
         kind: DType = dtype if name in _VECTORS or dtype in FLOATS else "float32"
         if isinstance(output, Sparse):

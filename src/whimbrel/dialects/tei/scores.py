@@ -115,9 +115,8 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    logits_NC = _scores(result)
-    order = descending(logits_NC[:, 0])
-    scores_N = apply(activation_of(body.raw_scores, None, model), logits_NC)[:, 0]
+    order = descending(result.outputs.order[:, 0])
+    scores_N = apply(activation_of(body.raw_scores, None, model), _scores(result))[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
         rank["text"] = body.texts[rank["index"]]
@@ -167,7 +166,7 @@ def predict(
     result: Result, model: ServedModel, activation: ActivationName | None, top_k: int | None = None
 ) -> list[list[dict[str, Any]]]:
     """Return the `top_k` best classes of each text, or all, best first."""
-    order_NC = np.argsort(-_scores(result), axis=1, kind="stable")[:, :top_k]
+    order_NC = np.argsort(-result.outputs.order, axis=1, kind="stable")[:, :top_k]
     scores_NC = apply(activation, _scores(result))
     labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
     return [[{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())]

@@ -23,7 +23,7 @@ from whimbrel.outputs.layout import plan_layout
 from whimbrel.outputs.merge import Deduplication
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds
-from whimbrel.types.arrays import Int32Array, Int64Array
+from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.card import Card
 from whimbrel.types.result import Outputs, Ragged
@@ -76,13 +76,21 @@ def split_into_shards(request: EngineRequest, card: Card, num_engines: int, *, l
 
 def merge_shards(outputs: Sequence[Outputs], shards: Sequence[Shard]) -> Outputs:
     """Merge the scores of all shards in the order of the request's pairs."""
-    num_pairs = sum(shard.pairs_S.size for shard in shards)
-    first = outputs[0].scores
-    assert first is not None
-    scores_PC = np.empty((num_pairs, first.shape[1]), np.float32)
-    for each, shard in zip(outputs, shards, strict=True):
-        scores_PC[shard.pairs_S] = each.scores
-    return Outputs(scores=scores_PC, token_matches=_merge_matches(outputs, shards, num_pairs))
+    pairs_P = np.concatenate([shard.pairs_S for shard in shards])
+
+    def merge(parts: Sequence[Float32Array | None]) -> Float32Array | None:
+        present = [each for each in parts if each is not None]
+        if len(present) < len(parts):
+            return None
+        merged_PC = np.empty((pairs_P.size, present[0].shape[1]), np.float32)
+        merged_PC[pairs_P] = np.concatenate(present)
+        return merged_PC
+
+    return Outputs(
+        scores=merge([each.scores for each in outputs]),
+        logits=merge([each.logits for each in outputs]),
+        token_matches=_merge_matches(outputs, shards, pairs_P.size),
+    )
 
 
 def _can_be_sharded(request: EngineRequest) -> bool:
