@@ -6,6 +6,7 @@ Engine and AsyncEngine run the operations. The docstrings of both modules are th
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 from whimbrel.outputs.scoring import Operation
@@ -51,7 +52,8 @@ def encode(
     `outputs` names them, e.g. ["dense", "sparse"]. Default: the outputs that the model is made for. A single string is a list
     of one. The options are those of TextOptions.
     """
-    return Operation(text_request(card, texts, outputs, **options), lambda result: result.outputs)
+    request = text_request(card, texts, outputs, **options)
+    return Operation(request, lambda result: replace(result.outputs, logits=None))  # no server sends logits
 
 
 def _unwrap(vectors_ND: Float32Array, texts: str | Iterable[str]) -> Float32Array:
