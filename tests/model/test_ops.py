@@ -107,7 +107,8 @@ def check_attention(
     expected = attend_reference(*(part.cpu() for part in qkv), layout, scores)
     assert out.shape == (rows, 4 * width)
     assert out.dtype == dtype
-    assert (out.float() - expected.float()).abs().max() <= (2 if device == "cuda" else 1) * tolerance  # sums in other orders
+    allowed = 2 * tolerance if device == "cuda" and dtype == torch.float32 else tolerance  # there sums have other orders
+    assert (out.float() - expected.float()).abs().max() <= allowed
     assert not out[layout.num_tokens :].any()
 
 
