@@ -19,7 +19,9 @@ from test_layouts import LAYOUTS, TEXTS, write_layout
 from checkpoints import edit_json, write_json
 from parity import Parity
 from whimbrel import Engine
+from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli.console import describe
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.model.load import check_weights
 from whimbrel.types.hardware import Hardware
@@ -85,6 +87,8 @@ def test_instructors_leave_their_instruction_out(parity: Parity, tmp_path: Path)
     ids = [f"hkunlp/instructor-{size}" for size in ("base", "large", "xl")]
     check_instructions(folder, parity, *ids)
     assert not any(read_card(folder, name).dense.include_prompt for name in (*ids, "instructor-large"))
+    shown = describe(read_card(folder, ids[0]), Checkpoint(folder, ids[0]))
+    assert "dense: 32, mean pooling without the prompt, normalised" in shown.values()
     reference = SentenceTransformer(str(folder), device="cpu")
     reference.set_pooling_include_prompt(False)
     with Engine(str(folder), dtype="float32") as engine:

@@ -158,6 +158,7 @@ def _shape(name: str, output: Output) -> str:
     ]
     width = f"{output.default_width} of {output.width}" if 0 < output.default_width < output.width else f"{output.width}"
     modes = f", {' + '.join(output.modes)} pooling" if output.modes else ""
+    modes += "" if output.include_prompt else " without the prompt"
     return f"{name}: {width}{per}{modes}{', normalised' if output.activated and output.activation == 'normalize' else ''}"
 
 
