@@ -21,7 +21,7 @@ from transformers import AutoTokenizer
 
 from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity
-from tokenizer_files import FAMILIES, llama, qwen
+from tokenizer_files import FAMILIES, e5_mistral, qwen
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
@@ -55,6 +55,8 @@ class Layout:
     """What the hub's config.json says in other words than transformers writes today; None: it does not say it."""
     form: str = "Model"
     max_seq_length: int = 64
+    flags: JSON = field(default_factory=dict)
+    """Flags of the tokenizer that transformers 5 has to be told of, which transformers 4 read in the files."""
 
 
 OLD = {"gradient_checkpointing": False, "position_embedding_type": "absolute", "use_cache": True, "torch_dtype": "float32"}
@@ -132,8 +134,9 @@ LAYOUTS = {
         form="ForCausalLM", max_seq_length=200,
     ),
     "e5 mistral": Layout(
-        ("intfloat/e5-mistral-7b-instruct",), "llama", "Mistral", llama(ends=True), DECODER | TURNS | {"sliding_window": 4096},
-        "lasttoken", prompts={"web_search_query": WEB}, config=OLD_ROPE | {"rope_theta": 10000.0}, max_seq_length=100,
+        ("intfloat/e5-mistral-7b-instruct",), "llama", "Mistral", e5_mistral(), DECODER | TURNS | {"sliding_window": 4096},
+        "lasttoken", prompts={"web_search_query": WEB}, config=OLD_ROPE | {"rope_theta": 10000.0, "transformers_version": "4.34.0"},
+        max_seq_length=100, flags={"add_bos_token": True, "add_eos_token": True},
     ),
     "bge gemma2": Layout(
         ("BAAI/bge-multilingual-gemma2",), "gemma2", "Gemma2", FAMILIES["gemma2"][1],
@@ -166,7 +169,7 @@ def test_dense(layout: str, parity: Parity, tmp_path: Path) -> None:
     """All texts at once, with each prompt; alone, bit for bit."""
     model = LAYOUTS[layout]
     write_layout(tmp_path, model)
-    reference = SentenceTransformer(str(tmp_path), device="cpu")
+    reference = SentenceTransformer(str(tmp_path), device="cpu", processor_kwargs=model.flags)
     with Engine(str(tmp_path), dtype="float32") as engine:
         for prompt in (None, *model.prompts):
             together = engine.embed(TEXTS, prompt=prompt)

@@ -75,7 +75,7 @@ def gemma() -> tuple[JSON, JSON]:
     stated["added_tokens_decoder"] = {
         str(token["id"]): {key: value for key, value in token.items() if key != "id"} for token in content["added_tokens"]
     }
-    return content, stated
+    return content, stated | {"add_eos_token": False}
 
 
 @cache

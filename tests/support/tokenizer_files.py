@@ -297,7 +297,7 @@ def _pieces_bpe(first: tuple[str, ...]) -> str:
 
 
 def llama(*, ends: bool = False, old: bool = True) -> tuple[JSON, JSON]:
-    """Llama 2's; `old`: a normalizer puts the space in front; `ends`: </s> after a text, as E5-Mistral has it."""
+    """Llama 2's; `old`: a normalizer puts the space in front; `ends`: </s> after a text, by flag and post-processor."""
     tokenizer = Tokenizer.from_str(_pieces_bpe(("<unk>", "<s>", "</s>")))
     if old:
         tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("\u2581"), normalizers.Replace(" ", "\u2581")])
@@ -316,6 +316,12 @@ def llama(*, ends: bool = False, old: bool = True) -> tuple[JSON, JSON]:
     )  # fmt: skip
 
 
+def e5_mistral() -> tuple[JSON, JSON]:
+    """That of intfloat/e5-mistral-7b-instruct, whose flags ask for </s> and whose post-processor adds none."""
+    content, config = llama()
+    return content, config | {"add_eos_token": True}
+
+
 def gemma() -> tuple[JSON, JSON]:
     """Gemma 3's, whose token for images has no row in the table of the models that know only text."""
     special = ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>")
@@ -331,7 +337,7 @@ def gemma() -> tuple[JSON, JSON]:
     roles = {"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>", "mask_token": "<mask>"}
     return _files(
         tokenizer, "GemmaTokenizer", roles,
-        add_bos_token=True, add_eos_token=False, boi_token="<start_of_turn>", sp_model_kwargs=None,
+        add_bos_token=True, add_eos_token=True, boi_token="<start_of_turn>", sp_model_kwargs=None,
         spaces_between_special_tokens=False, use_default_system_prompt=False, extra_special_tokens={"boi_token": "<start_of_turn>"},
     )  # fmt: skip
 

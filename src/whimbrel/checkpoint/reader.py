@@ -42,6 +42,7 @@ from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
+from whimbrel.checkpoint.tokenizer.reading import choosing_reading
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName
 from whimbrel.types.request import OutputName
@@ -61,15 +62,18 @@ def read_card(
     reranker: RerankerName | None = None,
     accept_config: Collection[str] = (),
     adapters: Mapping[str, str] | None = None,
+    tokenizer: str | None = None,
 ) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
     convention by which it scores pairs. `accept_config` names unknown keys that are accepted, or one, also of adapters;
-    `adapters` the folders of adapters to add, by name. Raises CheckpointError for anything missing, malformed or not
-    supported, and SetupError for an accepted key that is in no file, or whose value matters.
+    `adapters` the folders of adapters to add, by name. `tokenizer` is the reading of the tokenizer's files; None or "auto": by
+    the files. Raises CheckpointError for anything missing, malformed or not supported, and SetupError for an accepted key that
+    is in no file, or whose value matters.
     """
-    with accepting((accept_config,) if isinstance(accept_config, str) else accept_config):
+    accepted = (accept_config,) if isinstance(accept_config, str) else accept_config
+    with accepting(accepted), choosing_reading(tokenizer, folder):
         card = _read_card(folder, name, pooling, reranker)
         if adapters and card.towers:
             raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
@@ -192,7 +196,8 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         if has_classes
         else modules.read_sentence(folder, modules.model_kind(rows))
     )
-    tokenizer = read_tokenizer(root, config, files, lowercase=transformer.get("do_lower_case", bool, False))
+    lowercase = transformer.get("do_lower_case", bool, False)
+    tokenizer = read_tokenizer(root, config, files, lowercase=lowercase, pairs=has_classes)
     chat = None if has_classes else _read_chat(root, transformer, files)
     if is_chain:
         outputs, labels = classifiers.read_chained_classes(folder, rows, config, encoder, sentence)

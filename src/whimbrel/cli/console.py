@@ -75,10 +75,31 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
             "batch": f"{plan.max_batch_tokens:,} tokens{'; longer texts run in pieces' if plan.chunked_prefill else ''}",
             **({"batch memory": memory_of_batches(plan)} if plan.batch_bytes else {}),
             **({"prefix cache": f"{plan.prefix_cache_bytes:,} bytes"} if plan.prefix_cache_bytes else {}),
+            "tokenizer": describe_tokenizer(card, plan)
+            or "as its class in transformers 5 reads it; tokenizer.json says the same",
             "same bits": same_bits[plan.same_bits],
             **({"accepted": f"{', '.join(plan.accept_config)} (unknown keys)"} if plan.accept_config else {}),
         }
     )
+
+
+_READINGS: Final[dict[str, str]] = {
+    "transformers": "as transformers 5 reads it",
+    "transformers-4": "as transformers 4 reads it",
+    "file": "tokenizer.json as it is",
+}
+
+
+def describe_tokenizer(card: Card, plan: Plan) -> str:
+    """Return how the tokenizer's files are read, if tokenizer.json, run as it is, gives other ids, or if it is run so."""
+    towers = card.towers or (card,)
+    reasons = [tower.tokenizer.reason for tower in towers if tower.tokenizer.reason]
+    is_usual = plan.tokenizer == "transformers" or card.tokenizer.static is not None
+    if is_usual and not reasons and not plan.tokenizer_note:
+        return ""
+    reading = ", ".join(dict.fromkeys(_READINGS[tower.tokenizer.reading] for tower in towers))
+    note = f"tokenizer.json itself {plan.tokenizer_note} (--tokenizer file)" if plan.tokenizer_note else ""
+    return "; ".join([reading, *reasons[:1], *([note] if note else [])])
 
 
 def kernels_of(plan: Plan) -> str:

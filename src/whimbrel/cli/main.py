@@ -33,6 +33,7 @@ from whimbrel.cli.options import (
     ModelArgument,
     PoolingArgument,
     RerankerOption,
+    TokenizerOption,
     flag,
     help_text,
     is_installed,
@@ -238,6 +239,7 @@ def serve(
     ] = 60.0,
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
+    tokenizer: TokenizerOption = "auto",
     matryoshka: Matryoshka = False,
     split_long: Annotated[
         bool,
@@ -333,6 +335,7 @@ def serve(
                         document_cache_bytes=document_cache_bytes,
                         prefix_cache_bytes=prefix_cache_bytes,
                         chunked_prefill=chunked_prefill,
+                        tokenizer=tokenizer,
                         accept_config=tuple(accept_config or ()),
                         adapters=own_adapters,
                     ),
@@ -404,6 +407,7 @@ def show(
     max_batch_tokens: MaxBatchTokens = None,
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
+    tokenizer: TokenizerOption = "auto",
     matryoshka: Matryoshka = False,
     accept_config: AcceptConfig = None,
     as_json: AsJson = False,
@@ -425,6 +429,7 @@ def show(
         pooling=read_pooling(pooling),
         reranker=read_reranker(reranker),
         accept_config=accepted,
+        tokenizer=tokenizer,
     )
     plan: Plan | None = None
     if is_installed("torch"):
@@ -442,7 +447,8 @@ def show(
             accept_config=accepted,
         )
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
-        Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work
+        preprocessor = Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work
+        plan = replace(plan, tokenizer_note=preprocessor.compare_with_files(checkpoint.folder))
         if model is None or Path(model).expanduser().is_dir():  # of a hub id only the card's files were fetched
             check_weights(checkpoint.folder, card)
     console.print_card(card, plan, checkpoint, as_json=as_json)
@@ -479,6 +485,7 @@ def convert(
         pooling=read_pooling(pooling),
         reranker=read_reranker(reranker),
         accept_config=accepted,
+        tokenizer="transformers",  # any: the weights do not depend on it
     )
     stderr = console.stderr_console()
     try:
@@ -530,6 +537,7 @@ def verify(
         str | None, option("NAME", "Name of the model on the server. [default: MODEL]", panel=REFERENCE_PANEL)
     ] = None,
     device: Device = "auto",
+    tokenizer: TokenizerOption = "auto",
     accept_config: AcceptConfig = None,
     as_json: AsJson = False,
 ) -> None:
@@ -538,7 +546,10 @@ def verify(
     from whimbrel.cli import verify as verification
 
     server = verification.Server(against, dialect, remote_model) if against else None
-    raise typer.Exit(verification.run(model, server, device=device, accept_config=accept_config or (), as_json=as_json))
+    code = verification.run(
+        model, server, device=device, tokenizer=tokenizer, accept_config=accept_config or (), as_json=as_json
+    )
+    raise typer.Exit(code)
 
 
 @app.command(

@@ -84,6 +84,14 @@ AcceptConfig = Annotated[
         "--accept-config",
     ),
 ]
+TokenizerOption = Annotated[
+    str,
+    option(
+        "NAME",
+        "Reading of the tokenizer's files: transformers (version 5), transformers-4, or file (tokenizer.json as it is). "
+        "auto: transformers, but transformers-4 where its special tokens are others and the model was made with it.",
+    ),
+]
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.", panel=OUTPUT_PANEL)]
 Matryoshka = Annotated[
     bool, flag("--matryoshka", "Allow truncated vectors (`dimensions`) for a model whose files do not declare it.")

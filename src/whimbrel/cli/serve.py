@@ -19,7 +19,7 @@ from rich.markup import escape
 
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.console import kernels_of, memory_of_batches
+from whimbrel.cli.console import describe_tokenizer, kernels_of, memory_of_batches
 from whimbrel.cli.progress import LoadProgress
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
@@ -105,6 +105,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
                     reranker=model.reranker,
                     accept_config=each.plan.accept_config,
                     adapters=each.plan.adapters,
+                    tokenizer=model.options.get("tokenizer"),
                 ),
                 each.plan,
             )
@@ -269,6 +270,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "prefix cache": plan.prefix_cache_bytes and f"{plan.prefix_cache_bytes:,} bytes",
         "adapters": ", ".join(served_names(plan)[1 + len(plan.aliases) :] if plan.adapters else ()),
         "warning": others and f"made for a model of another name: {', '.join(others)}",
+        "tokenizer": describe_tokenizer(card, plan),
         "commit": plan.commit,
         "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)",
         "CPU": plan.device == "cpu" and str(plan.cpu),

@@ -27,6 +27,7 @@ from whimbrel.cli.options import (
     ModelOption,
     PoolingArgument,
     RerankerOption,
+    TokenizerOption,
     flag,
     need,
     option,
@@ -34,6 +35,7 @@ from whimbrel.cli.options import (
     read_reranker,
 )
 from whimbrel.errors import Location, SetupError, relocating
+from whimbrel.types.plan import Options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,12 +89,13 @@ def embed(
     max_length: MaxLength = None,
     pooling: PoolingArgument = None,
     matryoshka: Matryoshka = False,
+    tokenizer: TokenizerOption = "auto",
     accept_config: AcceptConfig = None,
 ) -> None:
     """Embed texts without a server: one vector per text."""
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
-    options = {"device": device, "dtype": dtype, "max_length": max_length, "matryoshka": matryoshka}
-    with _loaded(model, pooling, None, accept_config, **options) as engine:
+    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka, tokenizer=tokenizer)
+    with _loaded(model, pooling, None, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines, write_npy
         from whimbrel.engine import verbs
 
@@ -122,6 +125,7 @@ def score(
     max_length: MaxLength = None,
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
+    tokenizer: TokenizerOption = "auto",
     accept_config: AcceptConfig = None,
 ) -> None:
     """Score documents for a query without a server, in their order."""
@@ -129,7 +133,8 @@ def score(
     _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
     if pairs and query is not None:
         raise SetupError("--pairs reads queries from stdin too.", hint=hint)
-    with _loaded(model, pooling, reranker, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
+    options = Options(device=device, dtype=dtype, max_length=max_length, tokenizer=tokenizer)
+    with _loaded(model, pooling, reranker, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
@@ -162,11 +167,13 @@ def rerank(
     max_length: MaxLength = None,
     pooling: PoolingArgument = None,
     reranker: RerankerOption = None,
+    tokenizer: TokenizerOption = "auto",
     accept_config: AcceptConfig = None,
 ) -> None:
     """Rank documents for a query without a server, best first."""
     _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
-    with _loaded(model, pooling, reranker, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
+    options = Options(device=device, dtype=dtype, max_length=max_length, tokenizer=tokenizer)
+    with _loaded(model, pooling, reranker, accept_config, options) as engine:
         import numpy as np
 
         from whimbrel.cli.console import write_json_lines
@@ -220,6 +227,7 @@ def classify(
     device: Device = "auto",
     dtype: Dtype = "auto",
     max_length: MaxLength = None,
+    tokenizer: TokenizerOption = "auto",
     accept_config: AcceptConfig = None,
 ) -> None:
     """Classify texts without a server: a score for each class, or for each of --labels."""
@@ -230,7 +238,8 @@ def classify(
     zero_shot = _read_labels(labels, hypothesis_template, multi_label=multi_label)
     if zero_shot and (pairs or logits):
         raise SetupError("--labels goes with neither --pairs nor --logits.")
-    with _loaded(model, None, None, accept_config, device=device, dtype=dtype, max_length=max_length) as engine:
+    options = Options(device=device, dtype=dtype, max_length=max_length, tokenizer=tokenizer)
+    with _loaded(model, None, None, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
@@ -266,14 +275,14 @@ def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, h
 
 @contextmanager
 def _loaded(
-    model: str | None, pooling: str | None, reranker: str | None, accept_config: list[str] | None, **options: Any
+    model: str | None, pooling: str | None, reranker: str | None, accept_config: list[str] | None, options: Options
 ) -> Generator[Engine]:
     from whimbrel.cli import console
     from whimbrel.cli.progress import load
 
-    options |= {"pooling": read_pooling(pooling), "reranker": read_reranker(reranker)}
-    accepted = tuple(accept_config or ())
-    with console.signals_exit(), load(console.stderr_console(), model, accept_config=accepted, **options) as engine:
+    options["accept_config"] = tuple(accept_config or ())
+    stated: dict[str, Any] = {"pooling": read_pooling(pooling), "reranker": read_reranker(reranker)}
+    with console.signals_exit(), load(console.stderr_console(), model, **stated, **options) as engine:
         yield engine
 
 

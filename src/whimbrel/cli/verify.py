@@ -1,6 +1,7 @@
 """Comparison of a model's real weights with a reference: Sentence Transformers, or another server.
 
-One output of the model is compared, over a built-in list of texts. Other outputs are named as not compared.
+The texts include those of which programs are known to make different ids. One output of the model is compared; the others are
+named as not compared.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import combinations
+from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import numpy as np
@@ -18,6 +20,7 @@ from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.plan import Options
 
 if TYPE_CHECKING:
     from whimbrel.client import Client
@@ -56,6 +59,10 @@ ODD: Final = ("", "The bird flew over the bay and landed on the mud. " * 200)
 """An empty text and one that most models cut."""
 
 
+_OTHER_IDS: Final = (
+    "If only texts with spaces, new lines or capitals differ, or all of them, the server may read the tokenizer's files in "
+    "another way: compare with --tokenizer file and --tokenizer transformers-4."
+)
 Dialect: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 
 
@@ -77,6 +84,8 @@ class Comparison:
     same_order: bool
     """The pairs have the same order by similarity or by score, but for pairs that the reference does not tell apart."""
     within: bool
+    worst: int = 0
+    """Number of the text, or pair, with the largest difference."""
 
 
 def run(
@@ -84,20 +93,22 @@ def run(
     against: Server | None,
     *,
     device: str,
+    tokenizer: str = "auto",
     accept_config: Sequence[str] = (),
     as_json: bool,
 ) -> int:
     """Compare and print. Returns the exit code. Raises WhimbrelError for what cannot be compared."""
     from whimbrel.cli import console
     from whimbrel.engine.engine import Engine
+    from whimbrel.tokenizer.probes import TEXTS
 
     checkpoint = resolve_checkpoint(model)
-    card = read_card(checkpoint.folder, checkpoint.name, accept_config=accept_config)
+    card = read_card(checkpoint.folder, checkpoint.name, accept_config=accept_config, tokenizer=tokenizer)
     output = choose_output(card)
     if against is None:
         check_reference(checkpoint, output)
-    texts = [*SHORT, *ODD] if against is None else [*SHORT, "birds " * 30]
-    pairs = [(query, text) for query in texts[:10] for text in texts[1:21]][:NUM_PAIRS]
+    texts = [*SHORT, *(ODD if against is None else ["birds " * 30]), *TEXTS]
+    pairs = [(query, text) for query in texts[:5] for text in texts[1:]][:NUM_PAIRS]
     results: list[Comparison] = []
     logits = against is None and output == "scores" and len(card.labels) > 1  # the libraries have other defaults here
     with console.signals_exit(), console.stderr_console().status("running the reference") as status:
@@ -107,7 +118,8 @@ def run(
             def show(phase: str, dtype: str = dtype) -> None:
                 status.update(f"{dtype}: {phase}")
 
-            with Engine(model, device=device, dtype=dtype, accept_config=tuple(accept_config), progress=show) as engine:
+            options = Options(device=device, dtype=dtype, tokenizer=tokenizer, accept_config=tuple(accept_config))
+            with Engine(model, progress=show, **options) as engine:
                 show("comparing")
                 results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
     skipped = [*(["the activation"] if logits else []), *(name for name in card.outputs if name != output)]
@@ -116,16 +128,24 @@ def run(
         *(["queries"] if output == "multi_vector" else []),
         *(["empty and long texts"] if against else []),
     ]
+    compared = pairs if output == "scores" else texts
     reference = "Sentence Transformers, float32, CPU" if against is None else f"{against.url} ({against.dialect})"
     if as_json:
         console.print_json(
-            {"model": card.name, "reference": reference, "output": output, "results": results, "not_compared": not_compared}
+            {
+                "model": card.name,
+                "reference": reference,
+                "output": output,
+                "results": results,
+                "worst": [compared[each.worst] for each in results],
+                "not_compared": not_compared,
+            }
         )
     else:
         fields = {
             "model": card.name,
             "reference": reference,
-            "compared": f"{output} of {len(pairs if output == 'scores' else texts)} ",
+            "compared": f"{output} of {len(compared)} ",
         }
         fields["compared"] += "pairs of texts" if output == "scores" else "texts"
         console.write_fields(fields | {"not compared": ", ".join(not_compared) or "nothing left out"})
@@ -135,6 +155,11 @@ def run(
             order = "the same" if each.same_order else "differs"
             end = f"{promise}: {'kept' if each.within else 'BROKEN'}"
             typer.echo(f"  {each.dtype:<10}{each.difference:<12.1e}{each.cosine:<12.7f}{order:<11}{end}")
+        for each in results:
+            if not each.within:
+                typer.echo(f"\n  {each.dtype} differs most of {shorten(repr(compared[each.worst]), 200)}")
+        if against and not all(each.within for each in results):
+            typer.echo(fill(_OTHER_IDS, console.screen_width(), initial_indent="  ", subsequent_indent="  "))
     return 0 if all(each.within for each in results) else 1
 
 
@@ -197,7 +222,12 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
     is_exact = dtype == "float32"
     within = difference <= MAX_DIFFERENCE if is_exact else cosine >= MIN_COSINE
     order = same_order(mine, theirs, tolerance=2 * MAX_DIFFERENCE if is_exact else 1 - MIN_COSINE)
-    return Comparison(dtype, difference, cosine, order, bool(within))
+    worst = max(range(len(ours)), key=lambda number: _difference(ours[number], expected[number]), default=0)
+    return Comparison(dtype, difference, cosine, order, bool(within), worst)
+
+
+def _difference(one: Float32Array, other: Float32Array) -> float:
+    return float(np.abs(one.astype(np.float64) - other).max(initial=0.0))
 
 
 def same_order(ours: Any, theirs: Any, *, tolerance: float) -> bool:

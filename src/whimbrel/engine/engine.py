@@ -106,6 +106,7 @@ class Engine:
             reranker=reranker,
             accept_config=accepted,
             adapters=options.get("adapters"),
+            tokenizer=options.get("tokenizer"),
         )
         progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
         from whimbrel.model.runner import probe
@@ -115,6 +116,7 @@ class Engine:
         self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
+        self.plan = replace(self.plan, tokenizer_note=self.preprocessor.compare_with_files(checkpoint.folder))
         batch_observer = None if observer is None else observer(self)
         progress("loading the weights")
         if self.plan.device == "cpu":

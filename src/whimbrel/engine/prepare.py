@@ -37,6 +37,7 @@ from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, en
 from whimbrel.tokenizer.listwise import ListTokenizer
 from whimbrel.tokenizer.offsets import encode_with_offsets
 from whimbrel.tokenizer.pairs import SideCuts, truncate_sides
+from whimbrel.tokenizer.probes import compare_with_files
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_ids, check_texts, has_ids
@@ -80,6 +81,10 @@ class Preprocessor:
             for number, tower in enumerate(card.towers or (card,))
         ]
         self._list_tokenizer = card.list_template and ListTokenizer(self._tokenizers[0].backend, card, plan)
+
+    def compare_with_files(self, folder: Path) -> str:
+        """Return how tokenizer.json, run as it is, differs from the tokenizer over some texts. Empty: not at all."""
+        return compare_with_files(folder, self._card, [each.backend.raw for each in self._tokenizers])
 
     def preprocess(self, request: Request, *, received: float | None = None) -> EngineRequest:
         """Check and tokenize a request. `received` is when it came (perf_counter); by default now.

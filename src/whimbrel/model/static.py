@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.weights import Weights

@@ -15,8 +15,8 @@ from typing import Any, Final
 import numpy as np
 import tokenizers
 
-from whimbrel.checkpoint.tokenizer.classes import read_as_class
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_content
 from whimbrel.checkpoint.tokenizer.growth import check_growth
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
@@ -31,14 +31,14 @@ _RARE: Final = "\U00012000\U0001f9ff"
 
 
 def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
-    """Load the checkpoint's tokenizer as its tokenizer class reads tokenizer.json. Raises CheckpointError."""
+    """Load the checkpoint's tokenizer in the card's reading of tokenizer.json. Raises CheckpointError."""
     file = read_tokenizer_file(folder / card.path).data
     try:
         as_stored = card.tokenizer.static is not None and card.tokenizer.static.as_stored
-        content = file if as_stored else read_as_class(file, card.tokenizer, card.encoder.vocab_size)
+        content = file if as_stored else read_content(file, card.tokenizer, card.encoder.vocab_size)
         check_growth(content)
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
-        if card.tokenizer.tokenizer_class in _UNIGRAM:
+        if card.tokenizer.reading == "transformers" and card.tokenizer.tokenizer_class in _UNIGRAM:
             tokenizer.model = _exact_unigram(content["model"])
         tokenizer.encode(_RARE)
     except CheckpointError:

@@ -306,6 +306,9 @@ TokenizerClass: TypeAlias = Literal[
     "T5Tokenizer",
     "XLMRobertaTokenizer",
 ]
+TokenizerReading: TypeAlias = Literal["transformers", "transformers-4", "file"]
+"""Way to read the tokenizer's files: as transformers 5, as transformers 4, or tokenizer.json as it is (ADR 26)."""
+TOKENIZER_READINGS: Final[tuple[TokenizerReading, ...]] = ("transformers", "transformers-4", "file")
 AddedToken: TypeAlias = Mapping[str, Any]
 """Token with its flags as in tokenizer.json: content, single_word, lstrip, rstrip, normalized, special, optionally id."""
 
@@ -357,6 +360,11 @@ class TokenizerCard:
     """Settings of static embeddings; None: a transformer."""
     pools_one_token: bool = False
     """Pool prompts of one token, although others are left out (INSTRUCTOR)."""
+    reading: TokenizerReading = "transformers"
+    flags: tuple[bool, bool] | None = None
+    """`add_bos_token` and `add_eos_token`, for a class whose special tokens transformers 4 makes from them."""
+    reason: str = ""
+    """Reason for a reading that neither the user chose nor is the default one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ from typing import ClassVar, Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.errors import SetupError
 from whimbrel.types.batch_memory import batch_bytes
-from whimbrel.types.card import FALLBACK, Card
+from whimbrel.types.card import FALLBACK, Card, TokenizerReading
 from whimbrel.types.hardware import Cpu, Hardware
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
@@ -66,6 +66,10 @@ class Options(TypedDict, total=False):
     """Folders of LoRA adapters, as PEFT saves them, by the names by which requests choose them."""
     accept_config: tuple[str, ...]
     """Keys of the checkpoint's JSON files that Whimbrel does not know, and that are known to change no vector."""
+    tokenizer: str
+    """Reading of the tokenizer's files: "auto", "transformers" (version 5), "transformers-4", "file" (the file as it is).
+
+    Default: as transformers 5, but as transformers 4 where the special tokens differ and the model was made with that."""
     replica: int
     """Index of this engine among those that share the machine. Default: 0."""
     num_replicas: int
@@ -116,6 +120,10 @@ class Plan:
     chunked_prefill: bool = False
     """Run a text of more than `max_batch_tokens` tokens in pieces of that size, between which others run."""
     split_long: bool = False
+    tokenizer: TokenizerReading = "transformers"
+    """Reading of the tokenizer's files."""
+    tokenizer_note: str = ""
+    """Example of a text of which tokenizer.json, run as it is, makes other ids; empty if none is known."""
     accept_config: tuple[str, ...] = ()
     """Unknown keys of the checkpoint's JSON files that the user has accepted."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -184,6 +192,7 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         memory=memory,
         chunked_prefill=chunked_prefill,
         split_long=options.get("split_long", False),
+        tokenizer=card.tokenizer.reading,
         accept_config=options.get("accept_config", ()),
         adapters=options.get("adapters", {}),
         cpu=hardware.cpu,

@@ -21,8 +21,8 @@ from whimbrel.checkpoint.json_file import JsonFile, read_json
 from whimbrel.checkpoint.late_interaction import colbert
 from whimbrel.checkpoint.late_interaction.colbert import Base
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, kinds_of, read_modules, read_transformer
-from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Output, PoolingOption
 from whimbrel.types.heads import Dense

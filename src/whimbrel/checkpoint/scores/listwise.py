@@ -17,8 +17,8 @@ from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.modules import has_modules
-from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Output
 from whimbrel.types.heads import Dense

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, TokenizerCard

@@ -23,8 +23,8 @@ from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
 from whimbrel.checkpoint.sentence_transformers.heads import cut_output, finish_output
 from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
-from whimbrel.checkpoint.tokenizer.classes import read_vocabulary
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard
 from whimbrel.types.request import OutputName
@@ -135,7 +135,7 @@ def _table_encoder(vocab_size: int, width: int) -> Encoder:
 
 
 def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> TokenizerCard:
-    """Return the card of tokenizer.json without any other file."""
+    """Return the card of tokenizer.json without any other file, which all versions run as it is."""
     return TokenizerCard(
         tokenizer_class="tokenizer.json",
         truncate=side,
@@ -153,6 +153,7 @@ def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> Tokeniz
         legacy_tokens=(),
         added_tokens=None,
         static=bare,
+        reading="file",
     )
 
 

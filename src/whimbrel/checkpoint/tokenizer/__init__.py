@@ -1,1 +1,2 @@
-"""Readers of a checkpoint's tokenizer files: settings (`config.py`), and tokenizer.json as a class builds it (`classes.py`)."""
+"""Readers of a checkpoint's tokenizer files: settings (`config.py`), their reading (`reading.py`), and what it makes of
+tokenizer.json (`contents.py`)."""

@@ -40,6 +40,8 @@ _DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
 _CAMEMBERT_EXTRA: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 _MASK_TAKES_SPACE: Final = ("CamembertTokenizer", "MPNetTokenizer")
 """Classes whose <mask> strips the spaces before it by default."""
+_OLD_MASK_TAKES_SPACE: Final = (*_MASK_TAKES_SPACE, "AlbertTokenizer", "RobertaTokenizer", "XLMRobertaTokenizer")
+"""The same in transformers 4."""
 _QWEN2_WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
@@ -50,23 +52,23 @@ def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
 
     The model embeds `vocab_size` tokens. An added token outside the vocabulary gets an id if there is one below `vocab_size`.
     """
-    tokens, added = _read_tokens(file, card, vocab_size)
+    tokens, added = read_tokens(file, card, vocab_size)
     build = _BUILDERS.get(card.tokenizer_class)
-    built: JSON = file | (build(file, card, tokens) if build else {}) | {"added_tokens": added}
+    return lowercased(file | (build(file, card, tokens) if build else {}) | {"added_tokens": added}, card)
+
+
+def lowercased(built: JSON, card: TokenizerCard) -> JSON:
+    """Return tokenizer.json with Sentence Transformers' do_lower_case as its first step, if the card says so."""
     if card.lowercase and not _lowercases(built.get("normalizer")):
         steps = [{"type": "Lowercase"}, *([built["normalizer"]] if built.get("normalizer") else [])]
-        built["normalizer"] = {"type": "Sequence", "normalizers": steps}
+        return built | {"normalizer": {"type": "Sequence", "normalizers": steps}}
     return built
 
 
-def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[Mapping[str, int], Mapping[str, str]]:
-    """Return (token -> id with added tokens, role -> special token) of the tokenizer that `read_as_class` makes."""
-    tokens, _ = _read_tokens(file, card, vocab_size)
-    return tokens.ids, tokens.names
-
-
 @dataclass(frozen=True, slots=True)
-class _Tokens:
+class Tokens:
+    """Special tokens by role, and ids of all tokens."""
+
     names: Mapping[str, str]
     """Role -> token."""
     ids: Mapping[str, int]
@@ -85,14 +87,15 @@ class _Tokens:
         return self.ids[name]
 
 
-def _read_tokens(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[_Tokens, list[JSON]]:
+def read_tokens(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[Tokens, list[JSON]]:
+    """Return the tokens of a class of transformers, and the added ones as tokenizer.json has them."""
     special = _special_tokens(file, card)
     added = _added_tokens(file, card, special.values(), vocab_size)
-    ids = {**_vocabulary(file), **{token["content"]: token["id"] for token in added}}
-    return _Tokens({role: token["content"] for role, token in special.items()}, ids), added
+    ids = {**vocabulary(file), **{token["content"]: token["id"] for token in added}}
+    return Tokens({role: token["content"] for role, token in special.items()}, ids), added
 
 
-def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _bert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     model = {"unk_token": tokens.name("unk"), "continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
     normalizer = {"type": "BertNormalizer", "clean_text": True, "handle_chinese_chars": card.tokenize_chinese_chars}
     return {
@@ -100,47 +103,47 @@ def _bert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "normalizer": normalizer | {"strip_accents": card.strip_accents, "lowercase": card.do_lower_case},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
+        "post_processor": template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
-def _mpnet(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _mpnet(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     return _bert(file, card, tokens) | {"post_processor": _roberta_processing(tokens, add_prefix_space=False)}
 
 
-def _roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _roberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     post_processor = _roberta_processing(tokens, add_prefix_space=bool(card.add_prefix_space))
     return _gpt2(file, card, tokens) | {"post_processor": post_processor}
 
 
-def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     return {
         "model": _model(file, "Unigram", {"unk_id": 3, "byte_fallback": False}),
         "normalizer": _charsmap(file.get("normalizer")),
         "pre_tokenizer": _unigram_words(card),
         "decoder": _unigram_decoder(card),
-        "post_processor": _template("bos A eos", "bos A eos eos B eos", tokens),
+        "post_processor": template("bos A eos", "bos A eos eos B eos", tokens),
     }
 
 
-def _t5(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _t5(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     return {
         "model": _model(file, "Unigram", {"unk_id": 2, "byte_fallback": False}),
         "normalizer": _charsmap(file.get("normalizer")),
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace("always", split=True)]},
         "decoder": _metaspace("always", split=True),
-        "post_processor": _template("A eos", "A eos B eos", tokens),
+        "post_processor": template("A eos", "A eos B eos", tokens),
     }
 
 
-def _camembert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _camembert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     unk = tokens.name("unk")
     built = _xlm_roberta(file, card, tokens)
     built["model"]["unk_id"] = next((i for i, (token, _) in enumerate(built["model"]["vocab"]) if token == unk), 0)
     return built
 
 
-def _albert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _albert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
     steps: list[JSON | None] = [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}]
     steps += [{"type": "Lowercase"} if card.do_lower_case else None, _charsmap(file.get("normalizer"))]
@@ -149,11 +152,11 @@ def _albert(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         "normalizer": {"type": "Sequence", "normalizers": [step for step in steps if step is not None]},
         "pre_tokenizer": _unigram_words(card),
         "decoder": _unigram_decoder(card),
-        "post_processor": file.get("post_processor") or _template("cls A sep", "cls A sep B:1 sep:1", tokens),
+        "post_processor": file.get("post_processor") or template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
-def _deberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _deberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     unk = tokens.name("unk")
     unk_id = next((i for i, (token, score) in enumerate(file["model"]["vocab"]) if token == unk and score == 0.0), None)
     if unk_id is None:
@@ -170,11 +173,11 @@ def _deberta(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
         },
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*marks, metaspace]},
         "decoder": metaspace,
-        "post_processor": _template("cls A sep", "cls A sep B:1 sep:1", tokens),
+        "post_processor": template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
-def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
+def _gpt2(file: JSON, card: TokenizerCard, _: Tokens) -> JSON:
     return {
         "model": _model(file, "BPE", _BPE | {"continuing_subword_prefix": "", "end_of_word_suffix": ""}),
         "normalizer": None,
@@ -183,17 +186,17 @@ def _gpt2(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
     }
 
 
-def _qwen2(file: JSON, card: TokenizerCard, tokens: _Tokens) -> JSON:
+def _qwen2(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     split = {"type": "Split", "pattern": {"Regex": _QWEN2_WORDS}, "behavior": "Isolated", "invert": False}
     return {
         **_gpt2(file, card, tokens),
         "normalizer": {"type": "NFC"},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [split, _byte_level(card, use_regex=False)]},
-        **({"post_processor": _template("A eos", "A eos B:1 eos:1", tokens)} if card.ends else {}),
+        **({"post_processor": template("A eos", "A eos B:1 eos:1", tokens)} if card.ends else {}),
     }
 
 
-def _llama(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
+def _llama(file: JSON, card: TokenizerCard, _: Tokens) -> JSON:
     scheme = "never" if card.add_prefix_space is False else "always" if card.legacy else "first"
     return {
         "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True}),
@@ -203,7 +206,7 @@ def _llama(file: JSON, card: TokenizerCard, _: _Tokens) -> JSON:
     }
 
 
-def _gemma(file: JSON, _: TokenizerCard, tokens: _Tokens) -> JSON:
+def _gemma(file: JSON, _: TokenizerCard, tokens: Tokens) -> JSON:
     space = {"String": " "}
     return {
         "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True, "unk_token": tokens.name("unk")}),
@@ -213,7 +216,7 @@ def _gemma(file: JSON, _: TokenizerCard, tokens: _Tokens) -> JSON:
     }
 
 
-_BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, _Tokens], JSON]]] = {
+_BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, Tokens], JSON]]] = {
     "AlbertTokenizer": _albert,
     "BertTokenizer": _bert,
     "CamembertTokenizer": _camembert,
@@ -251,7 +254,7 @@ def find_mismatch(file: JSON, kind: TokenizerClass) -> tuple[str, str] | None:
 
 def _vocabulary_kind(file: JSON) -> str:
     """Return the kind of vocabulary. The oldest files do not name it. "BPE": with both signs for a space, or with neither."""
-    vocab, model = _vocabulary(file), cast(JSON, file["model"])
+    vocab, model = vocabulary(file), cast(JSON, file["model"])
     unstated = "BPE" if "merges" in model else "Unigram" if isinstance(model["vocab"], list) else "WordPiece"
     if (kind := model.get("type", unstated)) != "BPE":
         return str(kind)
@@ -297,12 +300,12 @@ def _metaspace(scheme: str, *, split: bool) -> JSON:
     return {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": split}
 
 
-def _roberta_processing(tokens: _Tokens, *, add_prefix_space: bool) -> JSON:
+def _roberta_processing(tokens: Tokens, *, add_prefix_space: bool) -> JSON:
     sep, cls = ([tokens.name(role), tokens.id(role)] for role in ("sep", "cls"))
     return {"type": "RobertaProcessing", "sep": sep, "cls": cls, "trim_offsets": True, "add_prefix_space": add_prefix_space}
 
 
-def _template(single: str, pair: str, tokens: _Tokens) -> JSON:
+def template(single: str, pair: str, tokens: Tokens) -> JSON:
     """Return the post-processor of "cls A sep:1": special tokens by role, A or B for a text, and token types after a colon."""
 
     def piece(word: str) -> JSON:
@@ -326,7 +329,8 @@ def _charsmap(normalizer: JSON | None) -> JSON | None:
     return next((step for step in steps if step.get("type") == "Precompiled"), None)
 
 
-def _vocabulary(file: JSON) -> Mapping[str, int]:
+def vocabulary(file: JSON) -> Mapping[str, int]:
+    """Return token -> id without added tokens. Raises CheckpointError."""
     try:
         vocab: Any = file["model"]["vocab"]
         return {row[0]: i for i, row in enumerate(cast(list[Any], vocab))} if isinstance(vocab, list) else {**vocab}
@@ -341,14 +345,16 @@ def unknown_token(card: TokenizerCard) -> str | None:
 
 def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]:
     """Return the token of each role, in the order in which tokens get ids: from the card, else the class's default."""
-    kind = card.tokenizer_class
-    has_padding = bool(file.get("padding")) and kind != "GPT2Tokenizer"  # a class without a default padding token
+    kind, old = card.tokenizer_class, card.reading == "transformers-4"
+    has_padding = bool(file.get("padding")) and (old or kind != "GPT2Tokenizer")  # a class without a default padding token
     padding = {"pad": file["padding"]["pad_token"]} if has_padding else {}
     defaults = {role: {"content": token, "special": True} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
+    if old and kind == "GemmaTokenizer":
+        del defaults["mask"]
     token_of = {**defaults, **card.special_tokens}
     roles = [role for role in _ROLES if role in token_of] + [role for role in token_of if role not in _ROLES]
     tokens = {role: token for role in roles if (token := token_of[role]) is not None}
-    if kind in _MASK_TAKES_SPACE and "mask" in tokens:
+    if kind in (_OLD_MASK_TAKES_SPACE if old else _MASK_TAKES_SPACE) and "mask" in tokens:
         tokens["mask"] = {"lstrip": True, **tokens["mask"]}
     return tokens
 
@@ -359,30 +365,39 @@ def _added_tokens(file: JSON, card: TokenizerCard, role_tokens: Collection[Added
     Tokens of tokenizer_config.json replace those of tokenizer.json. Special tokens in neither file follow. Of several special
     tokens with the same content, the last one counts.
     """
-    kind = card.tokenizer_class
+    kind, keeps = card.tokenizer_class, card.tokenizer_class == "tokenizer.json" or card.reading != "transformers"
     default = [{"content": token, "special": True} for token in _CAMEMBERT_EXTRA] if kind == "CamembertTokenizer" else []
     special = [*role_tokens, *(default if card.extra_tokens is None else card.extra_tokens)]
     in_file: list[AddedToken] = file.get("added_tokens") or []
-    if kind != "tokenizer.json":
+    if not keeps:
         in_file = sorted(in_file, key=lambda token: token["id"]) if card.added_tokens is None else []
-    tokens = {token["content"]: token for token in [*in_file, *(card.added_tokens or ())]}
+    tokens = {token["content"]: token for token in in_file}
+    for token in card.added_tokens or ():
+        before = tokens.get(token["content"])
+        is_kept = card.reading == "transformers-4" and token.get("special") and before and _strips(before) == _strips(token)
+        if not is_kept:  # a special token is not replaced for `normalized` alone
+            tokens[token["content"]] = token
     new = list[AddedToken]()
     for token in special:
         if token["content"] not in tokens and token not in new:
             new.append(token)
     tokens |= {token["content"]: token for token in new}
     tokens |= {name: {**tokens[name], "special": True} for name in {token["content"] for token in role_tokens}}
-    if kind == "Qwen2Tokenizer":  # the class adds all of them again
+    if kind == "Qwen2Tokenizer" and not keeps:  # the class adds all of them again
         tokens |= {token["content"]: {"content": token["content"], "special": True} for token in special}
     for name in card.legacy_tokens:
         if name not in tokens:
             raise CheckpointError("this token is not in tokenizer.json.", file="added_tokens.json", key=name)
-    return list(_with_ids(tokens.values(), file, vocab_size))
+    return list(with_ids(tokens.values(), file, vocab_size))
 
 
-def _with_ids(tokens: Iterable[AddedToken], file: JSON, vocab_size: int) -> Iterator[JSON]:
+def _strips(token: AddedToken) -> list[bool]:
+    return [bool(token.get(flag)) for flag in ("single_word", "lstrip", "rstrip")]
+
+
+def with_ids(tokens: Iterable[AddedToken], file: JSON, vocab_size: int) -> Iterator[JSON]:
     """Yield the tokens that the model embeds, with the ids of the tokenizers library, which ignores the ids in the files."""
-    ids = _vocabulary(file)
+    ids = vocabulary(file)
     free = len(file["model"]["vocab"])
     for token in tokens:
         number = ids.get(token["content"], free)

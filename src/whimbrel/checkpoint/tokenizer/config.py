@@ -14,6 +14,7 @@ from typing import Any, Final, Literal, TypeAlias, cast, get_args
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
 from whimbrel.checkpoint.tokenizer.classes import find_mismatch
+from whimbrel.checkpoint.tokenizer.reading import with_reading
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
 
@@ -23,8 +24,8 @@ _VOCABULARY, _WORDS, _PAIRS, _MERGES = "tokenizer.json", "vocab.txt", "vocab.jso
 _SETTINGS, _CLASS = "tokenizer_config.json", "tokenizer_class"
 _AS_IT_IS: Final = f'to have tokenizer.json read as it is, write into {_SETTINGS}: "{_CLASS}": "PreTrainedTokenizerFast"'
 _NO_VOCABULARY: Final = "not found; load and save the tokenizer once with transformers to make it."
-# Keys of tokenizer_config.json that do not change the ids of a single text. The post-processor of tokenizer.json, not
-# add_bos_token and add_eos_token, adds the tokens around a text. For code on the hub that differs, see _ENDING.
+# Keys of tokenizer_config.json that do not change the ids of a single text. For add_bos_token and add_eos_token, which may, see
+# reading.py, and for code on the hub _ENDING.
 _INERT: Final = """
     add_bos_token add_eos_token backend chat_template clean_up_tokenization_spaces do_basic_tokenize errors from_slow
     full_tokenizer_file is_local local_files_only max_length name_or_path never_split pad_to_multiple_of pad_token_type_id
@@ -116,14 +117,16 @@ def _lines(root: Path, file: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool) -> TokenizerCard:
-    """Return the tokenizer's card. `lowercase` is Sentence Transformers' do_lower_case. Raises CheckpointError."""
+def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool, pairs: bool = False) -> TokenizerCard:
+    """Return the tokenizer's card. Raises CheckpointError.
+
+    `lowercase` is Sentence Transformers' do_lower_case; `pairs` says that the model scores pairs of texts without a template.
+    """
     tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
     tokenizer.require_values({"vocab_type": ("spm", None)})
     file = read_tokenizer_file(root)
     kind, origin = _tokenizer_class(root, config, tokenizer)
-    _refuse_mismatch(root, file, kind, origin, config.get("model_type", str, ""))
     if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
         raise CheckpointError(_NO_VOCABULARY, file=_VOCABULARY)
     truncation = cast(JSON, file.data.get("truncation") or {})
@@ -133,7 +136,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
     roles, extra = _special_tokens(root, tokenizer, legacy=added is None)
     if kind == "T5Tokenizer":
         extra = _with_sentinels(tokenizer, extra or ())
-    return TokenizerCard(
+    card = TokenizerCard(
         tokenizer_class=kind,
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
         lowercase=lowercase,
@@ -150,6 +153,10 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
         added_tokens=None if added is None else _added_tokens(tokenizer),
     )
+    card = with_reading(card, root, config, tokenizer, file.data, kinds=_CLASSES, pairs=pairs)
+    if card.reading == "transformers":
+        _refuse_mismatch(root, file, kind, origin, config.get("model_type", str, ""))
+    return card
 
 
 def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> tuple[TokenizerClass, str]:

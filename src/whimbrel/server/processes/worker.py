@@ -113,6 +113,7 @@ class Worker:
             reranker=own.reranker,
             accept_config=planned.plan.accept_config,
             adapters=planned.plan.adapters,
+            tokenizer=own.options.get("tokenizer"),
         )
         engine = await asyncio.to_thread(
             RemoteEngine,

@@ -1,0 +1,74 @@
+"""tokenizer.json as transformers 4 reads it.
+
+It takes the whole file. Some classes then set parts of it anew: the flags of BERT's normalizer, the space before the first
+word, and the special tokens of a Llama or Gemma tokenizer, which `add_bos_token` and `add_eos_token` decide.
+
+Source: transformers/tokenization_utils_fast.py, models/*/tokenization_*_fast.py and convert_slow_tokenizer.py (4.57).
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final, TypeAlias, cast
+
+from whimbrel.checkpoint.tokenizer.classes import Tokens, lowercased, read_tokens, template
+from whimbrel.types.card import TokenizerCard
+
+JSON: TypeAlias = dict[str, Any]
+
+_SPACE: Final = "\u2581"
+
+
+def read_as_version_4(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
+    """Return tokenizer.json as transformers 4 reads it, with the added tokens that the model embeds. Raises CheckpointError."""
+    tokens, added = read_tokens(file, card, vocab_size)
+    parts: JSON = {}
+    if card.tokenizer_class in ("BertTokenizer", "MPNetTokenizer"):
+        parts["normalizer"] = _bert_normalizer(file.get("normalizer"), card)
+    if card.tokenizer_class == "LlamaTokenizer" and card.add_prefix_space is not None:
+        parts |= _llama_spaces(card)
+    else:
+        parts["pre_tokenizer"] = _byte_level(file.get("pre_tokenizer"), card)
+    if card.flags is not None:
+        parts["post_processor"] = flags_template(card.flags, tokens)
+    elif card.ends:
+        parts["post_processor"] = template("A eos", "A eos B:1 eos:1", tokens)
+    return lowercased(file | parts | {"added_tokens": added}, card)
+
+
+def flags_template(flags: tuple[bool, bool], tokens: Tokens) -> JSON:
+    """Return the post-processor that adds the tokens of `add_bos_token` and `add_eos_token`. Raises CheckpointError."""
+    begins, ends = flags
+
+    def around(text: str, type_id: str) -> str:
+        return f"{f'bos{type_id} ' if begins else ''}{text}{type_id}{f' eos{type_id}' if ends else ''}"
+
+    return template(around("A", ""), f"{around('A', '')} {around('B', ':1')}", tokens)
+
+
+def _bert_normalizer(normalizer: Any, card: TokenizerCard) -> Any:
+    """Return the normalizer with the flags of tokenizer_config.json, where it has such flags. MPNet's class sets two."""
+    if not isinstance(normalizer, dict):
+        return normalizer
+    stated: JSON = {"lowercase": card.do_lower_case, "strip_accents": card.strip_accents}
+    if card.tokenizer_class == "BertTokenizer":
+        stated["handle_chinese_chars"] = card.tokenize_chinese_chars
+    own = cast(JSON, normalizer)
+    return own | {key: value for key, value in stated.items() if key in own}
+
+
+def _byte_level(pre_tokenizer: Any, card: TokenizerCard) -> Any:
+    """Return the pre-tokenizer with `add_prefix_space`, where it has that flag itself and not within a sequence."""
+    if not isinstance(pre_tokenizer, dict) or "add_prefix_space" not in pre_tokenizer:
+        return pre_tokenizer
+    return cast(JSON, pre_tokenizer) | {"add_prefix_space": bool(card.add_prefix_space)}
+
+
+def _llama_spaces(card: TokenizerCard) -> JSON:
+    """Return the steps that transformers 4 makes anew where `add_prefix_space` is stated: those for Llama's tokenizer.model."""
+    if card.legacy:
+        prepend = [{"type": "Prepend", "prepend": _SPACE}] if card.add_prefix_space else []
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        return {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]}, "pre_tokenizer": None}
+    scheme = "first" if card.add_prefix_space else "never"
+    pieces = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": False}
+    return {"normalizer": None, "pre_tokenizer": pieces}
