@@ -58,9 +58,9 @@ def _bert_normalizer(normalizer: Any, card: TokenizerCard) -> Any:
 
 def _byte_level(pre_tokenizer: Any, card: TokenizerCard) -> Any:
     """Return the pre-tokenizer with `add_prefix_space`, where it has that flag itself and not within a sequence."""
-    if not isinstance(pre_tokenizer, dict) or "add_prefix_space" not in pre_tokenizer:
-        return pre_tokenizer
-    return cast(JSON, pre_tokenizer) | {"add_prefix_space": bool(card.add_prefix_space)}
+    if isinstance(pre_tokenizer, dict) and "add_prefix_space" in (own := cast(JSON, pre_tokenizer)):
+        return own | {"add_prefix_space": bool(card.add_prefix_space)}
+    return cast(Any, pre_tokenizer)
 
 
 def _llama_spaces(card: TokenizerCard) -> JSON:
