@@ -13,9 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 from sentence_transformers import SentenceTransformer
+from sentence_transformers.base.modules import Router, Transformer
+from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from test_models import DECODER, reference, write
 
-from checkpoints import edit_json, sentence_layout, write_json
+from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_bert, write_json
+from classifiers import write_classifier
+from late_models import write_pylate, write_stanford
 from letters import LAYOUTS, around, write_tokenizer
 from parity import Parity
 from tokenizer_files import load
@@ -352,3 +356,43 @@ def test_an_added_token_without_a_row_is_no_token_in_any_reading(tmp_path: Path)
     edit_json(tmp_path / "config.json", vocab_size=1 + max(content["model"]["vocab"].values()))
     for reading in ("transformers-4", "transformers", "file"):
         assert load(tmp_path, pooling="mean", tokenizer=reading).backend.raw.token_to_id("<image>") is None
+
+
+@pytest.mark.parametrize("reading", ["transformers-4", "file"])
+@pytest.mark.parametrize("layout", ["late interaction", "late interaction of PyLate", "cross-encoder", "static", "two towers"])
+def test_every_layout_has_every_reading(layout: str, reading: str, tmp_path: Path) -> None:
+    """Files that agree give the same vectors in each reading."""
+    _write_other(layout, tmp_path)
+    options: JSON = {"input_type": "document"} if layout.startswith(("late", "two")) else {}
+    results = list[Any]()
+    for each in ("auto", reading):
+        with Engine(tmp_path, dtype="float32", tokenizer=each) as engine:
+            towers = engine.card.towers or (engine.card,)
+            texts = ["The whimbrel flies", "a  b"]
+            if layout == "cross-encoder":
+                results.append(engine.score(texts[0], texts))
+            elif layout.startswith("late"):
+                results.append(np.concatenate([*engine.multi_vector(texts, **options)]))
+            else:
+                results.append(engine.embed(texts, **options))
+            if each == reading:
+                assert {tower.tokenizer.reading for tower in towers} <= {reading, "file"}
+    assert np.array_equal(*results)
+
+
+def _write_other(layout: str, folder: Path) -> None:
+    if layout == "late interaction":
+        write_stanford(folder)
+    elif layout == "late interaction of PyLate":
+        write_pylate(folder)
+    elif layout == "cross-encoder":
+        write_classifier(folder, "bert", num_labels=1)
+    elif layout == "static":
+        table = StaticEmbedding(bert_tokenizer().backend_tokenizer, embedding_dim=8)
+        SentenceTransformer(modules=[table], device="cpu").save_pretrained(str(folder))
+    else:
+        write_bert(folder / "bert")
+        modules = [Transformer(str(folder / "bert")), Pooling(48, "mean")]
+        table = StaticEmbedding(bert_tokenizer().backend_tokenizer, embedding_dim=48)
+        router = Router.for_query_document(query_modules=[table], document_modules=modules)
+        SentenceTransformer(modules=[router], device="cpu").save_pretrained(str(folder))
