@@ -1,4 +1,4 @@
-"""tokenizer.json in the reading that the card states: as transformers 5 or 4, or as it is."""
+"""Contents of tokenizer.json in the reading that the card states: as transformers 5 or 4, or as it is."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""tokenizer.json as transformers 4 reads it.
+"""Tokenizer classes of transformers 4.
 
-It takes the whole file. Some classes then set parts of it anew: the flags of BERT's normalizer, the space before the first
-word, and the special tokens of a Llama or Gemma tokenizer, which `add_bos_token` and `add_eos_token` decide.
+transformers 4 takes the whole of tokenizer.json. Some classes then set parts of it anew: the flags of BERT's normalizer, the
+space before the first word, and the special tokens of a Llama or Gemma tokenizer, by `add_bos_token` and `add_eos_token`.
 
 Source: transformers/tokenization_utils_fast.py, models/*/tokenization_*_fast.py and convert_slow_tokenizer.py (4.57).
 """
