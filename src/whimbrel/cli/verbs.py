@@ -35,7 +35,6 @@ from whimbrel.cli.options import (
     read_reranker,
 )
 from whimbrel.errors import Location, SetupError, relocating
-from whimbrel.types.plan import Options
 
 if TYPE_CHECKING:
     import numpy as np
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
+    from whimbrel.types.plan import Options
     from whimbrel.types.result import Classes, Result
 
 T = TypeVar("T")
@@ -94,7 +94,8 @@ def embed(
 ) -> None:
     """Embed texts without a server: one vector per text."""
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
-    options = Options(device=device, dtype=dtype, max_length=max_length, matryoshka=matryoshka, tokenizer=tokenizer)
+    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
+    options["matryoshka"] = matryoshka
     with _loaded(model, pooling, None, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines, write_npy
         from whimbrel.engine import verbs
@@ -133,7 +134,7 @@ def score(
     _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
     if pairs and query is not None:
         raise SetupError("--pairs reads queries from stdin too.", hint=hint)
-    options = Options(device=device, dtype=dtype, max_length=max_length, tokenizer=tokenizer)
+    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
     with _loaded(model, pooling, reranker, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
@@ -172,7 +173,7 @@ def rerank(
 ) -> None:
     """Rank documents for a query without a server, best first."""
     _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
-    options = Options(device=device, dtype=dtype, max_length=max_length, tokenizer=tokenizer)
+    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
     with _loaded(model, pooling, reranker, accept_config, options) as engine:
         import numpy as np
 
@@ -238,7 +239,7 @@ def classify(
     zero_shot = _read_labels(labels, hypothesis_template, multi_label=multi_label)
     if zero_shot and (pairs or logits):
         raise SetupError("--labels goes with neither --pairs nor --logits.")
-    options = Options(device=device, dtype=dtype, max_length=max_length, tokenizer=tokenizer)
+    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
     with _loaded(model, None, None, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring

@@ -1,7 +1,7 @@
 """Choice between the readings of a tokenizer's files.
 
-By default a tokenizer is read as transformers 5 reads it. Where the special tokens of transformers 4 are others, the reading is
-that of the version with which the model was made, if the files tell it, else nothing is read (ADR 26).
+By default a tokenizer is read as transformers 5 reads it. Where transformers 4 has other special tokens, the version that made
+the model decides. If the files do not tell it, they are refused (ADR 26).
 
 transformers 4 makes the special tokens of a Llama, Gemma, GPT-NeoX or Cohere tokenizer from `add_bos_token` and `add_eos_token`
 and ignores the post-processor. transformers 5 ignores the flags beside a tokenizer.json, and never writes them.
