@@ -237,7 +237,8 @@ _SPACES: Final = {_BYTES: "\u0120", _PIECES: _SPACE}
 """Kind of BPE -> sign for a space in its tokens."""
 _READS: Final[Mapping[TokenizerClass, str]] = {
     **dict.fromkeys(("BertTokenizer", "MPNetTokenizer"), "WordPiece"),
-    **dict.fromkeys(("AlbertTokenizer", "CamembertTokenizer", "XLMRobertaTokenizer"), "Unigram"),
+    **dict.fromkeys(("AlbertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer"), "Unigram"),
+    **dict.fromkeys(("T5Tokenizer", "XLMRobertaTokenizer"), "Unigram"),
     **dict.fromkeys(("GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer"), _BYTES),
     **dict.fromkeys(("GemmaTokenizer", "LlamaTokenizer"), _PIECES),
 }
