@@ -18,6 +18,7 @@ FORMS = [
     ("model.onnx", "is an ONNX file", "model.safetensors"),
     ("onnx/model_quantized.onnx", "is an ONNX file", "model.safetensors"),
     ("openvino_model.xml", "is a model of OpenVINO", "model.safetensors"),
+    ("model.bin", "is a model of fastText or CTranslate2", "model.safetensors"),
     ("tf_model.h5", "are weights of TensorFlow", "model.safetensors"),
     ("flax_model.msgpack", "are weights of Flax", "model.safetensors"),
 ]

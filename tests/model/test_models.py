@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 
 from checkpoints import bert_tokenizer, edit_json, write_json
+from classifiers import qwen_tokenizer
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.model.layer import Layer
@@ -188,7 +189,7 @@ def write(folder: Path, name: str, config: dict[str, Any], *, form: str = "Model
     model.save_pretrained(folder)
     if name == "InternLM3":
         edit_json(folder / "config.json", architectures=["InternLM3ForCausalLM"])
-    bert_tokenizer().save_pretrained(folder)
+    (qwen_tokenizer if name == "Qwen2" else bert_tokenizer)().save_pretrained(folder)  # Qwen2's class reads no other
     edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=100)
     return model
 

@@ -22,6 +22,7 @@ import tokenizer_files
 from checkpoints import edit_json, sentence_layout, write_json
 from parity import Parity, difference
 from whimbrel import Engine
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.types.arrays import Float32Array
@@ -419,6 +420,8 @@ def test_as_sentence_transformers_saves_it(name: str, parity: Parity, tmp_path: 
         assert [seq.truncated for seq in prepared.seqs] == [False] * 5 + [True] * 2
         found = scores(engine, pairs)
         assert [scores(engine, [pair])[0] for pair in pairs] == found.tolist()
+        edit_json(tmp_path / "saved" / "config.json", architectures=None)  # the module's task and the model_type tell it
+        assert read_card(tmp_path / "saved", engine.card.name) == engine.card
 
 
 # What a request says is data

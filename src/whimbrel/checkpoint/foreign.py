@@ -41,6 +41,7 @@ _FORMS: Final = (
         _ORIGINAL,
     ),
     _Form("openvino_model.xml openvino/*.xml", "is a model of OpenVINO, which is not read.", _ORIGINAL),
+    _Form("model.bin *.ftz", "is a model of fastText or CTranslate2, which are not read.", _ORIGINAL),
     _Form("tf_model.h5", "are weights of TensorFlow, which are not read.", _ORIGINAL),
     _Form("flax_model*.msgpack", "are weights of Flax, which are not read.", _ORIGINAL),
 )

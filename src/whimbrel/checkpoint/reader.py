@@ -20,7 +20,7 @@ from whimbrel.checkpoint.config.adapters import add_adapters, read_adapter_folde
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling, read_token_head
 from whimbrel.checkpoint.config.jina_v5 import DEFAULT_PROMPT, DEFAULT_TASK, PROMPTS, is_jina_v5
-from whimbrel.checkpoint.config.reader import read_encoder
+from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
@@ -108,15 +108,31 @@ def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker:
 
 def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
     """Return the pooling of config.json, else the user's. None if the model needs none."""
-    config = JsonFile.read(folder, "config.json")
+    config = read_config(folder)
     stated = "lasttoken" if is_jina_v5(config) else read_stated_pooling(config)
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling
     if pooling is None and not is_model2vec(folder) and not classifiers.names_classes(config):
-        message = "not found, so nothing says how tokens are pooled; say it with --pooling (e.g. --pooling mean, or splade)."
-        raise explain_foreign(folder) or CheckpointError(message, file=MODULES)
+        raise explain_foreign(folder) or _without_pooling(config, JsonFile.read(folder, "config.json"))
     return pooling
+
+
+def _without_pooling(config: JsonFile, stated: JsonFile) -> CheckpointError:
+    """Return the error over a checkpoint that may give vectors, for which nothing says how tokens are pooled."""
+    say = "say it with --pooling (e.g. --pooling mean, as Sentence Transformers pools then, or splade)."
+    if classifiers.names_classes(stated):
+        names = stated.data["architectures"]
+        return stated.error(f"classes of {names!r:.80} are not supported. If you want its vectors, {say}", "architectures")
+    classifiers.ignore_activation(config)
+    read_encoder(config)  # an architecture that is refused is refused at once, whatever the pooling
+    if not stated.data.get("architectures"):
+        (name,) = config.data.get("architectures") or ["...Model"]
+        classes = f"{name.removesuffix('Model')}ForSequenceClassification"
+        message = "is missing, so this may be a model of vectors or of classes, such as a reranker."
+        hint = f'for vectors {say[:-1]}; for classes write into config.json: "architectures": ["{classes}"]'
+        return CheckpointError(message, file=config.name, key="architectures", hint=hint)
+    return CheckpointError(f"not found, so nothing says how tokens are pooled; {say}", file=MODULES)
 
 
 def _read_modules(folder: Path, name: str) -> Card:
@@ -143,7 +159,7 @@ def _read_tower(folder: Path, name: str, rows: Rows) -> Card:
 def _read_jina_v5(folder: Path, name: str, rows: Rows) -> Card | None:
     """Return the card of jina-embeddings-v5, whose only module also pools and normalises. None for other models."""
     root = folder / rows[0][1] if rows else folder
-    if not (root / "config.json").exists() or not is_jina_v5(JsonFile.read(root, "config.json")):
+    if not (root / "config.json").exists() or not is_jina_v5(read_config(root)):
         return None
     has_files = has_modules(folder)
     if has_files and [kind for kind, _ in rows] != [WITH_TASKS]:
@@ -178,7 +194,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
     require_config(root)
     is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
     has_classes = is_chain or (len(rows) == 1 and pooling is None)
-    config = JsonFile.read(root, "config.json")
+    config = read_config(root)
     if has_classes:
         classifiers.note_keys(config)
     else:

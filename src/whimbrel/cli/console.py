@@ -128,6 +128,7 @@ _TASKS: Final[dict[str, str]] = {
 
 def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     """Return what a user wants to know of a model, by its name on the screen."""
+    from whimbrel.checkpoint.left_out import left_out, stated_architecture
     from whimbrel.checkpoint.summary import count_parameters, languages
 
     folder = checkpoint.folder
@@ -144,6 +145,10 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
         "prompts": ", ".join(f"{name} ({text!r})" if text else name for name, text in card.prompts.items()) or "none",
         "verified": _verified(card.name),
     }
+    if stated := stated_architecture(folder, card):
+        fields["class"] = stated
+    if heads := left_out(folder, card):
+        fields["left out"] = f"{', '.join(heads)} (heads that no output uses)"
     if card.default_prompt_name:
         fields["prompts"] += f"; by default: {card.default_prompt_name}"
     if card.tasks:

@@ -17,6 +17,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
+from whimbrel.checkpoint.left_out import left_out, stated_architecture
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import describe_tokenizer, kernels_of, memory_of_batches
@@ -98,6 +99,7 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
         progress.finish()
         models = [
             (
+                Path(each.folder),
                 read_card(
                     Path(each.folder),
                     each.card_name,
@@ -202,12 +204,14 @@ def _url_host(address: str) -> str:
     return f"[{address}]" if ":" in address else address
 
 
-def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: ServeOptions, listener: socket.socket) -> None:
+def _print_banner(
+    console: Console, models: list[tuple[Path, Card, Plan]], options: ServeOptions, listener: socket.socket
+) -> None:
     url, curl_options = _server_url(listener, options)
     has_key = bool(options.limits.api_keys)
     console.print()
-    for card, plan in models:
-        for name, value in _summary(card, plan).items():
+    for folder, card, plan in models:
+        for name, value in _summary(folder, card, plan).items():
             console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
         if len(models) > 1:
             console.print()
@@ -222,7 +226,7 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
         console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
     imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
-    card, first = models[0][0], models[0][1].served_name
+    card, first = models[0][1], models[0][2].served_name
     model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
     path, body = _example(card)
     curl = (
@@ -237,9 +241,12 @@ def _print_banner(console: Console, models: list[tuple[Card, Plan]], options: Se
         console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
 
 
-def _waiting(models: list[tuple[Card, Plan]], options: ServeOptions) -> str:
+def _waiting(models: list[tuple[Path, Card, Plan]], options: ServeOptions) -> str:
     """Return the bounds of the work that may wait."""
-    bodies, tokens = options.num_workers * options.limits.max_inflight_bytes, min(plan.max_queue_tokens for _, plan in models)
+    bodies, tokens = (
+        options.num_workers * options.limits.max_inflight_bytes,
+        min(plan.max_queue_tokens for _, _, plan in models),
+    )
     return f"up to {bodies / 2**20:,.0f} MiB of bodies, {tokens:,} tokens in each engine; then clients wait until they are read"
 
 
@@ -253,13 +260,15 @@ def _example(card: Card) -> tuple[str, Mapping[str, object]]:
     return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
 
 
-def _summary(card: Card, plan: Plan) -> dict[str, str]:
+def _summary(folder: Path, card: Card, plan: Plan) -> dict[str, str]:
     limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
     longest = f"{plan.max_length:,} tokens"
     others = [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]
     summary = {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
+        "class": stated_architecture(folder, card),
+        "left out": ", ".join(left_out(folder, card)),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,

@@ -375,7 +375,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,
     "qwen3": _with_linear_adapters(_QWEN3),
-    "eurobert": _with_linear_adapters(_LLAMA),
+    "eurobert": _with_linear_adapters(replace(_LLAMA, unused=(*_LLAMA.unused, r"dense\..*"))),
     "internlm2": _INTERNLM2,
     "deepseek": _DEEPSEEK,
     "lfm2": _LFM2,

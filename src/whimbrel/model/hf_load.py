@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whimbrel.checkpoint.config.reader import refuse_undeclared
+from whimbrel.checkpoint.config.reader import read_config, refuse_undeclared
 from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.left_out import FAMILY_HEADS, TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.hf import ATTENTION_NAME, HFForward, HFModel, hf
 from whimbrel.model.ops.attention import AttentionLayout
@@ -62,7 +63,7 @@ class _Source:
         self._root = folder / card.path
         if (self._root / "adapter_config.json").exists():
             raise CheckpointError("adapters are not supported with this architecture.", file="adapter_config.json")
-        file = JsonFile.read(self._root, "config.json")
+        file = read_config(self._root)
         self._architecture: str = file.get("architectures", list)[0]
         self.config = self._read_config(file)
 
@@ -108,7 +109,8 @@ class _Source:
         extra = [
             name
             for name in report["unexpected_keys"]
-            if not name.removeprefix(prefix).startswith("pooler.") and (not is_larger or name.startswith(prefix))
+            if not name.removeprefix(prefix).startswith("pooler.")
+            and (name.startswith(prefix) if is_larger else name.partition(".")[0] not in (*TASK_HEADS, *FAMILY_HEADS))
         ]
         for names, message in (
             ([name for name in report["missing_keys"] if not name.startswith("pooler.")], "this tensor is missing."),

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
+from whimbrel.checkpoint.left_out import TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.heads import load_head
@@ -24,6 +25,9 @@ from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import FALLBACK, Card
 from whimbrel.types.heads import Head
+
+_OTHER_HEADS: Final = rf"({'|'.join(TASK_HEADS)})\..*"
+"""Pattern of the tensors of heads that a model of vectors leaves out, as AutoModel does."""
 
 
 class Model(Protocol):
@@ -73,7 +77,8 @@ def load_model(
             left_out = model.left_out
         heads = _heads(folder, card, weights, device, dtype, quantization=quantization)
         _check_left_out(left_out, weights)
-        weights.finish(names.unused)
+        gives_scores = not {"scores", "token_scores"}.isdisjoint(card.outputs)
+        weights.finish(names.unused if gives_scores else (*names.unused, _OTHER_HEADS))
     return model, heads
 
 

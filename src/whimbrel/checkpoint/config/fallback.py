@@ -18,6 +18,13 @@ JSON: TypeAlias = dict[str, Any]
 
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
+OTHER_TASKS: Final = frozenset(
+    """
+    ForCausalLM ForMaskedLM ForMultipleChoice ForNextSentencePrediction ForPreTraining ForQuestionAnswering
+    ForSequenceClassification ForTokenClassification LMHeadModel
+""".split()
+)
+"""Endings of classes in transformers that compute the same hidden states as a family's "Model", and then something else."""
 _OF_ENCODERS: Final = ("Data2VecText", "RobertaPreLayerNorm", "XLMRobertaXL", "Xmod")
 _POOLED: Final = {"Albert": "albert.pooler", "Ernie": "ernie.pooler.dense", "MobileBert": "mobilebert.pooler.dense"}
 OWN_HEADS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
@@ -41,6 +48,13 @@ _UNPACKABLE: Final[Mapping[str, str]] = {
     "llama4_text": "its attention is cut into chunks",
 }
 """Model type -> reason why packed texts would not get their own vectors."""
+_VISION: Final = "it embeds images too, and its text tower alone is not read"
+_UNREAD: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("bart", "mbart", "led"), "it is an encoder with a decoder, of whose last token the classes are made"),
+    **dict.fromkeys(("chinese_clip", "clip", "siglip", "siglip2"), _VISION),
+    "dpr": "its encoders of questions and passages are read only as Sentence Transformers saves them",
+}
+"""Model type -> reason why it is not read."""
 _CHANGING: Final = ("dynamic", "longrope")
 """Kinds of rotary scaling whose frequencies depend on the longest text of the batch."""
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -75,7 +89,7 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
 
     Raises CheckpointError if transformers might, but is not installed.
     """
-    if config.get("model_type", str, "") in _UNPACKABLE:
+    if config.get("model_type", str, "") in (*_UNPACKABLE, *_UNREAD):
         return True  # to be refused with the reason
     if not names or not all(isinstance(name, str) and name.endswith((*_ENDINGS, *_CLASSES)) for name in names):
         return False
@@ -92,6 +106,27 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
                 f"{name} has a head of its own; of the others in transformers these run: {kinds}.", "architectures"
             )
     return known
+
+
+def find_base_class(config: JsonFile, names: list[object]) -> str | None:
+    """Return transformers' class for hidden states of this model_type, of which `names` are classes for other tasks.
+
+    None if there is none, if transformers is not installed, or if `is_offered` knows these classes.
+    """
+    model_type = config.data.get("model_type")
+    if any(not isinstance(name, str) or name.endswith((*_ENDINGS, *_CLASSES)) for name in names):
+        return None
+    if not isinstance(model_type, str) or find_spec("transformers") is None:
+        return None
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+
+    for name in cast(list[str], names):
+        kind = getattr(transformers, name, None) if name.endswith((*OTHER_TASKS,)) else None
+        if kind is None or kind.config_class.model_type != model_type:
+            return None
+    base: object = MODEL_MAPPING_NAMES.get(model_type)
+    return base if isinstance(base, str) else None
 
 
 def _is_known_head(name: str) -> bool:
@@ -111,6 +146,8 @@ def read_fallback(config: JsonFile) -> Encoder:
     model_type = config.get("model_type", str)
     if model_type in _UNPACKABLE:
         raise config.error(f"{model_type} cannot be run in a ragged batch: {_UNPACKABLE[model_type]}.", "model_type")
+    if model_type in _UNREAD:
+        raise config.error(f"{model_type} is not supported: {_UNREAD[model_type]}.", "model_type")
     names = cast(list[object], config.get("architectures", list))
     if len(names) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")

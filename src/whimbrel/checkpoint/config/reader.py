@@ -9,16 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 from whimbrel.checkpoint.config import bert, decoders
 from whimbrel.checkpoint.config.common import reject_auto_map
 from whimbrel.checkpoint.config.deberta import read_deberta
-from whimbrel.checkpoint.config.fallback import is_offered, read_fallback, undeclared_keys
+from whimbrel.checkpoint.config.fallback import OTHER_TASKS, find_base_class, is_offered, read_fallback, undeclared_keys
 from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
 from whimbrel.checkpoint.config.jina_v5 import read_eurobert, read_jina_v5
 from whimbrel.checkpoint.config.t5 import read_t5
 from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
 
 _Reader: TypeAlias = Callable[[JsonFile], Encoder]
@@ -51,9 +54,54 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
 }
 
 
+def read_config(root: Path) -> JsonFile:
+    """Return config.json with the architecture that runs. Raises CheckpointError.
+
+    Sentence Transformers goes by `auto_map`, else by `model_type`, not by `architectures`. So if that is missing or empty, or
+    names classes of a family for other tasks, it is replaced by the class that AutoModel takes. Other values stay.
+    """
+    config = JsonFile.read(root, "config.json")
+    stated: object = config.data.get("architectures")
+    if not isinstance(stated, list | None):
+        return config
+    names, ending = cast(list[object], stated or []), _ending_for_task(root)
+    name = _class_of_family(config, names) if names else _class_of_type(config, ending)
+    return config if name is None else JsonFile(config.name, {**config.data, "architectures": [name]})
+
+
+def _ending_for_task(root: Path) -> str:
+    """Return how classes for the task of the Transformer in `root` are called, as Sentence Transformers states it."""
+    task: object = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
+    return _ENDING_FOR_TASK.get(task, "Model") if isinstance(task, str) else "Model"
+
+
+def _class_of_family(config: JsonFile, names: list[object]) -> str | None:
+    """Return the class for hidden states of the family that has `names` for other tasks."""
+    if any(not isinstance(name, str) or name in _ARCHITECTURES for name in names):
+        return None
+    stems = {next((stem for stem in _FORMS if str(name).removeprefix(stem) in OTHER_TASKS), None) for name in names}
+    stem = stems.pop() if len(stems) == 1 else None
+    return find_base_class(config, names) if stem is None else _native_class(stem, "Model")
+
+
+def _class_of_type(config: JsonFile, ending: str) -> str | None:
+    """Return the class that is taken if no architecture is named."""
+    if code := config.data.get("auto_map"):
+        key = "AutoModel" if ending == "Model" else f"AutoModel{ending}"
+        name = cast(dict[str, object], code).get(key) if isinstance(code, dict) else None
+        own = name.rpartition(".")[2] if isinstance(name, str) else ""
+        return own if own in _ARCHITECTURES else None
+    stem = _STEMS.get(config.get("model_type", str, ""))
+    return find_base_class(config, []) if stem is None else _native_class(stem, ending)
+
+
+def _native_class(stem: str, ending: str) -> str | None:
+    return next((stem + each for each in _FORMS[stem][1] if each.endswith(ending)), None)
+
+
 def read_encoder(config: JsonFile) -> Encoder:
     """Return the transformer that config.json describes. Raises CheckpointError."""
-    names = cast(list[object], config.get("architectures", list))
+    names = cast(list[object], config.get("architectures", list, []))
     if names == ["HF_ColBERT"]:
         names = list[object]([_colbert_architecture(config)])
     if not _is_native(config, names) and is_offered(config, names):
@@ -62,6 +110,8 @@ def read_encoder(config: JsonFile) -> Encoder:
         return _check_encoder(config, encoder)
     if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
         reject_auto_map(config)
+    if not names:
+        raise _missing(config)
     rows = [_architecture(config, name) for name in names]
     if len(set(rows)) != 1:
         raise config.error(f"must name one architecture, is {names!r:.80}.", "architectures")
@@ -87,6 +137,17 @@ def _is_native(config: JsonFile, names: list[object]) -> bool:
     """Return whether Whimbrel runs the family, with or without these heads."""
     model_type = config.get("model_type", str, "")
     return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in names)
+
+
+def _missing(config: JsonFile) -> CheckpointError:
+    """Return the error over a config that names no architecture, and whose model_type implies none."""
+    if config.data.get("model_type") is None:
+        return config.error("is missing, and so is architectures: nothing says which model this is.", "model_type")
+    reject_auto_map(config)
+    model_type, known = config.get("model_type", str), ", ".join(_STEMS)
+    others = "" if find_spec("transformers") else "; others need transformers: pip install 'whimbrel[hf]'"
+    message = f"is missing, and model_type {model_type!r:.80} does not tell the class that computes it, as those of {known} do"
+    return config.error(f"{message}{others}.", "architectures")
 
 
 def _check_encoder(config: JsonFile, encoder: Encoder) -> Encoder:
@@ -169,3 +230,14 @@ _ARCHITECTURES: Final[Mapping[str, tuple[str, _Reader]]] = {
     stem + ending: (model_type, reader) for stem, (model_type, endings, reader) in _FORMS.items() for ending in endings
 }
 _MODEL_TYPES: Final = frozenset(model_type for model_type, _, _ in _FORMS.values())
+_WITHOUT_CLASS: Final = "deepseek_v3_bidirec internlm2 jina_embeddings_v5 llama_bidirec new qwen3_bidirec".split()
+"""Model types for which transformers has no class, so that nothing but the checkpoint's own code says which one it is."""
+_STEMS: Final[Mapping[str, str]] = {
+    model_type: stem for stem, (model_type, _, _) in reversed(_FORMS.items()) if model_type not in _WITHOUT_CLASS
+}
+"""Model type -> prefix of the names of its classes in transformers, which stand first in `_FORMS`."""
+_ENDING_FOR_TASK: Final[Mapping[str, str]] = {
+    "sequence-classification": "ForSequenceClassification",
+    "text-generation": "ForCausalLM",
+    "fill-mask": "ForMaskedLM",
+}

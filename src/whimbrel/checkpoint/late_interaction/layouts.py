@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config.common import read_matryoshka
-from whimbrel.checkpoint.config.reader import read_encoder
+from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.json_file import JsonFile, read_json
 from whimbrel.checkpoint.late_interaction import colbert
 from whimbrel.checkpoint.late_interaction.colbert import Base
@@ -103,7 +103,7 @@ def _read_base(folder: Path, layout: Layout) -> Base:
         raise CheckpointError(f"must begin with one Transformer, is {kinds}.", file=MODULES)
     path = modules[0][1]
     root = folder / path
-    config = JsonFile.read(root, "config.json")
+    config = read_config(root)
     if layout == "stanford":
         config.ignore(*colbert.DIMENSIONS)
     encoder = read_encoder(config)

@@ -20,7 +20,7 @@ from typing import Any, Final, cast
 from whimbrel.checkpoint.chat_template import read_chat_template
 from whimbrel.checkpoint.config.common import allow_auto_map
 from whimbrel.checkpoint.config.decoders import read_stated_pooling
-from whimbrel.checkpoint.config.reader import read_encoder
+from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
 from whimbrel.checkpoint.sentence_transformers import modules
@@ -85,7 +85,7 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
 
 def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
     """Read the card of a checkpoint for which `is_reranker` is true. Raises CheckpointError."""
-    config = JsonFile.read(folder, "config.json")
+    config = read_config(folder)
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.require_values({"truncation_side": ("right", None)})
     parsed = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
@@ -135,7 +135,9 @@ def _architecture(config: JsonFile) -> tuple[str, bool]:
     for ending in ("ForCausalLM", "ForSequenceClassification"):
         if name.endswith(ending):
             return name.removesuffix(ending), ending == "ForCausalLM"
-    raise config.error(f"{name!r} has neither logits nor scores.", "architectures")
+    raise config.error(
+        f"{name!r} has neither logits nor scores; must be one ForCausalLM or ForSequenceClassification.", "architectures"
+    )
 
 
 def _token_id(folder: Path, token: str) -> int:
