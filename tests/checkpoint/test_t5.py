@@ -19,6 +19,7 @@ from test_layouts import LAYOUTS, TEXTS, write_layout
 from checkpoints import edit_json, write_json
 from parity import Parity
 from whimbrel import Engine
+from whimbrel.checkpoint.left_out import left_out
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import describe
@@ -122,6 +123,23 @@ def test_other_instructors_must_say_what_they_pool(tmp_path: Path) -> None:
     assert read_card(tmp_path, "a/gtr").dense.include_prompt
 
 
+@pytest.mark.parametrize("form", ["QuestionAnswering", "SequenceClassification", "TokenClassification"])
+@pytest.mark.parametrize("family", ["T5", "MT5"])
+def test_heads_for_other_tasks_are_left_out(family: str, form: str, parity: Parity, tmp_path: Path) -> None:
+    """By the model_type, as Sentence Transformers does, whatever class config.json names."""
+    folder = write_t5(tmp_path, "gtr t5" if family == "T5" else "whole flan t5")
+    config = getattr(transformers, f"{family}Config").from_pretrained(folder, num_decoder_layers=1)
+    torch.manual_seed(3)
+    model = getattr(transformers, f"{family}For{form}")(config)
+    model.save_pretrained(folder)
+    expected = SentenceTransformer(str(folder), device="cpu").encode(TEXTS)
+    parity(embedded(folder), expected)
+    head = {"QuestionAnswering": "qa_outputs", "SequenceClassification": "classification_head"}.get(form, "classifier")
+    assert head in left_out(folder, read_card(folder, "m"))
+    edit_json(folder / "config.json", architectures=None)
+    parity(embedded(folder), expected)
+
+
 def weights_of(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / WEIGHTS)
 
@@ -202,7 +220,7 @@ def test_weights_that_are_not_t5s(change: dict[str, torch.Tensor | None], says: 
         ({"layer_norm_epsilon": 0}, "layer_norm_epsilon: must be positive"),
         ({"num_layers": 10**6}, "num_layers"),
         ({"d_kv": None, "d_model": "48"}, "d_model: must be int"),
-        ({"architectures": ["T5ForQuestionAnswering"]}, "supported: T5EncoderModel, T5Model, T5ForConditionalGeneration"),
+        ({"architectures": ["T5ForBirds"]}, "supported: T5EncoderModel, T5Model, T5ForConditionalGeneration"),
         ({"tie_encoder_decoder": True, "shared_bias": 1}, "shared_bias: this key"),
     ],
 )  # fmt: skip

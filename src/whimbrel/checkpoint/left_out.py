@@ -17,8 +17,8 @@ from whimbrel.types.card import Card
 TASK_HEADS: Final = "classifier pre_classifier qa_outputs score sequence_summary".split()
 """Modules of transformers' classes for texts, tokens, questions and choices, which stand beside the model's own."""
 FAMILY_HEADS: Final = """
-    cls decoder dense discriminator_predictions generator_lm_head generator_predictions head lm_head predictions
-    sop_classifier vocab_layer_norm vocab_projector vocab_transform
+    classification_head cls decoder dense discriminator_predictions generator_lm_head generator_predictions head lm_head
+    predictions sop_classifier vocab_layer_norm vocab_projector vocab_transform
 """.split()
 """Those of some families only: `model/families.py` says of which."""
 

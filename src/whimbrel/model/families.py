@@ -335,7 +335,7 @@ _T5: Final = WeightNames(
     down="encoder.block.{i}.layer.1.DenseReluDense.wo",
     mlp_in="encoder.block.{i}.layer.1.layer_norm",
     final="encoder.final_layer_norm",
-    unused=(r"decoder\..*", r"lm_head\..*"),
+    unused=(r"decoder\..*", r"lm_head\..*", r"classification_head\..*"),
 )
 
 _PEFT: Final = ("base_model.model.",)
