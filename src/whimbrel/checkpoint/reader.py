@@ -22,6 +22,7 @@ from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling, 
 from whimbrel.checkpoint.config.jina_v5 import DEFAULT_PROMPT, DEFAULT_TASK, PROMPTS, is_jina_v5
 from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
+from whimbrel.checkpoint.gliner import GLINER, is_gliner, read_gliner
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores import classifiers, listwise, llm_rerankers
@@ -83,6 +84,10 @@ def read_card(
 
 
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
+    if is_gliner(folder):
+        if pooling is not None or reranker is not None:
+            raise CheckpointError("says what is computed; leave out --pooling and --reranker.", file=GLINER)
+        return read_gliner(folder, name)
     if not has_modules(folder):
         require_config(folder)
     if listwise.is_listwise(folder):

@@ -38,6 +38,7 @@ from whimbrel.tokenizer.listwise import ListTokenizer
 from whimbrel.tokenizer.offsets import encode_with_offsets
 from whimbrel.tokenizer.pairs import SideCuts, truncate_sides
 from whimbrel.tokenizer.probes import compare_with_files
+from whimbrel.tokenizer.spans import encode_spans
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.tokenizer.validation import check_ids, check_texts, has_ids
@@ -241,6 +242,10 @@ class Preprocessor:
             _check_bare(request, tokenizer)
         if request.late_chunking or request.split_long or request.chunk_tokens:
             return _Encoded(card, specs, *_encode_chunks(tokenizer, card, request, specs))
+        if card.span_prompt is not None:
+            assert isinstance(tokenizer, Tokenizer)  # a model with a template gives no scores of spans
+            seqs, offsets = encode_spans(tokenizer, request)
+            return _Encoded(card, specs, seqs, ReturnRowsWithOffsets(offsets))
         if request.return_offsets:
             assert isinstance(tokenizer, Tokenizer)  # a model with a template gives no scores of tokens
             seqs, offsets = encode_with_offsets(tokenizer, request)

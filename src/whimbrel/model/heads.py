@@ -22,8 +22,9 @@ from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import Linear, layer_norm
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
+from whimbrel.model.spans import load_span_scorer
 from whimbrel.model.weights import Weights
-from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SparseAutoencoder
+from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SpanHead, SparseAutoencoder
 
 _BLOCK: Final = 4096
 """Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""
@@ -60,6 +61,8 @@ def load_head(
                 with Weights(folder, path=head.source, allow_pickle=True) as weights:
                     loaded = _layer(head, weights, device)
                     weights.finish()
+        case SpanHead():
+            loaded = load_span_scorer(head, main, device)
         case Normalize():
             loaded = normalize
     return loaded

@@ -13,6 +13,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
+from whimbrel.checkpoint.gliner import GLINER_PREFIX
 from whimbrel.checkpoint.left_out import TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
@@ -67,7 +68,8 @@ def load_model(
             return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device, dtype)
     names = FAMILIES[card.encoder.family]
     on_meta = device.type == "meta"
-    with Weights(folder, path=card.path, prefixes=names.prefixes, sha256=sha256, on_meta=on_meta) as weights:
+    prefixes = names.prefixes if card.span_prompt is None else (GLINER_PREFIX,)
+    with Weights(folder, path=card.path, prefixes=prefixes, sha256=sha256, on_meta=on_meta) as weights:
         model: Model
         left_out: Sequence[str] = ()
         if card.encoder.family == "static":

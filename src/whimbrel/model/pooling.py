@@ -27,7 +27,7 @@ _LEAST_NORM: Final = 1e-12
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out), where R is a result of `round_up_rows`."""
 LoadedHead: TypeAlias = Callable[..., Tensor]
-"""HeadFunction; for an MlmHead, a `Decoder`."""
+"""HeadFunction; for an MlmHead, a `Decoder`; for a SpanHead, a `SpanScorer`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -44,6 +44,8 @@ class DeviceRowSelection:
     tokens_R: Tensor | None = None
     """Tokens of rows over the vocabulary, padded for linear layers; None: other outputs."""
     with_logits: bool = False
+    marks_B2: list[tuple[int, int]] | None = None
+    """Labels and words of each seq, of rows of spans."""
 
 
 class Pooling:
@@ -53,6 +55,7 @@ class Pooling:
         self._output = output
         self._token_head: list[HeadFunction] = [heads[head] for head in output.token_head]
         self._head: list[HeadFunction] = [heads[head] for head in output.head]
+        self._spans = None if output.spans is None else heads[output.spans]
         self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
     def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
@@ -60,6 +63,9 @@ class Pooling:
 
         With `rows.with_logits`, as many columns follow, of the values before the activation.
         """
+        if self._spans is not None:
+            assert rows.marks_B2 is not None
+            return self._spans(hidden_RD[rows.starts_P], rows.activated_P, rows.marks_B2)
         if self._vocabulary is not None:
             return self._decode(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes

@@ -182,6 +182,7 @@ class Runner:
             True if activated_P.all() else None if activated_P.any() else False,
             None if tokens_X is None else self._put(pad(tokens_X, round_up_rows(tokens_X.size))),
             selection.with_logits,
+            selection.marks_B2,
         )
 
     def _copy_back(

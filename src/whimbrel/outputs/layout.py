@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
+from whimbrel.outputs.spans import count_marks, num_span_rows
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.card import Card, Output
@@ -132,6 +133,9 @@ def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32A
     """Return the number of rows of each seq, and the vocabulary ids of an output with a row per entry."""
     if output.rows in ("text", "vocabulary"):
         return np.fromiter((1 if seq.spans_S2 is None else len(seq.spans_S2) for seq in seqs), np.int64, len(seqs)), None
+    if output.rows == "span":
+        marked = (count_marks(seq.spans_S2, seq.prompt_tokens) for seq in seqs)
+        return np.fromiter((num_span_rows(output, *each) for each in marked), np.int64, len(seqs)), None
     ids_T, seq_T, mask_T = _tokens(output, seqs)
     if output.rows == "token":
         return np.bincount(seq_T[mask_T], minlength=len(seqs)), None

@@ -67,6 +67,10 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
         raise InvalidRequest("is for pairs that are compared by their token vectors.", param="explain")
     if request.hypotheses and set(outputs) != {"scores"}:
         raise InvalidRequest("are for scores alone.", param="hypotheses")
+    if request.labels and (card.span_prompt is None or set(outputs) != {"token_scores"}):
+        raise InvalidRequest("are for entities of models that take labels.", param="labels")
+    if not request.labels and card.span_prompt is not None:
+        raise InvalidRequest("this model finds entities of labels that a request gives; name them.", param="labels")
     if request.return_offsets and set(outputs) != {"token_scores"}:
         raise InvalidRequest("is for token_scores alone.", param="return_offsets")
 

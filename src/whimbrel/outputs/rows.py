@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.outputs.layout import ResultLayout, entry_keys, has_dynamic_size, token_mask
+from whimbrel.outputs.spans import count_marks, num_span_rows
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.batch import Batch, lengths_of, offsets_of, ranges
 from whimbrel.types.card import Card, Output
@@ -40,6 +41,8 @@ class RowSelection:
     """The tokens of rows over the vocabulary, one row after another."""
     keep_on_device: bool = False
     """True if all requests only score these rows, so that they need not be copied to the host."""
+    marks_B2: list[tuple[int, int]] | None = None
+    """Labels and words of each seq, of an output over spans: origins_P to ends_P are then of their tokens, and not of rows."""
     with_logits: bool = False
     """True if a request asks for the logits of its scores."""
 
@@ -68,6 +71,8 @@ def _select_output_rows(
     output: Output, batch: Batch, widths_B: Int32Array, activated_B: NDArray[np.bool_], *, whole: bool, keep_on_device: bool
 ) -> RowSelection:
     groups = None
+    if output.rows == "span":
+        return _span_rows(output, batch, widths_B > 0, activated_B)
     if output.rows in ("text", "vocabulary"):
         seq_P, starts_P, ends_P = _text_rows(output, batch, widths_B > 0)
         counted = seq_P
@@ -92,6 +97,27 @@ def _select_output_rows(
         groups_G=groups,
         tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
         keep_on_device=keep_on_device,
+    )
+
+
+def _span_rows(
+    output: Output, batch: Batch, requested_B: NDArray[np.bool_], activated_B: NDArray[np.bool_]
+) -> RowSelection:
+    """Return the rows of spans, and the tokens of the labels and words from which they are computed."""
+    none, seqs = np.empty((0, 2), np.int32), zip(batch.spans_B or [None] * batch.num_seqs, requested_B, strict=True)
+    spans_B = [none if spans is None or not requested else spans for spans, requested in seqs]
+    marks = [count_marks(spans, prompt) for spans, prompt in zip(spans_B, batch.prompt_tokens_B.tolist(), strict=True)]
+    seq_P = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), [len(spans) for spans in spans_B])
+    origins_P = batch.cu_seqlens[seq_P]
+    spans_P2 = np.concatenate([none, *spans_B]) + origins_P[:, None]
+    return RowSelection(
+        offsets_B1=offsets_of(np.fromiter((num_span_rows(output, *each) for each in marks), np.int64, len(marks))),
+        origins_P=origins_P,
+        starts_P=np.ascontiguousarray(spans_P2[:, 0]),
+        ends_P=np.ascontiguousarray(spans_P2[:, 1]),
+        widths_P=None,
+        activated_P=activated_B[seq_P],
+        marks_B2=marks,
     )
 
 

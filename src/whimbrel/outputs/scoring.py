@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from whimbrel.errors import InvalidRequest, Locate, locate_pairs
 from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
 from whimbrel.outputs.requested import can_score, default_scoring_output
+from whimbrel.outputs.spans import EntityLabels, choose_entities, read_entity_labels, word_spans
 from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.outputs.zero_shot import ZeroShot, entailment_of, read_zero_shot
 from whimbrel.types.arrays import Float32Array
@@ -174,19 +175,56 @@ def _zero_shot(card: Card, texts: str | Iterable[str | Pair], zero_shot: ZeroSho
 
 
 def token_classify(
-    card: Card, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
+    card: Card,
+    texts: str | Iterable[str],
+    aggregation: Aggregation = "simple",
+    *,
+    labels: Iterable[str] | None = None,
+    threshold: float | None = None,
+    **options: Unpack[ScoreOptions],
 ) -> Operation[list[list[Entity]]]:
-    """Return the entities in each of `texts`. A single string is a list of one. The options are those of ScoreOptions."""
+    """Return the entities in each of `texts`. A single string is a list of one. The options are those of ScoreOptions.
+
+    With `labels`, up to 1,000, a GLiNER model finds entities of these: spans with a score above `threshold`, 0.5 by default, of
+    which the best are taken and those that overlap them are not.
+    """
     if "token_scores" not in card.outputs:
         raise InvalidRequest(f"this model gives no 'token_scores'; it gives: {', '.join(card.outputs)}.", param="outputs")
     if aggregation not in AGGREGATIONS:
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
     strings = as_list(texts)
+    if labels is not None or threshold is not None:
+        return _find_spans(card, strings, read_entity_labels(labels, threshold, aggregation), options)
     request = _request(card, "token_scores", strings, options, return_offsets=True)
 
     def postprocess(result: Result) -> list[list[Entity]]:
         scores, offsets = require(result.outputs.token_scores), require(result.token_offsets)
         return [find_entities(text, scores[i], offsets[i], card.labels, aggregation) for i, text in enumerate(strings)]
+
+    return Operation(request, postprocess)
+
+
+def _find_spans(
+    card: Card, texts: list[str], wanted: EntityLabels, options: ScoreOptions
+) -> Operation[list[list[Entity]]]:
+    if options.get("activate") is False:
+        raise InvalidRequest("the threshold is for scores, not for logits; leave it out.", param="activate")
+    head = card.output("token_scores").spans
+    if head is None:
+        known = ", ".join(card.labels)
+        raise InvalidRequest(f"this model finds its own classes alone: {known}; leave them out.", param="labels")
+    request = replace(_request(card, "token_scores", texts, options), labels=wanted.labels)
+    max_words, names = head.max_words, wanted.labels
+
+    def postprocess(result: Result) -> list[list[Entity]]:
+        scores, offsets = require(result.outputs.token_scores), require(result.token_offsets)
+        return [
+            choose_entities(
+                text, scores[i].reshape(-1, len(names)), word_spans(len(offsets[i].chars_T2), max_words),
+                offsets[i].chars_T2, names, wanted.threshold,
+            )
+            for i, text in enumerate(texts)
+        ]  # fmt: skip
 
     return Operation(request, postprocess)
 

@@ -122,6 +122,17 @@ class BackendTokenizer:
                 raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
             yield encodings
 
+    def encode_words(self, rows: Sequence[Sequence[str]]) -> list[tokenizers.Encoding]:
+        """Return the encodings of texts that are split into words, each of which is tokenised alone. Raises InvalidRequest."""
+        self.check_sizes([sum(map(len, row)) for row in rows])
+        try:
+            return self.raw.encode_batch(rows, is_pretokenized=True)
+        except BaseException as error:
+            if not _is_backend_error(error):
+                raise
+            surrogate = find_surrogate(["".join(row) for row in rows])
+            raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
+
     def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[TokenInfo]:
         """Return ids, strings, offsets and special-token masks of prompt + text. Raises InvalidRequest and TooLarge."""
         slices = self.encode_batches(texts, prompt, special=special, with_offsets=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
-from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation
+from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation, SpanHead
 from whimbrel.types.late_interaction import StatedPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
 from whimbrel.types.template import ListTemplate, Template, TextTemplate
@@ -241,9 +241,9 @@ class Output:
     width: int
     default_width: int = 0
     """Number of leading columns that a request gets by default; 0: all."""
-    rows: Literal["none", "text", "token", "entry", "vocabulary"] = "text"
-    """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; or one over the
-    whole vocabulary. Of the last the nonzero entries are returned. "none": the model gives no rows; the scores of a list are
+    rows: Literal["none", "text", "token", "entry", "vocabulary", "span"] = "text"
+    """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; one over the
+    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the model gives no rows; the scores of a list are
     computed from the vectors of its texts."""
     modes: tuple[PoolingMode, ...] = ()
     """Pooling modes, whose results are concatenated in this order."""
@@ -251,6 +251,8 @@ class Output:
     token_head: tuple[Head, ...] = ()
     vocabulary: MlmHead | None = None
     """Head that pools tokens to one row over the vocabulary; replaces `modes`."""
+    spans: SpanHead | None = None
+    """Head that scores spans; replaces `modes`."""
     head: tuple[Head, ...] = ()
     max_entries: int = 0
     """Number of the largest entries that a text keeps; 0: all."""
@@ -278,7 +280,7 @@ class Output:
 
     @property
     def heads(self) -> tuple[Head, ...]:
-        return (*self.token_head, *([self.vocabulary] if self.vocabulary else []), *self.head)
+        return (*self.token_head, *filter(None, (self.vocabulary, self.spans)), *self.head)
 
 
 @dataclass(frozen=True, slots=True)
@@ -397,6 +399,17 @@ class TextFormat:
 
 
 @dataclass(frozen=True, slots=True)
+class SpanPrompt:
+    """What stands before the words of a text whose spans are scored: each label after a token of its own, then one token."""
+
+    label_token: str
+    label_id: int
+    end_token: str
+    max_words: int
+    """Words that a text keeps."""
+
+
+@dataclass(frozen=True, slots=True)
 class Card:
     """Everything the checkpoint states that affects an output."""
 
@@ -426,6 +439,8 @@ class Card:
     """Template of a pair; None: the tokenizer's pairs."""
     list_template: ListTemplate | None = None
     """Template of a query with all its documents, of a listwise reranker; None: the model judges no lists."""
+    span_prompt: SpanPrompt | None = None
+    """Prompt with the labels of a request, of a model that finds entities of any label; None: labels are the model's."""
     text_template: TextTemplate | None = None
     """Chat template of each text; None: texts are tokenised as they are."""
     instruction: Instruction | None = None

@@ -88,7 +88,22 @@ class MlmHead:
     """Always None: the tensors are among the transformer's weights."""
 
 
-Head: TypeAlias = Dense | LayerNorm | Normalize | LogitScore | DivideBy | SparseAutoencoder | MlmHead
+@dataclass(frozen=True, slots=True)
+class SpanHead:
+    """Scores of spans of words for labels: an LSTM over the words, layers over both ends of a span, a product with each label.
+
+    All tensors are among the transformer's weights."""
+
+    in_features: int
+    width: int
+    """Columns of words, spans and labels; if not `in_features`, a linear layer comes first."""
+    max_words: int
+    """Words of the longest span."""
+    num_lstms: int
+    """Layers of the LSTM, which reads in both directions; 0: there is none."""
+
+
+Head: TypeAlias = Dense | LayerNorm | Normalize | LogitScore | DivideBy | SparseAutoencoder | MlmHead | SpanHead
 
 OutputActivation: TypeAlias = Literal["normalize", "sigmoid", "softmax", "relu", "identity"]
 """Last step of a row, which a request can turn on or off."""

@@ -114,6 +114,8 @@ class Request:
     """Statements that an NLI model judges by each text. A text has the scores of its pairs with them, one after another.
 
     Of a pair above the limit the text is cut, never the hypothesis. Only for texts and the output `scores`."""
+    labels: tuple[str, ...] = ()
+    """Labels of the entities to find, of a model that takes them. Only for texts and the output `token_scores`."""
     dimensions: int | None = None
     """Leading columns of a vector to keep (Matryoshka models)."""
     normalize: bool | None = None
@@ -191,7 +193,7 @@ class DetokenizeRequest:
 _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muvera", MuveraParameters, "MuveraParameters"))
 """Fields that hold objects. msgspec would also accept a mapping here, and the request would keep it."""
 
-_NOT_SCALAR: Final = ("texts", "outputs", "hypotheses", *(name for name, *_ in _PARAMETERS))
+_NOT_SCALAR: Final = ("texts", "outputs", "hypotheses", "labels", *(name for name, *_ in _PARAMETERS))
 
 _Scalars: Final = fields_struct(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
 
@@ -225,8 +227,9 @@ def _check_lists(request: Request) -> None:
     for output in request.outputs:
         if not isinstance(cast(object, output), str):
             raise InvalidRequest(f"must be the names of outputs; one is {output!r}.", param="outputs")
-    if type(request.hypotheses) is not tuple or not all(isinstance(cast(object, each), str) for each in request.hypotheses):
-        raise InvalidRequest(f"must be a tuple of strings, is {request.hypotheses!r:.80}.", param="hypotheses")
+    for param, value in (("hypotheses", request.hypotheses), ("labels", request.labels)):
+        if type(value) is not tuple or not all(isinstance(cast(object, each), str) for each in value):
+            raise InvalidRequest(f"must be a tuple of strings, is {value!r:.80}.", param=param)
 
 
 def _is_list(value: object) -> bool:

@@ -60,11 +60,15 @@ def read_config(root: Path) -> JsonFile:
     Sentence Transformers goes by `auto_map`, else by `model_type`, not by `architectures`. So if that is missing or empty, or
     names classes of a family for other tasks, it is replaced by the class that AutoModel takes. Other values stay.
     """
-    config = JsonFile.read(root, "config.json")
+    return with_architecture(JsonFile.read(root, "config.json"), _ending_for_task(root))
+
+
+def with_architecture(config: JsonFile, ending: str = "Model") -> JsonFile:
+    """Return the config with the architecture that runs. `ending`: how classes for its task are called."""
     stated: object = config.data.get("architectures")
     if not isinstance(stated, list | None):
         return config
-    names, ending = cast(list[object], stated or []), _ending_for_task(root)
+    names = cast(list[object], stated or [])
     name = _class_of_family(config, names) if names else _class_of_type(config, ending)
     return config if name is None else JsonFile(config.name, {**config.data, "architectures": [name]})
 

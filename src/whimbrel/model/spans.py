@@ -1,0 +1,107 @@
+"""Scores of spans of words for labels (GLiNER), in float32.
+
+The products run for the words, spans and labels of all texts, or of one text at a time, which makes no difference to their
+bits. The LSTM and the last product run for each text alone. Source: gliner/modeling/{base,layers,span_rep}.py (0.2.29).
+
+Shapes: P labels and words of all texts, W words of a text, C its labels, S its spans, D columns, E columns of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from whimbrel.model.ops.linear import Linear, round_up_rows
+from whimbrel.model.weights import Weights
+from whimbrel.outputs.spans import word_spans
+from whimbrel.types.heads import Activation, SpanHead
+
+_SPANS: Final = "span_rep_layer.span_rep_layer"
+_Layers = Callable[[Tensor], Tensor]
+
+
+class SpanScorer:
+    """The layers over labels and words, loaded."""
+
+    def __init__(self, head: SpanHead, weights: Weights, device: torch.device) -> None:
+        width = head.width
+        self._max_words = head.max_words
+        self._num_lstms = head.num_lstms
+        self._width = width
+        self._project = (
+            None if head.in_features == width else _linear(weights, device, "token_rep_layer.projection", head.in_features, width)
+        )
+        self._lstm = [weight.to(device) for number in range(head.num_lstms) for weight in _lstm(weights, number, width)]
+        self._labels = _two_layers(weights, device, "prompt_rep_layer", width, width)
+        self._starts = _two_layers(weights, device, f"{_SPANS}.project_start", width, width)
+        self._ends = _two_layers(weights, device, f"{_SPANS}.project_end", width, width)
+        self._both = _two_layers(weights, device, f"{_SPANS}.out_project", 2 * width, width)
+
+    def __call__(self, x_PE: Tensor, activated_P: Tensor, marks: list[tuple[int, int]]) -> Tensor:
+        """Return the scores of spans and labels, one a row. Of each text, the labels come before the words."""
+        x_PD = x_PE if self._project is None else _rows(self._project, x_PE)
+        scores: list[Tensor] = [x_PD.new_empty(0)]
+        start = 0
+        for num_labels, num_words in marks:
+            words, end = start + num_labels, start + num_labels + num_words
+            if num_words:
+                logits = self._score(x_PD[start:words], x_PD[words:end]).flatten()
+                scores.append(torch.where(activated_P[start], logits.sigmoid(), logits).masked_fill_(~logits.isfinite(), torch.nan))
+            start = end
+        return torch.cat(scores)[:, None]
+
+    def _score(self, labels_CD: Tensor, words_WD: Tensor) -> Tensor:
+        words_WD = self._read(words_WD.clone())
+        starts_WD, ends_WD = _rows(self._starts, words_WD), _rows(self._ends, words_WD)
+        spans_S2 = torch.from_numpy(word_spans(len(words_WD), self._max_words)).to(words_WD.device)
+        both_SD = torch.cat((starts_WD[spans_S2[:, 0]], ends_WD[spans_S2[:, 1]]), dim=1).relu()
+        return _rows(self._both, both_SD) @ _rows(self._labels, labels_CD).clone().T
+
+    def _read(self, words_WD: Tensor) -> Tensor:
+        if not self._num_lstms:
+            return words_WD
+        state = words_WD.new_zeros(2 * self._num_lstms, 1, self._width // 2)
+        read_1WD, _, _ = torch.lstm(
+            words_WD[None], (state, state), self._lstm, True, self._num_lstms, 0.0, False, True, True
+        )
+        return read_1WD[0]
+
+
+def load_span_scorer(head: SpanHead, weights: Weights, device: torch.device) -> SpanScorer:
+    """Load the head. Raises CheckpointError."""
+    return SpanScorer(head, weights, device)
+
+
+def _rows(layers: _Layers, x_RD: Tensor) -> Tensor:
+    num_rows = x_RD.shape[0]
+    return layers(torch.nn.functional.pad(x_RD, (0, 0, 0, round_up_rows(num_rows) - num_rows)))[:num_rows]
+
+
+def _linear(
+    weights: Weights, device: torch.device, name: str, inner: int, width: int, activation: Activation = "identity"
+) -> Linear:
+    weight, bias = weights.take(f"{name}.weight", width, inner), weights.take(f"{name}.bias", width)
+    return Linear(weight.to(device), bias.to(device), activation)
+
+
+def _two_layers(weights: Weights, device: torch.device, name: str, inner: int, width: int) -> _Layers:
+    first = _linear(weights, device, f"{name}.0", inner, 4 * width, "relu")
+    second = _linear(weights, device, f"{name}.3", 4 * width, width)
+
+    def run(x_RD: Tensor) -> Tensor:
+        hidden = first(x_RD).masked_fill_(~x_RD.isfinite().all(-1, keepdim=True), torch.nan)
+        return second(hidden)
+
+    return run
+
+
+def _lstm(weights: Weights, number: int, width: int) -> list[Tensor]:
+    """Return the tensors of one layer in torch's order: forwards, then backwards."""
+    half = width // 2
+    shapes = {"weight_ih": (4 * half, width), "weight_hh": (4 * half, half), "bias_ih": (4 * half,), "bias_hh": (4 * half,)}
+    return [
+        weights.take(f"rnn.lstm.{name}_l{number}{way}", *shape) for way in ("", "_reverse") for name, shape in shapes.items()
+    ]
