@@ -83,16 +83,3 @@ def test_what_an_adapter_says_is_no_command(tmp_path: Path) -> None:
         read_card(tmp_path, "m")
     assert refused.value.hint is not None
     assert "whimbrel serve 'a; rm b' --adapter" in refused.value.hint
-
-
-@pytest.mark.parametrize("has_config", [False, True])
-def test_gliner(has_config: bool, tmp_path: Path) -> None:
-    """It is named as such, and not as pickled weights to convert, which would help nobody."""
-    if has_config:  # some folders have that of the encoder inside
-        write_bert(tmp_path, num_hidden_layers=1)
-    write_json(tmp_path / "gliner_config.json", {"model_name": "microsoft/deberta-v3-base", "max_width": 12})
-    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
-    with pytest.raises(CheckpointError, match=r"^gliner_config.json: this is a GLiNER model") as refused:
-        read_card(tmp_path, "m", pooling="mean")
-    assert refused.value.hint is not None
-    assert "NLI model" in refused.value.hint

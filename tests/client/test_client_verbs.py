@@ -13,6 +13,7 @@ import pytest
 from test_bge_m3 import write_m3
 
 from classifiers import write_classifier, write_nli
+from gliner_golden import write_gliner
 from late_models import write_sentence_transformers
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine, errors
@@ -29,6 +30,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "classes": lambda folder: write_classifier(folder, "bert", num_labels=3),
     "tagger": lambda folder: write_classifier(folder, "bert", "ForTokenClassification", num_labels=3),
     "nli": write_nli,
+    "spans": write_gliner,
 }
 
 
@@ -95,6 +97,8 @@ VERBS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "classify by labels": ("nli", lambda it: it.classify(TEXTS, LABELS, truncate=True)),
     "classify by labels alone": ("nli", lambda it: it.classify(TEXTS[0], (each for each in LABELS), hypothesis_template="{}!", multi_label=True)),
     "token_classify": ("tagger", lambda it: it.token_classify(TEXTS)),
+    "entities by labels": ("spans", lambda it: it.token_classify(TEXTS, labels=LABELS, truncate=True)),
+    "entities above": ("spans", lambda it: it.token_classify(TEXTS[0], labels=(each for each in LABELS), threshold=0.2)),
     "token_classify words": ("tagger", lambda it: it.token_classify(TEXTS[0], "max")),
 }  # fmt: skip
 
@@ -147,6 +151,12 @@ def test_vectors_may_stand_for_texts(setup: Setup) -> None:
         ("late", lambda it: it.explain(QUERY, TEXTS, token_pooling=2), "explain"),
         ("tagger", lambda it: it.token_classify(TEXTS, "words"), "aggregation"),
         ("ranker", lambda it: it.rerank(QUERY, TEXTS, top_n=0), "top_n"),
+        ("spans", lambda it: it.token_classify(TEXTS), "labels"),
+        ("spans", lambda it: it.token_classify(TEXTS, labels=["a", "b", "a"]), "labels[2]"),
+        ("spans", lambda it: it.token_classify(TEXTS, labels=["a", "<<ENT>>"]), "labels[1]"),
+        ("spans", lambda it: it.token_classify(TEXTS, labels=LABELS, threshold=2), "threshold"),
+        ("spans", lambda it: it.token_classify([*TEXTS[:7], "bird " * 200], labels=LABELS, truncate="never"), "input[7]"),
+        ("tagger", lambda it: it.token_classify(TEXTS, labels=LABELS), "labels"),
         ("nli", lambda it: it.classify(TEXTS, ["a", "b", "a"]), "labels[2]"),
         ("nli", lambda it: it.classify(TEXTS, []), "labels"),
         ("nli", lambda it: it.classify(TEXTS, "a, b"), "labels"),

@@ -15,7 +15,6 @@ from whimbrel.errors import CheckpointError
 
 _CONFIG: Final = "config.json"
 _ADAPTER: Final = "adapter_config.json"
-_GLINER: Final = "gliner_config.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,6 @@ def explain_foreign(folder: Path) -> CheckpointError | None:
     """Return the error that says what `folder` holds instead of a checkpoint's weights. None if nothing is known."""
     if is_adapter(folder):
         return _explain_adapter(folder)
-    if (folder / _GLINER).exists():
-        return _explain_gliner()
     for form in _FORMS:
         for file in (path for pattern in form.patterns.split() for path in sorted(folder.glob(pattern))):
             name = file.relative_to(folder).as_posix()
@@ -76,18 +73,10 @@ def has_safetensors(folder: Path) -> bool:
 
 def require_config(folder: Path) -> None:
     """Raise CheckpointError if there is no config.json of the model itself, which says what the folder holds instead."""
-    if (folder / _GLINER).exists():
-        raise _explain_gliner()
     if (folder / _CONFIG).exists():
         return
     error = CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=_CONFIG)
     raise explain_foreign(folder) or error
-
-
-def _explain_gliner() -> CheckpointError:
-    message = "this is a GLiNER model, which is not run: layers of its own score spans of words against labels."
-    hint = "use the package gliner; for labels of your own serve an NLI model, for entities a token classifier"
-    return CheckpointError(message, file=_GLINER, hint=hint)
 
 
 def _explain_adapter(folder: Path) -> CheckpointError:

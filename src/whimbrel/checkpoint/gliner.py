@@ -1,7 +1,7 @@
 """Card of a GLiNER model, which finds entities of labels that a request gives.
 
-Its folder has gliner_config.json, with the encoder's config within, the tokenizer and the weights. Only models of one encoder that
-score spans are read. Source: gliner/config.py, gliner/model.py (0.2.29).
+Its folder has gliner_config.json, with the encoder's config within, the tokenizer and the weights. Only models of one encoder
+that score spans are read. Source: gliner/config.py, gliner/model.py (0.2.29).
 """
 
 from __future__ import annotations

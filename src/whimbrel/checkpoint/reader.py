@@ -75,7 +75,12 @@ def read_card(
     """
     accepted = (accept_config,) if isinstance(accept_config, str) else accept_config
     with accepting(accepted), choosing_reading(tokenizer, folder):
-        card = _read_card(folder, name, pooling, reranker)
+        if is_gliner(folder):
+            if pooling is not None or reranker is not None:
+                raise CheckpointError("says what is computed; leave out --pooling and --reranker.", file=GLINER)
+            card = read_gliner(folder, name)
+        else:
+            card = _read_card(folder, name, pooling, reranker)
         if adapters and card.towers:
             raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
         card = replace(card, encoder=add_adapters(card.encoder, name, adapters or {}))
@@ -84,10 +89,6 @@ def read_card(
 
 
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
-    if is_gliner(folder):
-        if pooling is not None or reranker is not None:
-            raise CheckpointError("says what is computed; leave out --pooling and --reranker.", file=GLINER)
-        return read_gliner(folder, name)
     if not has_modules(folder):
         require_config(folder)
     if listwise.is_listwise(folder):

@@ -156,6 +156,8 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     if card.labels:
         more = f" and {len(card.labels) - 8} more" if len(card.labels) > 8 else ""
         fields["labels"] = ", ".join(card.labels[:8]) + more
+    if card.span_prompt is not None:
+        fields["labels"] = "those of a request"
     if card.entailment is not None:
         fields["labels"] += "; or those of a request (zero-shot)"
     if card.matryoshka:
@@ -179,6 +181,8 @@ def _task(card: Card, name: str) -> str:
 
 
 def _shape(name: str, output: Output) -> str:
+    if output.spans is not None:
+        return f"entities (spans of up to {output.spans.max_words} words)"
     per = {"none": "", "text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}[
         output.rows
     ]

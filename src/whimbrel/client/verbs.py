@@ -16,6 +16,7 @@ from whimbrel.client.responses import Ranking
 from whimbrel.client.task import Task
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import Aggregation
+from whimbrel.outputs.spans import read_entity_labels
 from whimbrel.outputs.zero_shot import read_zero_shot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
@@ -157,15 +158,25 @@ def classify(
 
 
 def token_classify(
-    to: Target, texts: str | Iterable[str], aggregation: Aggregation = "simple", **options: Unpack[ScoreOptions]
+    to: Target,
+    texts: str | Iterable[str],
+    aggregation: Aggregation = "simple",
+    *,
+    labels: Iterable[str] | None = None,
+    threshold: float | None = None,
+    **options: Unpack[ScoreOptions],
 ) -> Task[list[list[Entity]]]:
     """Return the named entities in each of `texts`. A single string is a list of one.
 
     `aggregation` combines tokens into entities, as in transformers: "none", "simple" (default), "first", "average" or "max".
+    With `labels`, up to 1,000, a GLiNER model finds entities of these: spans with a score above `threshold`, 0.5 by default, of
+    which the best are taken and those that overlap them are not.
     The options are `prompt`, `activate` and `truncate` of `whimbrel.types.options.ScoreOptions`. Raises InvalidRequest.
     """
     _require(to.dialect, ["whimbrel"], "token_classify")
-    return whimbrel.token_classify(to.model, texts, aggregation, options)
+    has_labels = labels is not None or threshold is not None
+    wanted = read_entity_labels(labels, threshold, aggregation) if has_labels else None
+    return whimbrel.token_classify(to.model, texts, aggregation, wanted, options)
 
 
 def tokenize(to: Target, texts: str | Iterable[str]) -> Task[list[Tokens]]:

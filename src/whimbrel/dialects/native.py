@@ -302,6 +302,12 @@ class ClassifyResponse(msgspec.Struct):
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/token_classify."""
 
+    RULES: ClassVar[tuple[Rule, ...]] = (
+        any_of(present("labels"), absent("threshold")),
+        never(labels={"type": "array"}, activate={"const": False}),
+        never(labels={"type": "array"}, aggregation={"enum": ["none", "first", "average", "max"]}),
+    )
+
     input: Annotated[
         str | list[str], Meta(description="A text, or a list of at most 2,048 texts."), narrowed(any_of=(TEXT, TEXTS))
     ]
@@ -309,6 +315,19 @@ class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknow
         Literal["none", "simple", "first", "average", "max"],
         Meta(description="How token labels are grouped into entities, as in transformers."),
     ] = "simple"
+    labels: Annotated[
+        list[str] | None,
+        Meta(
+            description="Find entities of these labels instead of the model's classes. At most 1,000, and 10,000 pairs of a "
+            "text and a label. For GLiNER models."
+        ),
+        narrowed(minItems=1, maxItems=MAX_LABELS, uniqueItems=True, items={"type": "string", "pattern": r"\S"}),
+    ] = None
+    threshold: Annotated[
+        float | None,
+        Meta(description="The score that entities of `labels` exceed. Default: 0.5."),
+        narrowed(minimum=0, maximum=1),
+    ] = None
 
 
 class FoundEntity(msgspec.Struct):
@@ -345,15 +364,22 @@ def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Classes]:
     operation = scoring.classify(
         model.card, texts, labels, hypothesis_template=template, multi_label=multi_label, **_options(body)
     )
-    if labels is not None and (count := len(texts) * len(labels)) > MAX_PAIRS:
-        most = f"Send at most {MAX_PAIRS // len(labels):,} of the texts at once."
-        counts = f"{len(texts):,} texts with {len(labels):,} labels are {count:,} pairs"
-        raise TooLarge(f"{counts}; the limit is {MAX_PAIRS:,}. {most}", param="input")
+    _check_pairs(len(texts), labels)
     return operation
 
 
+def _check_pairs(num_texts: int, labels: list[str] | None) -> None:
+    if labels is not None and (count := num_texts * len(labels)) > MAX_PAIRS:
+        most = f"Send at most {MAX_PAIRS // len(labels):,} of the texts at once."
+        counts = f"{num_texts:,} texts with {len(labels):,} labels are {count:,} pairs"
+        raise TooLarge(f"{counts}; the limit is {MAX_PAIRS:,}. {most}", param="input")
+
+
 def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
-    return scoring.token_classify(model.card, parse_texts(body.input), body.aggregation, **_options(body))
+    texts, given = parse_texts(body.input), {"labels": body.labels, "threshold": body.threshold}
+    operation = scoring.token_classify(model.card, texts, body.aggregation, **given, **_options(body))
+    _check_pairs(len(texts), body.labels)
+    return operation
 
 
 def _options(body: ClassFields) -> ScoreOptions:
@@ -390,7 +416,7 @@ ROUTES: Final = (
         made_for="classes", example='{"input": ["A whimbrel is a wader."]}', terms=_CLASS_TERMS,
     ),
     _NATIVE(
-        "/v1/token_classify", "The entities in texts (Whimbrel's own).",
+        "/v1/token_classify", "The entities in texts, also by labels of the request (Whimbrel's own).",
         parse_token_classify, render_token_classify, response_type=TokenClassifyResponse,
         made_for="entities", example='{"input": ["Whimbrels winter in Ghana."]}', terms=_CLASS_TERMS,
     ),

@@ -434,7 +434,7 @@ def input_size(text: object) -> int:
 
 
 def _is_small(request: Request) -> bool:
-    characters = sum(map(input_size, request.texts)) + sum(map(len, request.hypotheses))
+    characters = sum(map(input_size, request.texts)) + sum(map(len, (*request.hypotheses, *request.labels)))
     if request.num_inputs > _INLINE_TEXTS or characters > _INLINE_CHARACTERS:
         return False
     return not any(

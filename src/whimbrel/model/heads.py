@@ -24,7 +24,18 @@ from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
 from whimbrel.model.spans import load_span_scorer
 from whimbrel.model.weights import Weights
-from whimbrel.types.heads import Activation, Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SpanHead, SparseAutoencoder
+from whimbrel.types.heads import (
+    Activation,
+    Dense,
+    DivideBy,
+    Head,
+    LayerNorm,
+    LogitScore,
+    MlmHead,
+    Normalize,
+    SpanHead,
+    SparseAutoencoder,
+)
 
 _BLOCK: Final = 4096
 """Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""

@@ -32,7 +32,9 @@ class SpanScorer:
         self._num_lstms = head.num_lstms
         self._width = width
         self._project = (
-            None if head.in_features == width else _linear(weights, device, "token_rep_layer.projection", head.in_features, width)
+            None
+            if head.in_features == width
+            else _linear(weights, device, "token_rep_layer.projection", (width, head.in_features))
         )
         self._lstm = [weight.to(device) for number in range(head.num_lstms) for weight in _lstm(weights, number, width)]
         self._labels = _two_layers(weights, device, "prompt_rep_layer", width, width)
@@ -49,7 +51,9 @@ class SpanScorer:
             words, end = start + num_labels, start + num_labels + num_words
             if num_words:
                 logits = self._score(x_PD[start:words], x_PD[words:end]).flatten()
-                scores.append(torch.where(activated_P[start], logits.sigmoid(), logits).masked_fill_(~logits.isfinite(), torch.nan))
+                scores.append(
+                    torch.where(activated_P[start], logits.sigmoid(), logits).masked_fill_(~logits.isfinite(), torch.nan)
+                )
             start = end
         return torch.cat(scores)[:, None]
 
@@ -64,9 +68,7 @@ class SpanScorer:
         if not self._num_lstms:
             return words_WD
         state = words_WD.new_zeros(2 * self._num_lstms, 1, self._width // 2)
-        read_1WD, _, _ = torch.lstm(
-            words_WD[None], (state, state), self._lstm, True, self._num_lstms, 0.0, False, True, True
-        )
+        read_1WD, _, _ = torch.lstm(words_WD[None], (state, state), self._lstm, True, self._num_lstms, 0.0, False, True, True)
         return read_1WD[0]
 
 
@@ -81,15 +83,15 @@ def _rows(layers: _Layers, x_RD: Tensor) -> Tensor:
 
 
 def _linear(
-    weights: Weights, device: torch.device, name: str, inner: int, width: int, activation: Activation = "identity"
+    weights: Weights, device: torch.device, name: str, shape: tuple[int, int], activation: Activation = "identity"
 ) -> Linear:
-    weight, bias = weights.take(f"{name}.weight", width, inner), weights.take(f"{name}.bias", width)
+    weight, bias = weights.take(f"{name}.weight", *shape), weights.take(f"{name}.bias", shape[0])
     return Linear(weight.to(device), bias.to(device), activation)
 
 
 def _two_layers(weights: Weights, device: torch.device, name: str, inner: int, width: int) -> _Layers:
-    first = _linear(weights, device, f"{name}.0", inner, 4 * width, "relu")
-    second = _linear(weights, device, f"{name}.3", 4 * width, width)
+    first = _linear(weights, device, f"{name}.0", (4 * width, inner), "relu")
+    second = _linear(weights, device, f"{name}.3", (width, 4 * width))
 
     def run(x_RD: Tensor) -> Tensor:
         hidden = first(x_RD).masked_fill_(~x_RD.isfinite().all(-1, keepdim=True), torch.nan)

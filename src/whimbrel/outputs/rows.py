@@ -100,9 +100,7 @@ def _select_output_rows(
     )
 
 
-def _span_rows(
-    output: Output, batch: Batch, requested_B: NDArray[np.bool_], activated_B: NDArray[np.bool_]
-) -> RowSelection:
+def _span_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_], activated_B: NDArray[np.bool_]) -> RowSelection:
     """Return the rows of spans, and the tokens of the labels and words from which they are computed."""
     none, seqs = np.empty((0, 2), np.int32), zip(batch.spans_B or [None] * batch.num_seqs, requested_B, strict=True)
     spans_B = [none if spans is None or not requested else spans for spans, requested in seqs]

@@ -204,9 +204,7 @@ def token_classify(
     return Operation(request, postprocess)
 
 
-def _find_spans(
-    card: Card, texts: list[str], wanted: EntityLabels, options: ScoreOptions
-) -> Operation[list[list[Entity]]]:
+def _find_spans(card: Card, texts: list[str], wanted: EntityLabels, options: ScoreOptions) -> Operation[list[list[Entity]]]:
     if options.get("activate") is False:
         raise InvalidRequest("the threshold is for scores, not for logits; leave it out.", param="activate")
     head = card.output("token_scores").spans
@@ -214,17 +212,15 @@ def _find_spans(
         known = ", ".join(card.labels)
         raise InvalidRequest(f"this model finds its own classes alone: {known}; leave them out.", param="labels")
     request = replace(_request(card, "token_scores", texts, options), labels=wanted.labels)
-    max_words, names = head.max_words, wanted.labels
 
     def postprocess(result: Result) -> list[list[Entity]]:
         scores, offsets = require(result.outputs.token_scores), require(result.token_offsets)
-        return [
-            choose_entities(
-                text, scores[i].reshape(-1, len(names)), word_spans(len(offsets[i].chars_T2), max_words),
-                offsets[i].chars_T2, names, wanted.threshold,
-            )
-            for i, text in enumerate(texts)
-        ]  # fmt: skip
+        found: list[list[Entity]] = []
+        for i, text in enumerate(texts):
+            chars_W2 = offsets[i].chars_T2
+            spans_S2 = word_spans(len(chars_W2), head.max_words)
+            found.append(choose_entities(text, scores[i].reshape(-1, len(wanted.labels)), spans_S2, chars_W2, wanted))
+        return found
 
     return Operation(request, postprocess)
 

@@ -8,7 +8,7 @@ Shapes: S spans, W words, C labels.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -66,10 +66,10 @@ def num_span_rows(output: Output, num_labels: int, num_words: int) -> int:
 
 
 def choose_entities(
-    text: str, scores_SC: Float32Array, spans_S2: Int64Array, chars_W2: Int32Array, labels: Sequence[str], threshold: float
+    text: str, scores_SC: Float32Array, spans_S2: Int64Array, chars_W2: Int32Array, wanted: EntityLabels
 ) -> list[Entity]:
     """Return spans with scores above the threshold that do not overlap: the best first, then in the order of the text."""
-    spans, classes = np.nonzero(scores_SC > threshold)
+    spans, classes = np.nonzero(scores_SC > wanted.threshold)
     scores = scores_SC[spans, classes]
     order = np.argsort(-scores, kind="stable")
     taken = np.zeros(len(chars_W2), np.bool_)
@@ -80,5 +80,5 @@ def choose_entities(
             chosen.append((first, last, index))
     places = [(index, int(chars_W2[first, 0]), int(chars_W2[last, 1])) for first, last, index in sorted(chosen)]
     return [
-        Entity(labels[classes[index]], float(scores[index]), start, end, text[start:end]) for index, start, end in places
+        Entity(wanted.labels[classes[index]], float(scores[index]), start, end, text[start:end]) for index, start, end in places
     ]

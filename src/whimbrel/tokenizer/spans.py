@@ -1,7 +1,8 @@
 """Tokenisation of texts whose spans of words are scored for labels (GLiNER).
 
-A text is its words, each tokenised alone, after a prompt with the labels. Source: gliner/data_processing/{tokenizer,processor}.py
-(0.2.29). There a word without tokens, such as a zero-width space, moves all words after it by one; here it is no word.
+A text is its words, each tokenised alone, after a prompt with the labels. Source: tokenizer.py and processor.py in
+gliner/data_processing/ (0.2.29). There a word without tokens, such as a zero-width space, moves all words after it by one; here
+it is no word.
 
 Shapes: T tokens, S labels and words, W words.
 """
@@ -54,14 +55,15 @@ def encode_spans(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], lis
         cut = limit.exceeded(ids.size, "text", index)
         if cut:
             last = word_T[limit.max_length - tokenizer.special.after.size]
-            ids, word_T = (x_T[(word_T < last) | (np.arange(ids.size) >= ids.size - tokenizer.special.after.size)] for x_T in (ids, word_T))
+            ids, word_T = ids[word_T < last], word_T[word_T < last]
+        before_end = ids.size - tokenizer.special.after.size
         marked, first = np.unique(word_T, return_index=True)
         is_word = marked >= len(before)
         is_label = (marked >= 0) & (marked < len(before) - 1) & (marked % 2 == 0)
         starts = np.concatenate((first[is_label], first[is_word])).astype(np.int32)
         seqs.append(
             Seq(
-                ids, index, int(np.searchsorted(word_T[: ids.size - tokenizer.special.after.size], len(before))),
+                ids, index, int(np.searchsorted(word_T[:before_end], len(before))),
                 tokenizer.special.type_id, truncated=cut or len(found) > prompt.max_words,
                 spans_S2=np.stack((starts, starts + 1), axis=1),
             )

@@ -32,7 +32,7 @@ from whimbrel.tokenizer.validation import (
     has_ids,
 )
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.card import Card, TextFormat
+from whimbrel.types.card import Card, SpanPrompt, TextFormat
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq, TokenInfo
@@ -116,6 +116,8 @@ class Tokenizer:
         self._max_prefix_tokens = max_prefix_tokens(card, plan)
         self._prefix = lru_cache(maxsize=16)(self._find_prefix)
         self._check_text_formats()
+        if card.span_prompt is not None:
+            _check_label_token(raw, card.span_prompt)
 
     def encode(self, request: Request) -> list[Seq]:
         """Tokenise all texts of a request.
@@ -292,6 +294,13 @@ class Tokenizer:
                 )
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
+
+
+def _check_label_token(raw: tokenizers.Tokenizer, prompt: SpanPrompt) -> None:
+    """Raise CheckpointError if the token before each label has not the id by which the model finds it."""
+    if (found := raw.token_to_id(prompt.label_token)) != prompt.label_id:
+        message = f"{prompt.label_token!r} has the id {found}, and class_token_index is {prompt.label_id}."
+        raise CheckpointError(message, file=_FILE, hint="save the model and its tokenizer together, with the package gliner")
 
 
 def _cut_chat(ids: Int32Array, terms: EncodeParams, frame: ChatFrame) -> Int32Array:

@@ -243,8 +243,8 @@ class Output:
     """Number of leading columns that a request gets by default; 0: all."""
     rows: Literal["none", "text", "token", "entry", "vocabulary", "span"] = "text"
     """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; one over the
-    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the model gives no rows; the scores of a list are
-    computed from the vectors of its texts."""
+    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the model
+    gives no rows; the scores of a list are computed from the vectors of its texts."""
     modes: tuple[PoolingMode, ...] = ()
     """Pooling modes, whose results are concatenated in this order."""
     include_prompt: bool = True

@@ -252,6 +252,11 @@ def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
     if card.encoder.family in (FALLBACK, "static"):
         what = "that transformers runs" if card.encoder.family == FALLBACK else "without linear layers"
         raise SetupError(f"dtype 'int8' is not supported for a model {what}.", hint=f"--dtype takes {fast}")
+    if card.span_prompt is not None:
+        raise SetupError(
+            "dtype 'int8' is not supported for GLiNER: it is compared by sample texts, which have no labels.",
+            hint=f"--dtype takes {fast}",
+        )
     return "int8"
 
 

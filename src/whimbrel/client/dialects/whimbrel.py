@@ -15,6 +15,7 @@ from whimbrel.client.request_bodies import Json, build_pairs, check_count, encod
 from whimbrel.client.responses import Ranking
 from whimbrel.client.task import JSON, MESSAGE_PACK, Task
 from whimbrel.errors import InvalidRequest
+from whimbrel.outputs.spans import EntityLabels
 from whimbrel.outputs.zero_shot import ZeroShot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
@@ -73,10 +74,13 @@ def classify(model: str | None, texts: str | Iterable[Any], zero_shot: ZeroShot 
 
 
 def token_classify(
-    model: str | None, texts: str | Iterable[str], aggregation: str, options: ScoreOptions
+    model: str | None, texts: str | Iterable[str], aggregation: str, wanted: EntityLabels | None, options: ScoreOptions
 ) -> Task[list[list[Entity]]]:
-    write = partial(encode_items, _class_fields(model, options) | {"aggregation": aggregation}, "input")
-    return Task("/v1/token_classify", as_strings(texts, "input"), write, responses.read_entities, responses.flatten)
+    fields = _class_fields(model, options) | ({"aggregation": aggregation} if wanted is None else asdict(wanted))
+    labels = 1 if wanted is None else len(wanted.labels)
+    write, most = partial(encode_items, fields, "input"), max(1, MAX_PAIRS // labels)
+    read, join = responses.read_entities, responses.flatten
+    return Task("/v1/token_classify", as_strings(texts, "input"), write, read, join, max_items=most)
 
 
 def _class_fields(model: str | None, options: ScoreOptions) -> Json:
