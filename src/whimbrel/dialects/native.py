@@ -376,9 +376,11 @@ def _check_pairs(num_texts: int, labels: list[str] | None) -> None:
 
 
 def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
-    texts, given = parse_texts(body.input), {"labels": body.labels, "threshold": body.threshold}
-    operation = scoring.token_classify(model.card, texts, body.aggregation, **given, **_options(body))
-    _check_pairs(len(texts), body.labels)
+    texts, labels, threshold = parse_texts(body.input), body.labels, body.threshold
+    operation = scoring.token_classify(
+        model.card, texts, body.aggregation, labels=labels, threshold=threshold, **_options(body)
+    )
+    _check_pairs(len(texts), labels)
     return operation
 
 

@@ -60,7 +60,7 @@ class SpanScorer:
     def _score(self, labels_CD: Tensor, words_WD: Tensor) -> Tensor:
         words_WD = self._read(words_WD.clone())
         starts_WD, ends_WD = _rows(self._starts, words_WD), _rows(self._ends, words_WD)
-        spans_S2 = torch.from_numpy(word_spans(len(words_WD), self._max_words)).to(words_WD.device)
+        spans_S2 = torch.tensor(word_spans(len(words_WD), self._max_words), device=words_WD.device)
         both_SD = torch.cat((starts_WD[spans_S2[:, 0]], ends_WD[spans_S2[:, 1]]), dim=1).relu()
         return _rows(self._both, both_SD) @ _rows(self._labels, labels_CD).clone().T
 

@@ -69,8 +69,8 @@ def choose_entities(
     text: str, scores_SC: Float32Array, spans_S2: Int64Array, chars_W2: Int32Array, wanted: EntityLabels
 ) -> list[Entity]:
     """Return spans with scores above the threshold that do not overlap: the best first, then in the order of the text."""
-    spans, classes = np.nonzero(scores_SC > wanted.threshold)
-    scores = scores_SC[spans, classes]
+    spans, columns = np.nonzero(scores_SC > wanted.threshold)
+    scores, classes = scores_SC[spans, columns], columns.tolist()
     order = np.argsort(-scores, kind="stable")
     taken = np.zeros(len(chars_W2), np.bool_)
     chosen: list[tuple[int, int, int]] = []

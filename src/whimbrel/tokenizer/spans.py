@@ -68,7 +68,8 @@ def encode_spans(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], lis
                 spans_S2=np.stack((starts, starts + 1), axis=1),
             )
         )  # fmt: skip
-        chars = [found[word - len(before)].span() for word in marked[is_word].tolist()]
+        kept: list[int] = marked[is_word].tolist()
+        chars: list[tuple[int, int]] = [found[word - len(before)].span() for word in kept]
         chars_W2 = np.array(chars, np.int32).reshape(-1, 2)
         none = np.zeros(len(chars), np.bool_)
         offsets.append(TokenOffsets(chars_W2, none, none))
