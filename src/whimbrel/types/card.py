@@ -400,7 +400,7 @@ class TextFormat:
 
 @dataclass(frozen=True, slots=True)
 class SpanPrompt:
-    """What stands before the words of a text whose spans are scored: each label after a token of its own, then one token."""
+    """Prompt before the words of a text whose spans are scored: each label after a token of its own, then one token."""
 
     label_token: str
     label_id: int
