@@ -68,6 +68,30 @@ def test_a_small_body_passes_those_that_wait_until_its_own_share_is_full() -> No
     run(main())
 
 
+def test_small_bodies_that_never_end_hold_up_no_large_one() -> None:
+    """Nor one that takes the whole limit, as a body without a length does where the operator's limit is that of a body."""
+
+    async def main() -> None:
+        line = Line(16 * LARGE)
+        await line.ask("first", SMALL_BODY)
+        await line.ask("whole", 16 * LARGE)
+        assert await line.memory.take(SMALL_BODY, "") is True
+        line.memory.give(SMALL_BODY)  # the first
+        await settle()
+        assert line.let_in == ["first", "whole"]
+        await line.ask("next", 16 * LARGE)
+        assert await line.memory.take(SMALL_BODY, "") is True
+        line.memory.give(16 * LARGE)
+        await settle()
+        assert line.let_in[-1] == "next"
+        for _ in range(2):
+            line.memory.give(SMALL_BODY, passed=True)
+        line.memory.give(16 * LARGE)
+        assert (line.memory.used, line.memory.passed) == (0, 0)
+
+    run(main())
+
+
 def test_what_is_above_the_limit_is_let_in_alone() -> None:
     async def main() -> None:
         line = Line(LARGE)

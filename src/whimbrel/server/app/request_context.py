@@ -112,6 +112,8 @@ class RequestContext:
         self._body_size = 0
         self._held = 0
         """Bytes of memory that the body, and a large answer, hold."""
+        self._passed = False
+        """True if they have passed the line of those that wait for memory."""
 
     def note_result(self, result: Result) -> None:
         """Copy times and counts. A reference to the result would keep its vectors in memory."""
@@ -155,7 +157,7 @@ class RequestContext:
         self._check_size(self._announced)
         try:
             async with asyncio.timeout(None if deadline == inf else max(0.0, deadline - time.perf_counter())):
-                await self._memory.take(size, self.tenant)
+                self._passed = await self._memory.take(size, self.tenant)
         except TimeoutError:
             raise DeadlineExceeded("the time that this request had is over; it waited for memory until then.") from None
         self._held = size
@@ -163,7 +165,7 @@ class RequestContext:
     def _hold(self, size: int) -> None:
         """Hold so many bytes in place of those held until now."""
         held, self._held = self._held, size
-        self._memory.give(held - size)
+        self._memory.give(held - size, passed=self._passed)
 
     async def _read_pieces(self) -> bytes:
         pieces: list[bytes] = []

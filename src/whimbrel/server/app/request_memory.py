@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 SMALL_BODY: Final = 2**16
 """Bytes up to which a body waits for no other, so that queries pass an index that is being built."""
 _SMALL_PART: Final = 8
-"""Small bodies may take an eighth of the limit beyond it."""
+"""Small bodies that pass may take an eighth of the limit beyond it."""
 
 _Line: TypeAlias = "deque[tuple[int, asyncio.Future[None]]]"
 
@@ -22,24 +22,32 @@ _Line: TypeAlias = "deque[tuple[int, asyncio.Future[None]]]"
 class RequestMemory:
     """Bytes that requests hold, up to `limit`. Requests that do not fit wait in line; the lines of tenants take turns.
 
-    A request above the limit is let in alone, so nothing waits for ever.
+    Small ones pass, into a share of their own. So they hold up nobody, and a request above the limit is let in beside them
+    alone: nothing waits for ever.
     """
 
     limit: int
     used: int = 0
+    passed: int = 0
+    """Bytes of `used` that requests hold which have passed the line."""
     _lines: OrderedDict[str, _Line] = field(default_factory=OrderedDict[str, _Line])
 
-    async def take(self, size: int, tenant: str) -> None:
-        """Hold `size` bytes, once they fit and nobody of the line is before them."""
-        passes = size <= SMALL_BODY and self.used + size <= self.limit + self.limit // _SMALL_PART
-        if passes or (not self._lines and self._fits(size)):
+    async def take(self, size: int, tenant: str) -> bool:
+        """Hold `size` bytes, once they fit and nobody of the line is before them. Return whether they have passed the line."""
+        if not self._lines and self._fits(size):
             self.used += size
-        else:
-            await self._wait(size, tenant)
+            return False
+        if size <= SMALL_BODY and self.passed + size <= self.limit // _SMALL_PART:
+            self.used += size
+            self.passed += size
+            return True
+        await self._wait(size, tenant)
+        return False
 
-    def give(self, size: int) -> None:
-        """Give `size` bytes back, and let in the requests that now fit."""
+    def give(self, size: int, *, passed: bool = False) -> None:
+        """Give `size` bytes back, of a request that may have `passed` the line, and let in the requests that now fit."""
         self.used -= size
+        self.passed -= size if passed else 0
         self._let_in()
 
     async def _wait(self, size: int, tenant: str) -> None:
@@ -55,7 +63,8 @@ class RequestMemory:
             raise
 
     def _fits(self, size: int) -> bool:
-        return self.used + size <= self.limit or not self.used
+        used = self.used - self.passed
+        return used + size <= self.limit or not used
 
     def _let_in(self) -> None:
         while self._lines:
