@@ -22,6 +22,7 @@ import fault_injection
 import whimbrel
 from checkpoints import sentence_layout, write_bert
 from load import Load, ask, queued_tokens, vectors_of
+from raw import Connection, head
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
@@ -233,6 +234,27 @@ def test_G4_what_is_left_when_the_time_is_over_gets_an_answer() -> None:
             assert slow.result().status_code == 503
             assert "retry-after" in slow.result().headers
         assert "draining" in server.log
+
+
+def test_G4_bodies_that_wait_for_memory_get_an_answer_too() -> None:
+    """A client that sends slowly holds the memory; the others wait unread until the time is over."""
+    limits = '{"max_inflight_bytes": 1000000, "max_body_bytes": 1000000}'
+    with (
+        Server("--drain-timeout", "1", WHIMBREL_GUARDS=limits) as server,
+        ThreadPoolExecutor(3) as threads,
+        httpx2.Client(base_url=server.url, timeout=60) as client,
+    ):
+        with Connection(server.port) as slow:
+            slow.send(head(content_length=900_000))
+            time.sleep(0.3)
+            waiting = [threads.submit(ask, client, ["a"], user="x" * 900_000) for _ in range(3)]
+            time.sleep(0.5)
+            assert not any(each.done() for each in waiting)
+            server.process.send_signal(signal.SIGTERM)
+            for each in waiting:
+                assert each.result().status_code == 503
+                assert "retry-after" in each.result().headers
+        assert server.process.wait(30) == 1
 
 
 def test_G7_alive_before_it_is_ready() -> None:

@@ -6,6 +6,9 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any
 
+import pytest
+
+from whimbrel.errors import Unavailable
 from whimbrel.server.app.request_memory import SMALL_BODY, RequestMemory
 
 LARGE = SMALL_BODY + 1
@@ -149,5 +152,23 @@ def test_who_leaves_in_the_moment_of_being_let_in_gives_its_memory_back() -> Non
         await settle()
         assert line.let_in == ["a", "c"]
         assert line.memory.used == LARGE
+
+    run(main())
+
+
+def test_a_line_that_is_refused_gives_nothing_back_that_it_did_not_hold() -> None:
+    async def main() -> None:
+        line = Line(LARGE)
+        for name in "abc":
+            await line.ask(name, LARGE)
+        line.memory.refuse_line(Unavailable("the server has stopped."))
+        line.tasks["c"].cancel()  # in the moment of the refusal
+        await settle()
+        with pytest.raises(Unavailable):
+            await line.tasks["b"]
+        assert line.tasks["c"].cancelled()
+        assert line.memory.used == LARGE
+        line.memory.give(LARGE)
+        assert line.memory.used == 0
 
     run(main())

@@ -61,6 +61,10 @@ class App:
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
         self._proxies = ProxyRules(limits)
 
+    def refuse_line(self, error: WhimbrelError) -> None:
+        """Answer the requests that wait for memory, unread, with `error`."""
+        self._app.refuse_line(error)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._app(canonical(self._proxies.apply(scope)), receive, send)

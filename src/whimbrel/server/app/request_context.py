@@ -300,6 +300,10 @@ class RequestMiddleware:
         self._exact = frozenset(route.path for route in routes if not route.param_convertors)
         self._patterns = [route for route in routes if route.param_convertors]
 
+    def refuse_line(self, error: WhimbrelError) -> None:
+        """Answer the requests that wait for memory, unread, with `error`."""
+        self._memory.refuse_line(error)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = RequestContext(scope, receive, send, self._limits, self._memory)
         scope["state"] = {**scope.get("state", {}), "request_id": context.request_id, "context": context}

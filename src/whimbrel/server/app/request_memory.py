@@ -10,6 +10,8 @@ from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 from typing import Final, TypeAlias
 
+from whimbrel.errors import WhimbrelError
+
 SMALL_BODY: Final = 2**16
 """Bytes up to which a body waits for no other, so that queries pass an index that is being built."""
 _SMALL_PART: Final = 8
@@ -50,6 +52,14 @@ class RequestMemory:
         self.passed -= size if passed else 0
         self._let_in()
 
+    def refuse_line(self, error: WhimbrelError) -> None:
+        """Raise `error` in all requests that wait in line."""
+        for line in self._lines.values():
+            for _, room in line:
+                if not room.done():
+                    room.set_exception(error)
+        self._lines.clear()
+
     async def _wait(self, size: int, tenant: str) -> None:
         room = asyncio.get_running_loop().create_future()
         self._lines.setdefault(tenant, deque()).append((size, room))
@@ -58,7 +68,7 @@ class RequestMemory:
         except asyncio.CancelledError:
             if room.cancelled():
                 self._let_in()  # the next of the line may be smaller
-            else:  # it was let in at the same moment
+            elif room.exception() is None:  # it was let in at the same moment
                 self.give(size)
             raise
 

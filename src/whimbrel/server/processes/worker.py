@@ -56,7 +56,7 @@ class Worker:
             model, _ = await self._inbox.get()
             assert isinstance(model, messages.ModelConfig)
             await self._add_model(model)
-        app = create_app(self._served, guards=options.limits)
+        self._app = app = create_app(self._served, guards=options.limits)
         tls = None if options.tls is None else options.tls.load()
         self._server = Server(app, fds[0], options.limits, render_error, tls)
         self._start_task(self._send_heartbeats())
@@ -84,8 +84,10 @@ class Worker:
             elif isinstance(message, messages.Drain):
                 self._start_task(self._drain())
             elif isinstance(message, messages.AbortRequests):
+                stopped = Unavailable("the server has stopped.", retry_after=5.0)
+                self._app.refuse_line(stopped)
                 for engine in self._engines.values():
-                    engine.fail_all(Unavailable("the server has stopped.", retry_after=5.0))
+                    engine.fail_all(stopped)
             else:
                 self._server.stop()
 
