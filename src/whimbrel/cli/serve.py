@@ -211,7 +211,8 @@ def _print_banner(
     has_key = bool(options.limits.api_keys)
     console.print()
     for folder, card, plan in models:
-        for name, value in _summary(folder, card, plan).items():
+        files = {"class": stated_architecture(folder, card), "left out": ", ".join(left_out(folder, card))}
+        for name, value in (_summary(card, plan) | {name: text for name, text in files.items() if text}).items():
             console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
         if len(models) > 1:
             console.print()
@@ -260,15 +261,13 @@ def _example(card: Card) -> tuple[str, Mapping[str, object]]:
     return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
 
 
-def _summary(folder: Path, card: Card, plan: Plan) -> dict[str, str]:
+def _summary(card: Card, plan: Plan) -> dict[str, str]:
     limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
     longest = f"{plan.max_length:,} tokens"
     others = [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]
     summary = {
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "class": stated_architecture(folder, card),
-        "left out": ", ".join(left_out(folder, card)),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
         "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
