@@ -74,7 +74,7 @@ def test_tokenizers_that_do_not_suit_a_template(tmp_path: Path) -> None:
     content, stated = copy.deepcopy(gemma())
     write(tmp_path, "Gemma", (content | {"post_processor": None}, stated))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: post_processor: puts no special token"):
-        Engine(str(tmp_path), reranker="bge-gemma")
+        Engine(str(tmp_path), reranker="bge-gemma", tokenizer="transformers")
     del content["model"]["vocab"]["Yes"]
     content["model"]["merges"] = [pair for pair in content["model"]["merges"] if pair != ["Ye", "s"]]
     write(tmp_path, "Gemma", (content, stated))

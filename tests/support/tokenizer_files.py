@@ -305,9 +305,9 @@ def llama(*, ends: bool = False, old: bool = True) -> tuple[JSON, JSON]:
         tokenizer.normalizer = None
         tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
     tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
-    single = "<s> $A </s>" if ends else "<s> $A"
+    single, second = ("<s> $A </s>", "<s>:1 $B:1 </s>:1") if ends else ("<s> $A", "<s>:1 $B:1")
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=single, pair=f"{single} $B:1", special_tokens=[("<s>", 1), ("</s>", 2)]
+        single=single, pair=f"{single} {second}", special_tokens=[("<s>", 1), ("</s>", 2)]
     )
     return _files(
         tokenizer, "LlamaTokenizer", {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"},
