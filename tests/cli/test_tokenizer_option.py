@@ -92,3 +92,15 @@ def test_a_server_keeps_to_its_reading(reading: str, folder: Path, here: Here, m
         said = " ".join(here.run(*against, "--tokenizer", "transformers", code=1)[0].decode().split())
         assert "float32 differs most of " in said
         assert "compare with --tokenizer file and --tokenizer transformers-4" in said
+
+
+def test_sentence_transformers_has_one_reading(folder: Path, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that is read as transformers 4 differs from what transformers 5 gives: verify says why, and how to compare."""
+    monkeypatch.setattr(verify, "dtypes", lambda _: ["float32"])
+    edit_json(folder / "tokenizer_config.json", pad_token="</s>")
+    said = " ".join(here.run("verify", str(folder), code=1)[0].decode().split())
+    assert (
+        "as transformers 5, this model is read as --tokenizer transformers-4 says: compare with --tokenizer transformers"
+        in said
+    )
+    assert "BROKEN" not in here.run("verify", str(folder), "--tokenizer", "transformers")[0].decode()

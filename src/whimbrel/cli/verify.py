@@ -63,6 +63,10 @@ _OTHER_IDS: Final = (
     "If only texts with spaces, new lines or capitals differ, or all of them, the server may read the tokenizer's files in "
     "another way: compare with --tokenizer file and --tokenizer transformers-4."
 )
+_OTHER_READING: Final = (
+    "The reference reads the tokenizer's files as transformers 5, this model is read as --tokenizer {} says: compare with "
+    "--tokenizer transformers, so that both have the same ids."
+)
 Dialect: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 
 
@@ -158,8 +162,10 @@ def run(
         for each in results:
             if not each.within:
                 typer.echo(f"\n  {each.dtype} differs most of {shorten(repr(compared[each.worst]), 200)}")
-        if against and not all(each.within for each in results):
-            typer.echo(fill(_OTHER_IDS, console.screen_width(), initial_indent="  ", subsequent_indent="  "))
+        reading = card.tokenizer.reading
+        advice = _OTHER_IDS if against else _OTHER_READING.format(reading) if reading != "transformers" else ""
+        if advice and not all(each.within for each in results):
+            typer.echo("\n" + fill(advice, console.screen_width(), initial_indent="  ", subsequent_indent="  "))
     return 0 if all(each.within for each in results) else 1
 
 
