@@ -16,6 +16,7 @@ from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
 from test_models import DECODER, reference, write
+from transformers import AutoTokenizer
 
 from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_bert, write_json
 from classifiers import write_classifier
@@ -229,6 +230,21 @@ def test_files_without_a_flag_that_counts_are_not_refused(name: str, version: ob
     write_config(tmp_path, name, version)
     is_old = version == VERSION and name.startswith("llama")
     assert encode(tmp_path, None) == stated(name, "transformers-4" if is_old else "transformers")
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma"])
+def test_a_tokenizer_that_transformers_5_saved_again(name: str, tmp_path: Path) -> None:
+    """It writes no flags, but the tokens that they ask for into the post-processor. config.json keeps the older version."""
+    write_config(tmp_path, name)
+    flags = {"add_bos_token": True, "add_eos_token": True}
+    AutoTokenizer.from_pretrained(tmp_path, **flags).save_pretrained(tmp_path)
+    expected = [AutoTokenizer.from_pretrained(tmp_path)(text)["input_ids"] for text in TEXTS]
+    assert encode(tmp_path, None)[:-1] == expected
+    begin, end = BEGIN_AND_END[name]
+    assert all(ids[0] == begin and ids[-1] == end for ids in expected)
+    edit_json(tmp_path / "tokenizer_config.json", add_bos_token=True, add_eos_token=False)
+    with pytest.raises(CheckpointError, match=r"config\.json says transformers 4\.34\.0 and tokenizer_config\.json .* 5"):
+        read_card(tmp_path, "m", pooling="lasttoken")
 
 
 def test_the_version_of_sentence_transformers_files_counts(tmp_path: Path) -> None:

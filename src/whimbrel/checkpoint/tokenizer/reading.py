@@ -163,9 +163,10 @@ def _flags(name: str | None, tokenizer: JsonFile) -> tuple[bool, bool] | None:
 def _versions(folder: Path, config: JsonFile, tokenizer: JsonFile) -> dict[str, str]:
     """Return the versions of transformers with which the checkpoint's files were written."""
     of_sentence: Any = JsonFile.read_optional(folder, _SENTENCE).data.get("__version__")
+    saved_by_5 = "5" if "backend" in tokenizer.data else None  # a key that no earlier version writes
     stated = {
         config.name: config.data.get("transformers_version"),
-        tokenizer.name: tokenizer.data.get("transformers_version"),
+        tokenizer.name: tokenizer.data.get("transformers_version", saved_by_5),
         _SENTENCE: cast(JSON, of_sentence).get("transformers") if isinstance(of_sentence, dict) else None,
     }
     return {name: version for name, version in stated.items() if isinstance(version, str) and _major(version)}
