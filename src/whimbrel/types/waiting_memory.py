@@ -13,7 +13,8 @@ _COPIES: Final = 4
 """Bytes that a worker and an engine hold for each byte of a body: the body, its texts, and their tokens twice."""
 _BYTES_PER_TOKEN: Final = 8
 """Memory of the id of a token that waits, at most: shared memory comes in powers of two."""
-_LEAST: Final = 2**26
+_LEAST: Final = 2**25
+"""Bytes of a share on small machines, as of the largest body."""
 
 
 @dataclass(frozen=True, slots=True)

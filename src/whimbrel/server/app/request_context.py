@@ -144,22 +144,22 @@ class RequestContext:
 
         Raises MalformedHTTP if it ends early, MalformedBody, DeadlineExceeded, and the errors of `receive`.
         """
-        await self._hold_body(deadline, gzipped=gzipped)
-        body = await self._read_pieces()
-        body = await self._decompress(body) if gzipped else body
+        try:
+            async with asyncio.timeout(None if deadline == inf else max(0.0, deadline - time.perf_counter())):
+                await self._hold_body(gzipped=gzipped)
+                body = await self._read_pieces()
+                body = await self._decompress(body) if gzipped else body
+        except TimeoutError:
+            raise DeadlineExceeded("the time that this request had is over, and its body has not been read.") from None
         self._hold(self._body_size)
         return body
 
-    async def _hold_body(self, deadline: float, *, gzipped: bool) -> None:
+    async def _hold_body(self, *, gzipped: bool) -> None:
         """Wait for the memory that a body may take: as much as it announces, else as much as it may have."""
         unknown = gzipped or (not self._announced and not self._body_ended)
         size = self._announced + (self._max_body_bytes if unknown else 0)
         self._check_size(self._announced)
-        try:
-            async with asyncio.timeout(None if deadline == inf else max(0.0, deadline - time.perf_counter())):
-                self._passed = await self._memory.take(size, self.tenant)
-        except TimeoutError:
-            raise DeadlineExceeded("the time that this request had is over; it waited for memory until then.") from None
+        self._passed = await self._memory.take(size, self.tenant)
         self._held = size
 
     def _hold(self, size: int) -> None:
