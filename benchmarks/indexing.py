@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("--threads", default="8,32,128")
     parser.add_argument("--chunks", type=int, default=20_000)
     parser.add_argument("--beside", type=int, default=1, help="processes that compute without end")
-    parser.add_argument("--idle", type=float, default=30.0, help="seconds in which queries run alone")
+    parser.add_argument("--idle", type=float, default=120.0, help="seconds in which queries run alone")
     parser.add_argument("--python", default=sys.executable, help="interpreter that has the clients")
     parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
     args = parser.parse_args()
