@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import SIZES, sentence_layout, write_bert
+from checkpoints.encoders import SIZES, write_bert
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel import Engine
 from whimbrel.bench.compare import check_same, compare, engine_pair
 from whimbrel.bench.datasets import DatasetOptions, make_samples

@@ -19,8 +19,9 @@ import torch
 from playwright.sync_api import Page, Route, expect
 
 from browsing import Watched
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.sentence_layout import sentence_layout
 from serving import Server
 
 IMAGE = "<img src=x onerror=alert(1)>"

@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from checkpoints import edit_json, sentence_layout, write_bert
-from tokenizer_files import write
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import write
 from whimbrel import Engine
 from whimbrel.checkpoint.metadata import METADATA
 from whimbrel.checkpoint.reader import read_card

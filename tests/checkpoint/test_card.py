@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta
+from checkpoints.encoders import write_bert, write_roberta
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.types.heads import Normalize

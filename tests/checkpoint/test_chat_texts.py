@@ -9,15 +9,15 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-import test_llm_rerankers as llm
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from checkpoints import edit_json, write_json
+from checkpoints.files import edit_json, write_json
+from checkpoints.rerankers import SIZES, gemma, llama3, qwen, write_reranker
+from checkpoints.tokenizer_files import load
 from parity import Parity
 from serving import Server
-from tokenizer_files import load
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
@@ -114,20 +114,20 @@ TEXTS = [
 ]
 PROMPTS = {"query": "Find facts: ", "document": "", "spaces": " Represent this \n"}
 CASES: dict[str, tuple[str, Any, str, str]] = {
-    "qwen 2.5": (CHATML, llm.qwen, "Qwen2", "lasttoken"),
-    "qwen 3": (QWEN3, llm.qwen, "Qwen3", "lasttoken"),
-    "qwen 3.5": (QWEN35, llm.qwen, "Qwen3", "lasttoken"),
-    "llama 3": (LLAMA, llm.llama3, "Llama", "mean"),
-    "gemma 3": (GEMMA, llm.gemma, "Gemma", "mean"),
-    "prompt at the end": (TAIL, llm.qwen, "Qwen3", "lasttoken"),
+    "qwen 2.5": (CHATML, qwen, "Qwen2", "lasttoken"),
+    "qwen 3": (QWEN3, qwen, "Qwen3", "lasttoken"),
+    "qwen 3.5": (QWEN35, qwen, "Qwen3", "lasttoken"),
+    "llama 3": (LLAMA, llama3, "Llama", "mean"),
+    "gemma 3": (GEMMA, gemma, "Gemma", "mean"),
+    "prompt at the end": (TAIL, qwen, "Qwen3", "lasttoken"),
 }
 
 
 def save(folder: Path, template: str, tokenizer: Any, kind: str, mode: Any, *, max_length: int = 60, **stated: Any) -> None:
     """A checkpoint as a new SentenceTransformer over a model with a chat template saves it."""
     content, config = tokenizer()
-    llm.write(folder / "plain", kind, (content, config | {"chat_template": template} | stated), form="Model")
-    chain = [Transformer(str(folder / "plain")), Pooling(llm.SIZES["hidden_size"], mode, include_prompt=False), Normalize()]
+    write_reranker(folder / "plain", kind, (content, config | {"chat_template": template} | stated), form="Model")
+    chain = [Transformer(str(folder / "plain")), Pooling(SIZES["hidden_size"], mode, include_prompt=False), Normalize()]
     model = SentenceTransformer(modules=chain, device="cpu", prompts=PROMPTS)
     model.max_seq_length = max_length
     model.save_pretrained(str(folder / "saved"))

@@ -20,10 +20,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_bge_m3 import write_m3
 from typer.testing import CliRunner
 
-from checkpoints import sentence_layout, write_bert, write_json
+from checkpoints.bge_m3 import write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.files import write_json
+from checkpoints.sentence_layout import sentence_layout
 from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.checkpoint.convert import Converted

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from checkpoints import edit_json, write_json
-from late_models import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import write_pylate, write_sentence_transformers, write_stanford
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.colbert import read_expansion
 from whimbrel.checkpoint.reader import read_card

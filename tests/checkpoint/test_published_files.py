@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from checkpoints import OLD, write_json
-from tokenizer_files import FAMILIES, qwen
+from checkpoints.files import write_json
+from checkpoints.sentence_layout import OLD
+from checkpoints.tokenizer_files import FAMILIES, qwen
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.types.card import PoolingOption
 

@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, StaticEmbedding, Transformer
 
-from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write_xlmr
+from checkpoints.files import edit_json, write_json
+from checkpoints.router import write_router
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
@@ -33,34 +33,6 @@ Floats = NDArray[np.float32]
 TEXTS = ["", "a", "The whimbrel flies.", "Vogel " * 7, "far far away in a year " * 40, "query: birds", "1, 2; 3!"]
 
 
-def dense(out: int, seed: int) -> Dense:
-    torch.manual_seed(seed)
-    return Dense(48, out)
-
-
-def static() -> StaticEmbedding:
-    words = bert_tokenizer()._tokenizer
-    table = torch.randn(words.get_vocab_size(), 48, generator=torch.Generator().manual_seed(3))
-    return StaticEmbedding(words, embedding_weights=table)
-
-
-def save(folder: Path, form: str) -> None:
-    write_bert(folder / "bert")
-    write_xlmr(folder / "xlmr", hidden_size=64)
-    edit_json(folder / "xlmr/tokenizer_config.json", model_max_length=40)
-    bert, pooling = Transformer(str(folder / "bert")), Pooling(48, "mean")
-    other = [Transformer(str(folder / "xlmr")), Pooling(64, "cls"), Dense(64, 48)]
-    heads = {"query": [dense(20, 1)], "document": [dense(20, 2), dense_of(20, 20)]}
-    modules: dict[str, list[Any]] = {
-        "heads": [bert, pooling, Router(heads), Normalize()],
-        "one head": [bert, pooling, Router({"query": [dense(48, 1)], "document": []}, default_route="document")],
-        "poolings": [Router({"query": [bert, Pooling(48, "cls")], "document": [bert, pooling]}), Normalize()],
-        "table and model": [Router.for_query_document([static()], [bert, pooling]), Normalize()],
-        "two models": [Router.for_query_document(other, [bert, pooling])],
-    }
-    SentenceTransformer(modules=modules[form], device="cpu").save(str(folder / "model"))
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Models by their form, each saved once."""
@@ -68,7 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def find(form: str) -> Path:
         folder = tmp_path_factory.mktemp("router")
-        save(folder, form)
+        write_router(folder, form)
         return folder / "model"
 
     return find
@@ -78,11 +50,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def heads(saved: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy to be changed."""
     return shutil.copytree(saved("heads"), tmp_path / "model")
-
-
-def dense_of(columns: int, rows: int) -> Dense:
-    torch.manual_seed(7)
-    return Dense(columns, rows)
 
 
 def assert_parity(found: Floats, expected: Floats) -> None:

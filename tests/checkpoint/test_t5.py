@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from test_layouts import LAYOUTS, TEXTS, write_layout
 
-from checkpoints import edit_json, write_json
+from checkpoints.files import edit_json, write_json
+from checkpoints.layouts import LAYOUTS, TEXTS, write_layout
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.left_out import left_out

@@ -12,9 +12,9 @@ import pytest
 from transformers import AutoTokenizer, XLMRobertaTokenizer
 from transformers.models.auto import tokenization_auto as auto
 
-import tokenizer_files
-from checkpoints import write_json
-from tokenizer_files import FAMILIES, charsmap, deberta, gemma, llama, qwen, roberta, write, xlm_roberta
+from checkpoints import tokenizer_files
+from checkpoints.files import write_json
+from checkpoints.tokenizer_files import FAMILIES, GTE_QWEN2, charsmap, deberta, gemma, llama, qwen, roberta, write, xlm_roberta
 from whimbrel.checkpoint.config import reader
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.tokenizer import config
@@ -123,16 +123,6 @@ def test_what_no_class_can_be_built_of_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not found"):
         load(tmp_path)
-
-
-GTE_QWEN2 = {
-    "add_eos_token": True,
-    "auto_map": {
-        "AutoTokenizer": [
-            f"Alibaba-NLP/gte-Qwen2-7B-instruct--tokenization_qwen.Qwen2Tokenizer{ending}" for ending in ("", "Fast")
-        ]
-    },
-}
 
 
 @pytest.mark.parametrize("limit", [60, 9])

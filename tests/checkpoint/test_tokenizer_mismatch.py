@@ -14,10 +14,12 @@ from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_xlmr, xlmr_tokenizer
+from checkpoints.encoders import write_bert, write_xlmr, xlmr_tokenizer
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import FAMILIES, load, write
 from parity import Parity
 from texts import TEXTS
-from tokenizer_files import FAMILIES, load, write
 from whimbrel import Engine
 from whimbrel.checkpoint.tokenizer.classes import find_mismatch
 from whimbrel.cli.main import app

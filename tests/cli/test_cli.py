@@ -16,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +29,15 @@ from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
 from transformers import AutoTokenizer
 from typer import rich_utils
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert, write_roberta
+from checkpoints.files import edit_json
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sentence_layout import sentence_layout
+from command import Here, error, run
 from serving import Server
 from whimbrel import Engine, __version__
-from whimbrel.cli import console, doctor, main, verify
+from whimbrel.cli import console, doctor, verify
 from whimbrel.cli import progress as progress_of
 from whimbrel.cli.progress import show_progress
 from whimbrel.errors import SetupError, WhimbrelError
@@ -46,64 +49,6 @@ COMMANDS = (
     "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
     "bench offline", "bench compare",
 )  # fmt: skip
-
-
-def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    command = [sys.executable, "-m", "whimbrel", *args]
-    done = subprocess.run(command, input=data, capture_output=True, env=os.environ | env, check=False, timeout=120)
-    assert done.returncode == code, (done.stdout[:500], done.stderr.decode())
-    assert b"Traceback" not in done.stderr
-    return done
-
-
-def error(*args: str, **env: str) -> str:
-    """Return the error of a command that must fail with exit code 1, one line on stderr and nothing on stdout."""
-    done = run(*args, code=1, **env)
-    return one_error(done.stdout, done.stderr)
-
-
-def one_error(stdout: bytes, stderr: bytes) -> str:
-    lines = [line for line in stderr.decode().splitlines() if line.startswith(("error:", "hint:"))]
-    assert [line.split(":")[0] for line in lines] in (["error"], ["error", "hint"])
-    assert stdout == b""
-    return "\n".join(lines)
-
-
-class Stream(io.BytesIO):
-    """Stream whose bytes can be read after it is closed."""
-
-    written = b""
-
-    def close(self) -> None:
-        if not self.closed:
-            self.written = self.getvalue()
-        super().close()
-
-
-@dataclass
-class Here:
-    """The command in this process, without another import of PyTorch."""
-
-    patch: pytest.MonkeyPatch
-
-    def run(self, *args: str, stdin: bytes = b"", code: int = 0) -> tuple[bytes, bytes]:
-        """Return stdout and stderr."""
-        streams = {"stdin": Stream(stdin), "stdout": Stream(), "stderr": Stream()}
-        with self.patch.context() as patch:
-            patch.setattr(sys, "argv", ["whimbrel", *args])
-            for name, stream in streams.items():
-                patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
-            with pytest.raises(SystemExit) as end:
-                main.main()
-        for stream in streams.values():
-            stream.close()
-        out, err = streams["stdout"].written, streams["stderr"].written
-        assert (end.value.code or 0) == code, (out[:500], err.decode())
-        return out, err
-
-    def error(self, *args: str, stdin: bytes = b"") -> str:
-        return one_error(*self.run(*args, stdin=stdin, code=1))
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hostile import Hostile, Script, array, ask, good, http, numbered
+from scripted_server import Hostile, Script, array, ask, good, http, numbered
 from whimbrel import AsyncClient, Client, errors
 
 ONES = np.ones((2, 3), np.float32)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exchanges import Small
-from hostile import Hostile, http
+from scripted_server import Hostile, http
 from whimbrel import AsyncClient, AsyncEngine, Client, errors
 from whimbrel.types.request import TokenizeRequest
 

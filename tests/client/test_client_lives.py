@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hostile import Hostile, ask, good, http, numbered
+from scripted_server import Hostile, ask, good, http, numbered
 from whimbrel import AsyncClient, Client, Engine, errors
 
 VERBS = "embed sparse multi_vector muvera encode score rerank explain classify token_classify".split()

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from test_bge_m3 import write_m3
 
-from classifiers import write_classifier, write_nli
-from gliner_golden import write_gliner
-from late_models import write_sentence_transformers
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier, write_nli
+from checkpoints.gliner_golden import write_gliner
+from checkpoints.late_interaction import write_sentence_transformers
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine, errors
 

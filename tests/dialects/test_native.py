@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeModel
+from fake_embedder import FakeModel
 from vectors import codes_of, same_bits, told, vectors
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest

@@ -10,7 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 
-from fake import FakeModel
+from fake_embedder import FakeModel
 from vectors import same_bits, told, vectors
 from whimbrel.dialects import ROUTES, native
 from whimbrel.errors import InvalidRequest, TooLarge

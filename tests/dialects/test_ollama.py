@@ -18,10 +18,12 @@ import orjson
 import pytest
 from hypothesis import given
 
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
+from asgi import Told, call
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.sentence_layout import sentence_layout
 from exchanges import Exchanges
-from fake import FakeEmbedder, Told, call
+from fake_embedder import FakeEmbedder
 from serving import Server
 from vectors import same_bits, vectors
 from whimbrel import AsyncEngine, Engine, errors

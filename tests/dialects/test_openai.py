@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeModel, Told, asked, call
+from asgi import Told, call
+from fake_embedder import FakeModel, asked
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import Route, native, openai
@@ -25,6 +26,7 @@ from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
+from wrong_bodies import WRONG_BODIES
 
 IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
 
@@ -66,25 +68,7 @@ def test_truncation(body: dict[str, Any], truncate: str | None, limit: int | Non
     assert (request.truncate, request.max_tokens) == (truncate, limit)
 
 
-WRONG: list[tuple[bytes, str | None]] = [
-    (b"", None), (b"  \n", None), (b"{", None), (b'{"input": "a', None), (b'{"input": "a"} x', None), (b"null", None), (b"[]", None),
-    (b'"a"', None), (b"{}", "input"), (b'{"input": null}', "input"), (b'{"input": 3}', "input"), (b'{"input": {}}', "input"),
-    (b'{"input": []}', "input"), (b'{"input": ["a", null]}', "input[1]"), (b'{"input": ["a", 1]}', "input[1]"),
-    (b'{"input": [[1], "a"]}', "input[1]"), (b'{"input": [[1], ["a"]]}', "input[1][0]"), (b'{"input": [1, 2.5]}', "input[1]"),
-    (b'{"input": [[1, [2]]]}', "input[0][1]"), (b'{"input": [true]}', "input[0]"), (b'{"input": NaN}', None), (b'{"input": [NaN]}', None),
-    (b'{"input": [1e400]}', "input[0]"), (b'{"input": [36893488147419103232]}', "input[0]"),
-    (b'{"input": [[1, 9223372036854775808]]}', "input[0][1]"), (b'{"input": "\\ud800"}', None), (b'{"input": "\xff"}', None),
-    (b'\xef\xbb\xbf{"input": "a"}', None), (b"[" * 100_000, None), (b'{"input":' + b"[" * 100_000, "input[0][0]"),
-    (b'{"x":' + b"[" * 100_000, None), (b'{"input": "a", "dimensions": "256"}', "dimensions"),
-    (b'{"input": "a", "dimensions": 3.5}', "dimensions"), (b'{"input": "a", "encoding_format": "hex"}', "encoding_format"),
-    (b'{"input": "a", "model": 3}', "model"), (b'{"input": "a", "truncate": "middle"}', "truncate"),
-    (b'{"input": "a", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"), (b'{"input": "a", "normalize": 1}', "normalize"),
-    (b'{"input": "a", "prompt": "x", "prompt_name": "y"}', "prompt"),
-    (b'{"input": [' + b"1" * 5000 + b"]}", "input[0]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("body", "param"), WRONG_BODIES, ids=lambda value: str(value)[:40])
 def test_wrong_bodies_say_where(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         openai.parse_request(body)

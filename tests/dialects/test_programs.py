@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cohere import QUERY, TEXTS
 
+from dialect_results import QUERY, TEXTS
 from exchanges import Small
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # programs leave their clients open

@@ -15,15 +15,17 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
-from test_bge_m3 import write_m3
-from test_llm_rerankers import CAUSAL, reference_score, write
 from transformers import AutoTokenizer
 
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
+from asgi import call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.rerankers import CAUSAL, reference_score, write_reranker
+from checkpoints.sentence_layout import sentence_layout
 from exchanges import Small
-from fake import CARD, FakeModel, call
-from late_models import write_stanford
+from fake_embedder import CARD, FakeModel
 from serving import Server
 from vectors import same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine
@@ -192,7 +194,7 @@ def cross_encoder(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
 def language_model(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
     """The same, by transformers and the recipe of Qwen3-Reranker's card."""
     kind, config, files, recipe, tokens, divisor = CAUSAL["qwen3"]
-    model = write(folder, kind, files(), **config)
+    model = write_reranker(folder, kind, files(), **config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [recipe(tokenizer, QUERY, document, None, 400) for document in DOCUMENTS]
     logits = np.array([reference_score(model, tokenizer, each, tokens, divisor) for each in ids])

@@ -22,13 +22,14 @@ from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from test_bge_m3 import write_m3
-from test_sparse import write_splade
 
-from classifiers import write_classifier
+from asgi import Told, call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sparse import write_splade
 from exchanges import Exchanges
-from fake import FakeEmbedder, Told, call
-from late_models import write_stanford
+from fake_embedder import FakeEmbedder
 from serving import Server
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors

@@ -24,15 +24,15 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_bge_m3 import write_m3
-from test_dtypes import TORCH
 
-from checkpoints import edit_json
-from classifiers import two_layers, write_classifier
-from fake import FakeEmbedder, FakeModel, asked, call
-from late_models import write_stanford
+from asgi import call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import two_layers, write_classifier
+from checkpoints.files import edit_json
+from checkpoints.late_interaction import write_stanford
+from fake_embedder import FakeEmbedder, FakeModel, asked
 from serving import Server
-from vectors import body_of, same_bits, told, vectors
+from vectors import TORCH_DTYPES, body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, __version__
 from whimbrel.dialects import openai, rerank, vllm
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, TooLong, UnsupportedMediaType, WhimbrelError
@@ -421,20 +421,20 @@ def write(outputs: dict[str, Any], **body: Any) -> Any:
     return vllm.render_pooling(sent, result(**outputs), FakeModel.named("m"))
 
 
-@given(st.sampled_from(list(TORCH)), st.sampled_from(["native", "little", "big"]), st.booleans())
+@given(st.sampled_from(list(TORCH_DTYPES)), st.sampled_from(["native", "little", "big"]), st.booleans())
 def test_base64_and_bytes_read_back(dtype: str, order: str, ragged: bool) -> None:
     """The same numbers in all formats, those of torch in that type, and of float32 the floats bit for bit."""
     rows = [np.asarray(TOKENS[i]) for i in range(3)] if ragged else list(DENSE)
     outputs = {"token_dense" if order == "big" else "multi_vector": TOKENS} if ragged else {"dense": DENSE}
-    expected = [torch.from_numpy(row.copy()).to(TORCH[dtype]).to(torch.float32).numpy() for row in rows]
+    expected = [torch.from_numpy(row.copy()).to(TORCH_DTYPES[dtype]).to(torch.float32).numpy() for row in rows]
 
     def numbers(content: bytes, shape: Any) -> Any:
-        kind = np.dtype(f"V{TORCH[dtype].itemsize}")
+        kind = np.dtype(f"V{TORCH_DTYPES[dtype].itemsize}")
         stored = np.frombuffer(content, kind)
         content = stored.view(f">u{kind.itemsize}").astype(f"<u{kind.itemsize}").tobytes() if order == "big" else content
         if not content:
             return np.empty(shape, np.float32)
-        return torch.frombuffer(bytearray(content), dtype=TORCH[dtype]).to(torch.float32).numpy().reshape(shape)
+        return torch.frombuffer(bytearray(content), dtype=TORCH_DTYPES[dtype]).to(torch.float32).numpy().reshape(shape)
 
     floats = orjson.loads(write(outputs))["data"]
     texts = orjson.loads(write(outputs, encoding_format="base64", embed_dtype=dtype, endianness=order))["data"]
@@ -631,7 +631,7 @@ def test_vectors(minilm_app: Asker, engine: Engine) -> None:
     assert np.array_equal(column(free, "embedding"), engine.embed(TEXTS, normalize=False))
     assert free["id"] == "embd-r"
     assert free["created"] > 1.7e9
-    for dtype, torch_type in TORCH.items():
+    for dtype, torch_type in TORCH_DTYPES.items():
         body = {"input": TEXTS, "encoding_format": "base64", "embed_dtype": dtype, "endianness": "little"}
         texts = [each["embedding"] for each in minilm_app.ask("/v1/embeddings", body)["data"]]
         found = [torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch_type) for text in texts]

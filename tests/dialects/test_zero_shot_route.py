@@ -12,9 +12,9 @@ import orjson
 import pytest
 import torch
 
-from classifiers import write_classifier, write_nli
+from asgi import Told, call
+from checkpoints.classifiers import write_classifier, write_nli
 from exchanges import Exchanges
-from fake import Told, call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry

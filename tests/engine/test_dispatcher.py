@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import dense_job
+from scripted_runner import dense_job
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import EngineRequest, Job, Scheduling

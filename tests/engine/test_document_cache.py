@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from test_multi_vector import DOCUMENTS, QUERIES
 
-from late_models import write_stanford
+from checkpoints.late_interaction import write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES
 from serving import Server
 from whimbrel import Engine
 from whimbrel.engine.document_cache import DocumentCache, cache_key

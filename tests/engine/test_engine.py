@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeRunner, block, ids, install
+from scripted_runner import FakeRunner, block, ids, install
 from texts import TEXTS
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.load_progress import counting_bytes

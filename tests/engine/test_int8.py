@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_sparse import splade_layout, write_splade
 
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sparse import splade_layout, write_splade
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.bench.random_models import Size, write_qwen3

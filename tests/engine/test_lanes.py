@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from fakes import EngineThreads, dense_job, dense_wanted, response_of, vectors_of
+from scripted_runner import EngineThreads, dense_job, dense_wanted, response_of, vectors_of
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import EngineThreads, dense_job, response_of, vectors_of
+from scripted_runner import EngineThreads, dense_job, response_of, vectors_of
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.engine_request import BatchItems, Job
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory

@@ -19,7 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError

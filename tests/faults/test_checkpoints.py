@@ -21,7 +21,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints import OLD, edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import OLD, sentence_layout
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
 

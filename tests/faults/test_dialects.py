@@ -20,8 +20,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asgi import call
 from exchanges import WRITE
-from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES
 from whimbrel.server.app.app import create_app

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import orjson
 import pytest
 
-from raw import Answer, Connection, ask, chunked, head, peak_memory, post
+from process_resources import peak_memory
+from raw_http import Answer, Connection, ask, chunked, head, post
 from serving import Server
 from waiting import wait_for
 

@@ -21,9 +21,10 @@ import numpy as np
 import orjson
 import pytest
 
-from fake import FakeServer
+from fake_embedder import FakeServer
 from fuzz import Grammar
-from raw import PATH, Answer, Connection, ask, chunked, head, open_files, open_sockets, peak_memory, post
+from process_resources import open_files, open_sockets, peak_memory
+from raw_http import PATH, Answer, Connection, ask, chunked, head, post
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for

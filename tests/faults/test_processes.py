@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from test_models import DECODER
-from test_models import write as write_model
 
 import fault_injection
 import whimbrel
-from checkpoints import sentence_layout, write_bert
+from checkpoints.encoders import write_bert
+from checkpoints.families import DECODER, write_model
+from checkpoints.sentence_layout import sentence_layout
 from load import Load, ask, queued_tokens, vectors_of
-from raw import Connection, head
+from raw_http import Connection, head
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for

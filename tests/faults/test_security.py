@@ -23,8 +23,9 @@ from packaging.version import Version
 from starlette.routing import Route
 
 import whimbrel
-from fake import FakeEmbedder, call
-from raw import ask, head, post
+from asgi import call
+from fake_embedder import FakeEmbedder
+from raw_http import ask, head, post
 from serving import Server
 from texts import TEXTS
 from whimbrel import Client, Engine, errors
@@ -442,7 +443,9 @@ def test_H14_requests_bring_no_templates(field: str, server: Server, engine: Eng
 
 
 def test_H14_a_checkpoint_s_template_is_not_rendered(tmp_path: Path) -> None:
-    from checkpoints import edit_json, sentence_layout, write_bert
+    from checkpoints.encoders import write_bert
+    from checkpoints.files import edit_json
+    from checkpoints.sentence_layout import sentence_layout
 
     write_bert(tmp_path)
     sentence_layout(tmp_path, prompts={"query": SSTI[2], "document": SSTI[6]})

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import docs_code
+from checkpoints.hub import WRITERS, write_hub
 from docs_code import LANGUAGES, Block, blocks_of, stray_notes
-from hub import WRITERS, write_hub
 from serving import Server
 
 ROOT = Path(__file__).parents[2]

@@ -21,10 +21,10 @@ FLAT = dict.fromkeys(LIMITS, 10.0)
 
 
 class Leaky:
-    """tests/support/leaky.py, in a session of its own."""
+    """tests/support/leaking_process.py, in a session of its own."""
 
     def __init__(self, what: str) -> None:
-        command = [sys.executable, str(Path(__file__).parents[1] / "support/leaky.py"), what]
+        command = [sys.executable, str(Path(__file__).parents[1] / "support/leaking_process.py"), what]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 import httpx2
 import numpy as np
 import pytest
-from test_bge_m3 import write_m3
 
+from checkpoints.bge_m3 import write_m3
 from serving import Server
 from whimbrel import Client
 

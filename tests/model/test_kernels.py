@@ -16,10 +16,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_disentangled import make_heads, make_scores
-from test_ops import SCORES, make_layout
 from torch import Tensor
 
+from attention_cases import SCORES, make_heads, make_layout, make_position_scores
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
@@ -683,7 +682,7 @@ def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
 def test_scores_of_positions(own: Kernels, width: int, dtype: torch.dtype) -> None:
     """They are those of the formula, and have the same bits alone, whatever other seqs have left in memory."""
     lengths = [550, 513, 290, 130, 128, 97, 33, 16, 5, 1]
-    layout, scores = make_layout(lengths), make_scores(width)
+    layout, scores = make_layout(lengths), make_position_scores(width)
     qkv = make_heads(layout.num_tokens, width, dtype)
     out = attend(*qkv, layout, scores)
     expected = attend_reference(*(part.float() for part in qkv), layout, scores)

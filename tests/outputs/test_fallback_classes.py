@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_fallback import CASES
-from test_models import DECODER, assert_close, write
-from test_scores import TEXTS, logits_of
 
-from checkpoints import bert_tokenizer, edit_json
+from checkpoints.classifiers import TEXTS, logits_of
+from checkpoints.encoders import bert_tokenizer
+from checkpoints.fallback import CASES
+from checkpoints.families import DECODER, write_model
+from checkpoints.files import edit_json
+from comparisons import assert_close
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
@@ -115,7 +117,7 @@ def test_scores_of_tokens_of_encoders(case: str, tmp_path: Path) -> None:
 
 def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
     """A class of transformers with a head of its own is refused with the kind that is supported."""
-    write(tmp_path, "Phi3", DECODER)
+    write_model(tmp_path, "Phi3", DECODER)
     edit_json(tmp_path / "config.json", architectures=["ConvBertForSequenceClassification"], model_type="convbert")
     with pytest.raises(
         CheckpointError, match=r"config.json: architectures: ConvBertForSequenceClassification has a head of its own"

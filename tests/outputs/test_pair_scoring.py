@@ -18,13 +18,15 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import maxsim as reference_maxsim
-from test_bge_m3 import reference as m3_reference
-from test_bge_m3 import write_m3
-from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
-from test_sparse import splade_layout, write_splade
 
 import whimbrel.model.maxsim_scorer
-from checkpoints import edit_json, sentence_layout, write_bert
+from checkpoints.bge_m3 import m3_reference, write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json
+from checkpoints.late_interaction import write_jina
+from checkpoints.late_references import CASES, DOCUMENTS, QUERIES, jina_vectors, late_reference
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.sparse import splade_layout, write_splade
 from whimbrel import AsyncEngine, Engine
 from whimbrel.engine.engine_request import Job
 from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
@@ -63,7 +65,7 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.mark.parametrize("case", CASES)
 def test_late_interaction(case: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(case)
-    model = reference(folder)
+    model = late_reference(folder)
     queries, documents = model.encode_query(QUERIES), model.encode_document(DOCUMENTS)
     expected = reference_maxsim([torch.as_tensor(q) for q in queries], [torch.as_tensor(d) for d in documents]).numpy()
     scale = np.abs(np.where(expected > -1e8, expected, 0)).max()
@@ -82,8 +84,10 @@ def test_jina_colbert(width: int, tmp_path: Path) -> None:
     weights = write_jina(tmp_path, "HF_ColBERT")
     with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
         for query in QUERIES:
-            rows = jina(weights, tmp_path, query, "query", width)
-            expected = [(rows @ jina(weights, tmp_path, text, "document", width).T).max(axis=1).sum() for text in DOCUMENTS]
+            rows = jina_vectors(weights, tmp_path, query, "query", width)
+            expected = [
+                (rows @ jina_vectors(weights, tmp_path, text, "document", width).T).max(axis=1).sum() for text in DOCUMENTS
+            ]
             np.testing.assert_allclose(engine.score(query, DOCUMENTS, dimensions=width), expected, rtol=1e-5)
 
 

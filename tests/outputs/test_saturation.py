@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from classifiers import write_classifier
+from checkpoints.classifiers import write_classifier
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine
 from whimbrel.client.responses import Ranking, ScoredRow, join_rankings, ranking_of

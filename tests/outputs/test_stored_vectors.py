@@ -15,11 +15,12 @@ import orjson
 import pybase64
 import pytest
 from numpy.typing import NDArray
-from test_bge_m3 import write_m3
-from test_multi_vector import DOCUMENTS, QUERIES
 
-from checkpoints import sentence_layout, write_bert
-from late_models import write_stanford
+from checkpoints.bge_m3 import write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES
+from checkpoints.sentence_layout import sentence_layout
 from serving import Server
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest

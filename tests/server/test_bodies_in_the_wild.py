@@ -15,9 +15,9 @@ import orjson
 import pytest
 import torch
 
-from classifiers import write_classifier
+from asgi import call
+from checkpoints.classifiers import write_classifier
 from exchanges import WRITE
-from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits

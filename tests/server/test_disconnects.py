@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from fake import FakeEmbedder
-from raw import post
+from fake_embedder import FakeEmbedder
+from raw_http import post
 from whimbrel.errors import Overloaded
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits

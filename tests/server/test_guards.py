@@ -18,7 +18,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeEmbedder, call
+from asgi import call
+from fake_embedder import FakeEmbedder
 from whimbrel.errors import SetupError
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.guards import GuardMiddleware

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from asgi import ask
-from fake import FakeEmbedder
+from fake_embedder import FakeEmbedder
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import ModelRegistry

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from fake import CARD, FakeEmbedder
+from fake_embedder import CARD, FakeEmbedder
 from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route
 from whimbrel.dialects.common.route import ModelKind
 from whimbrel.server.app.app import create_app

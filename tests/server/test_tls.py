@@ -14,7 +14,7 @@ import httpx2
 import pytest
 import trustme
 
-from raw import head
+from raw_http import head
 from serving import Server
 from waiting import wait_for
 from whimbrel.errors import SetupError

@@ -2,7 +2,7 @@
 
 Each level below this machine's own, which the other tests run at, is a child process with the switches that hold oneDNN, ATen,
 MKL and OpenBLAS back; "invented" is this machine without Whimbrel's kernels, with products whose bits depend on the number of
-rows (invented.py). "torch", where it is named, is this machine without Whimbrel's kernels.
+rows (invented_products.py). "torch", where it is named, is this machine without Whimbrel's kernels.
 """
 
 from __future__ import annotations

@@ -17,10 +17,11 @@ from typing import Any
 import orjson
 import torch
 
-import jina_v3
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints import jina_v3
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sentence_layout import sentence_layout
 from serving import Server
 from whimbrel import Engine
 

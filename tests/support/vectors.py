@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import torch
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -46,3 +47,11 @@ def codes_of(kind: str, rows: np.ndarray) -> np.ndarray:
 def is_read_back(kind: str, numbers: Any, rows: np.ndarray) -> bool:
     """True if these are the rows in a type as Cohere, Voyage and Jina name it: floats bit for bit."""
     return same_bits(numbers, rows) if kind in ("float", "base64") else np.array_equal(numbers, codes_of(kind, rows))
+
+
+TORCH_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}

@@ -14,12 +14,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from test_static import table, words, write_model2vec
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer
 
-import tokenizer_files
-from checkpoints import sentence_layout, write_bert, write_roberta, write_xlmr
+from checkpoints import tokenizer_files
+from checkpoints.encoders import write_bert, write_roberta, write_xlmr
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.static import table, word_tokenizer, write_model2vec
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge, TooLong
 from whimbrel.outputs.finishers import locate_error
@@ -378,7 +379,9 @@ def test_the_async_engine_does_the_same(saved: Callable[..., Path]) -> None:
 
 def test_a_table_of_vectors_in_parts(tmp_path: Path) -> None:
     """model2vec: unknown tokens are dropped before a text is split, and belong to no part."""
-    write_model2vec(tmp_path, words(), {"embeddings": table(words().get_vocab_size())}, max_length=20, normalize=False)
+    write_model2vec(
+        tmp_path, word_tokenizer(), {"embeddings": table(word_tokenizer().get_vocab_size())}, max_length=20, normalize=False
+    )
     with Engine(str(tmp_path)) as engine:
         text = "🙂 " * 30 + LONG
         whole = Engine(str(tmp_path), max_length=10_000)

@@ -12,7 +12,9 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import MistralConfig, MistralForCausalLM, MistralModel, PreTrainedTokenizerFast
 
-from checkpoints import CORPUS, edit_json, sentence_layout
+from checkpoints.encoders import CORPUS
+from checkpoints.files import edit_json
+from checkpoints.sentence_layout import sentence_layout
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.errors import InvalidRequest, TooLarge

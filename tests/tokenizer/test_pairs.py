@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from checkpoints import sentence_layout, write_bert
-from tokenizer_files import FAMILIES, load, write
+from checkpoints.encoders import write_bert
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import FAMILIES, load, write
 from whimbrel.checkpoint.config.reader import _ARCHITECTURES
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.tokenizer.pairs import cut_pair, find_template

@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import load
 from texts import TEXTS
-from tokenizer_files import load
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
 from whimbrel.tokenizer.tokenizer import Tokenizer

@@ -20,13 +20,15 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 from sentence_transformers.util import maxsim as reference_maxsim
-from test_bge_m3 import through_a_line, write_m3
-from test_multi_vector import DOCUMENTS, QUERIES, compare, reference
 
 import whimbrel.outputs.multi_vector
-from checkpoints import edit_json, write_json
-from fake import CARD, FakeModel
-from late_models import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.bge_m3 import write_m3
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES, late_reference
+from comparisons import assert_close_vectors
+from fake_embedder import CARD, FakeModel
+from process_boundary import run_over_a_channel
 from serving import Server
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import native, rerank
@@ -87,9 +89,9 @@ def test_pooled_documents_are_sentence_transformers(
     case: str, option: Any, stated: dict[str, Any], engine: Callable[[str], Engine]
 ) -> None:
     """Vectors and scores equal those of Sentence Transformers, which never pools queries."""
-    ours, theirs = engine(case), reference(engine(case).folder)
+    ours, theirs = engine(case), late_reference(engine(case).folder)
     wanted = theirs.encode_document(DOCUMENTS, token_pooling=HierarchicalTokenPooling(**stated), convert_to_numpy=True)
-    compare(ours.multi_vector(DOCUMENTS, input_type="document", token_pooling=option), wanted)
+    assert_close_vectors(ours.multi_vector(DOCUMENTS, input_type="document", token_pooling=option), wanted)
     plain = ours.multi_vector(DOCUMENTS, input_type="document")
     assert sum(map(len, wanted)) < sum(map(len, plain))
     expected = pooled_scores(theirs.encode_query(QUERIES, convert_to_numpy=True), wanted)
@@ -161,7 +163,9 @@ def test_texts_of_which_nothing_is_said_are_documents(engine: Callable[[str], En
     found = model.encode(DOCUMENTS, ("dense", "multi_vector"), token_pooling=2)
     module = HierarchicalTokenPooling(2)
     assert found.multi_vector is not None
-    compare(found.multi_vector, [rows.numpy() for rows in module.pool([torch.from_numpy(rows) for rows in plain], task=None)])
+    assert_close_vectors(
+        found.multi_vector, [rows.numpy() for rows in module.pool([torch.from_numpy(rows) for rows in plain], task=None)]
+    )
     assert np.array_equal(found.dense, model.embed(DOCUMENTS))  # pyright: ignore[reportArgumentType]
 
 
@@ -169,7 +173,7 @@ def test_a_cut_comes_first(engine: Callable[[str], Engine]) -> None:
     model = engine("min")
     cut = model.multi_vector(DOCUMENTS, input_type="document", dimensions=8)
     found = model.multi_vector(DOCUMENTS, input_type="document", dimensions=8, token_pooling=2)
-    compare(found, list(pool_tokens(cut, TokenPooling(2))), 0)
+    assert_close_vectors(found, list(pool_tokens(cut, TokenPooling(2))), 0)
 
 
 # In checkpoints
@@ -206,8 +210,8 @@ def test_checkpoints_that_pool(stated: dict[str, Any], normalized: bool, tmp_pat
     documents = theirs.encode_document(DOCUMENTS, convert_to_numpy=True)
     expected = pooled_scores(queries, documents)
     with Engine(str(tmp_path), dtype="float32") as ours:
-        compare(ours.multi_vector(QUERIES, input_type="query"), queries)
-        compare(ours.multi_vector(DOCUMENTS, input_type="document"), documents)
+        assert_close_vectors(ours.multi_vector(QUERIES, input_type="query"), queries)
+        assert_close_vectors(ours.multi_vector(DOCUMENTS, input_type="document"), documents)
         found = np.stack([ours.score(query, DOCUMENTS) for query in QUERIES])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -501,8 +505,8 @@ def test_a_failure_is_that_of_its_request(
             assert found is not None
             assert np.array_equal(found[0], wanted)
         with pytest.raises(kind):
-            asyncio.run(through_a_line(model, [bad]))
-        assert np.array_equal(asyncio.run(through_a_line(model, [good]))[0].multi_vector[0], wanted)  # pyright: ignore[reportOptionalSubscript]
+            asyncio.run(run_over_a_channel(model, [bad]))
+        assert np.array_equal(asyncio.run(run_over_a_channel(model, [good]))[0].multi_vector[0], wanted)  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +526,7 @@ def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: 
         future.result(30)
 
     async def ask() -> None:
-        asked = asyncio.ensure_future(through_a_line(model, [documents]))
+        asked = asyncio.ensure_future(run_over_a_channel(model, [documents]))
         while not waiting.entered.is_set():
             await asyncio.sleep(0.001)
         waiting.go_on.set()  # the loop turns while another thread waits for this

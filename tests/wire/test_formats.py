@@ -22,7 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from asgi import Answer, ask
-from fake import FakeEmbedder, FakeModel
+from fake_embedder import FakeEmbedder, FakeModel
 from whimbrel import wire
 from whimbrel.dialects import native, openai
 from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_media_type

@@ -110,17 +110,11 @@ def run(work: Path, source: Path, only: str) -> dict[str, str]:
         if folder.name != "__pycache__":
             (folder / "__init__.py").touch()
     (tree / "pytest.ini").write_text("[pytest]\n")
-    support = ROOT / "tests"
     plugins = work / "packages"
     if not plugins.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(plugins), *PACKAGES]
         subprocess.run(command, check=True)
-    paths = [
-        HERE,
-        plugins,
-        support / "support",
-        *(support / room for room in ("outputs", "model", "wire", "checkpoint", "dialects")),
-    ]
+    paths = [HERE, plugins, HERE.parent]
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, [*paths, tree])),
         "VLLM_SOURCE": str(source),

@@ -10,12 +10,13 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from test_hub_models import JINA_BERT, JINA_ROBERTA, LFM2, jina_bert_names, jina_roberta_names, lfm2_names
-from test_hub_models import draw as draw_weights
-from test_models import write
 
-from checkpoints import edit_json, write_json
-from tokenizer_files import FAMILIES
+from checkpoints.families import write_model
+from checkpoints.files import edit_json, write_json
+from checkpoints.published.blocks import draw_weights
+from checkpoints.published.jina import JINA_BERT, JINA_ROBERTA, jina_bert_names, jina_roberta_names
+from checkpoints.published.lfm2 import LFM2, lfm2_names
+from checkpoints.tokenizer_files import FAMILIES
 
 Config = dict[str, Any]
 
@@ -59,7 +60,7 @@ def write_transformer(folder: Path, name: str, family: str, words: list[str], ad
         content["added_tokens"].append({"id": number, **flags})
         stated["added_tokens_decoder"][str(number)] = flags
     sizes = SIZES | {"vocab_size": max(ids) + 1 + len(added), "pad_token_id": 0} | config
-    model = write(folder, name, sizes)
+    model = write_model(folder, name, sizes)
     write_json(folder / "tokenizer.json", content)
     write_json(folder / "tokenizer_config.json", stated)
     return model

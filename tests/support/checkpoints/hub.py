@@ -11,16 +11,15 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file
-from test_bge_m3 import write_m3
-from test_layouts import LAYOUTS, write_layout
-from test_llm_rerankers import qwen
-from test_llm_rerankers import write as write_reranker
-from test_sparse import splade_layout, write_splade
 
-from checkpoints import edit_json
-from classifiers import write_classifier
-from jina_v5 import write as write_v5
-from late_models import write_pylate
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.files import edit_json
+from checkpoints.jina_v5 import write as write_v5
+from checkpoints.late_interaction import write_pylate
+from checkpoints.layouts import LAYOUTS, write_layout
+from checkpoints.rerankers import qwen, write_reranker
+from checkpoints.sparse import splade_layout, write_splade
 from whimbrel.checkpoint.locate import resolve_checkpoint
 
 EMOTIONS = ["admiration", "amusement", "anger", "joy", "surprise", "neutral"]

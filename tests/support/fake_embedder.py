@@ -1,6 +1,6 @@
 """An embedder without a model, and a server process around it.
 
-python tests/support/fake.py '{"limits": {...}}'     serves; prints its port once it answers
+python tests/support/fake_embedder.py '{"limits": {...}}'     serves; prints its port once it answers
 """
 
 from __future__ import annotations
@@ -96,54 +96,6 @@ class FakeEmbedder:
         await self.go.wait()
         shape = len(request.texts), request.dimensions or 4
         return Result(Outputs(np.ones(shape, np.float32)), num_tokens=3 * shape[0], num_truncated=0, timings=Timings())
-
-
-@dataclass
-class Told:
-    """What an app sent: `pieces` are the bodies of its messages."""
-
-    status: int
-    headers: dict[str, str]
-    pieces: list[bytes]
-
-    @property
-    def body(self) -> bytes:
-        return b"".join(self.pieces)
-
-
-async def call(
-    app: Any, method: str = "GET", path: str = "/", *, body: bytes | list[bytes] = b"", headers: dict[str, str] | None = None
-) -> Told:
-    """Ask an ASGI app, as a client that keeps its connection. Names of headers are written with _ for -."""
-    chunks = [body] if isinstance(body, bytes) else body
-    named = {"host": "localhost", "content_length": str(sum(map(len, chunks)))} | (headers or {})
-    waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks] + [{"type": "http.request"}]
-    told = Told(0, {}, [])
-
-    async def receive() -> Any:
-        return waiting.pop(0) if waiting else await asyncio.Event().wait()
-
-    async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            told.status = message["status"]
-            told.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
-        else:
-            told.pieces.append(message.get("body", b""))
-
-    scope = {
-        "type": "http",
-        "http_version": "1.1",
-        "method": method,
-        "path": path,
-        "query_string": b"",
-        "root_path": "",
-        "scheme": "http",
-        "server": ("127.0.0.1", "8000"),
-        "client": ("127.0.0.1", "50000"),
-        "headers": [(name.replace("_", "-").encode(), value.encode("latin-1")) for name, value in named.items()],
-    }
-    await app(scope, receive, send)
-    return told
 
 
 class FakeServer:

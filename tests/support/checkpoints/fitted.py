@@ -14,10 +14,10 @@ from typing import Any
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_sparse import splade_layout
 
-from checkpoints import edit_json, write_json
-from late_models import BASE, MASK
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import BASE, MASK
+from checkpoints.sparse import splade_layout
 from whimbrel.checkpoint.locate import resolve_checkpoint
 
 CLASSES: dict[str, list[str]] = {

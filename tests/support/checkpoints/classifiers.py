@@ -6,13 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
-from checkpoints import SIZES, bert_tokenizer, edit_json, roberta_tokenizer, xlmr_tokenizer
-from tokenizer_files import deberta, qwen
+from checkpoints.encoders import SIZES, bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
+from checkpoints.files import edit_json
+from checkpoints.tokenizer_files import deberta, qwen
 
 SMALL = SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 66, "pad_token_id": 0}
 ROBERTA = SMALL | {"pad_token_id": 1, "type_vocab_size": 1}
@@ -113,3 +115,35 @@ def two_layers(folder: Path, num_labels: int) -> torch.nn.Module:
     weights = {key: value for key, value in load_file(folder / "model.safetensors").items() if not key.startswith("score")}
     save_file(weights | {f"score.{key}": value for key, value in head.state_dict().items()}, folder / "model.safetensors")
     return head
+
+
+QUERIES = ["how far do birds fly in a year?", "a wader", "", "bill"]
+
+
+DOCUMENTS = [
+    "It breeds across much of subarctic North America, Asia and Europe.",
+    "The whimbrel is a wader with a long curved bill. " * 9,
+    "birds",
+    "",
+]
+
+
+PAIRS = [(QUERIES[i], DOCUMENTS[j]) for i, j in ((0, 0), (0, 1), (1, 2), (2, 1), (3, 3), (0, 3), (1, 1), (0, 2))]
+
+
+SPLIT_PAIRS = [query for query, _ in PAIRS], [document for _, document in PAIRS]
+
+
+TEXTS = ["The whimbrel is a wader.", "a", "a long curved bill " * 30, "ein großer Vogel!"]
+
+
+def logits_of(folder: Path, model: Any, inputs: Any) -> np.ndarray:
+    """Transformers' logits, of each text or pair alone."""
+    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+    rows: list[np.ndarray] = []
+    for each in inputs:
+        parts = ([part] for part in each) if isinstance(each, tuple) else ([each],)
+        encoded = tokenizer(*parts, truncation="longest_first", return_tensors="pt")
+        with torch.no_grad():
+            rows.append(model(**encoded).logits.numpy()[0])
+    return np.array(rows)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from checkpoints import write_json
+from checkpoints.files import write_json
 
 JSON = dict[str, Any]
 

@@ -1,7 +1,7 @@
 """Golden entities of GLiNER's own package, for a checkpoint whose weights follow from their names.
 
 To write them anew, where gliner 0.2.29 is installed (it wants an older transformers than the tests):
-`python tests/support/gliner_golden.py`. The tokenizers' files are kept, as the layout's own.
+`python tests/support/checkpoints/gliner_golden.py`. The tokenizers' files are kept, as the layout's own.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from zlib import crc32
 import numpy as np
 from safetensors.numpy import save_file
 
-GOLDEN = Path(__file__).parents[1] / "golden" / "gliner"
+GOLDEN = Path(__file__).parents[2] / "golden" / "gliner"
 TEXTS = [
     "Bill Gates founded Microsoft in New-York on 4 April 1975, with Paul_Allen.",
     "Ghana",

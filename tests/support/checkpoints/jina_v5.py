@@ -20,8 +20,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, processors
 from torch import Tensor
 
-from checkpoints import write_json
-from tokenizer_files import lfm2, qwen
+from checkpoints.files import write_json
+from checkpoints.tokenizer_files import lfm2, qwen
 
 JSON: TypeAlias = dict[str, Any]
 Size: TypeAlias = Literal["small", "nano"]

@@ -13,7 +13,8 @@ from typing import Any
 import transformers
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 
-from checkpoints import CORPUS, write_json
+from checkpoints.encoders import CORPUS
+from checkpoints.files import write_json
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.tokenizer import tokenizer as ours
 from whimbrel.types.hardware import Hardware
@@ -418,3 +419,13 @@ def write(folder: Path, family: str, config: JSON | None = None, tokenizer: JSON
 
 def _changed(value: JSON, changes: JSON) -> JSON:
     return {key: item for key, item in copy.deepcopy(value | changes).items() if item != "ABSENT"}
+
+
+GTE_QWEN2 = {
+    "add_eos_token": True,
+    "auto_map": {
+        "AutoTokenizer": [
+            f"Alibaba-NLP/gte-Qwen2-7B-instruct--tokenization_qwen.Qwen2Tokenizer{ending}" for ending in ("", "Fast")
+        ]
+    },
+}

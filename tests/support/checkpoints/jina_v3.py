@@ -14,7 +14,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import JinaEmbeddingsV3Config, JinaEmbeddingsV3Model
 
-from checkpoints import edit_json, write_json, xlmr_tokenizer
+from checkpoints.encoders import xlmr_tokenizer
+from checkpoints.files import edit_json, write_json
 
 TASKS = ["retrieval.query", "retrieval.passage", "separation", "classification", "text-matching"]
 INSTRUCTIONS = dict.fromkeys(TASKS, "") | {

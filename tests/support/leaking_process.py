@@ -1,4 +1,4 @@
-"""A process that leaks as it is told: `python leaky.py WHAT`. Each line of stdin is a number of requests to do; "done" follows.
+"""A process that leaks as it is told: `python leaking_process.py WHAT`. Each line of stdin is a number of requests to do; "done" follows.
 
 WHAT is nothing, memory, a little memory, threads, sockets, memfds, files, or a thing that outlives it: a shm file, a child.
 """
