@@ -18,7 +18,7 @@ import orjson
 import pytest
 from hypothesis import given
 
-from asgi import Told, call
+from asgi import Answer, call
 from checkpoints.classifiers import write_classifier
 from checkpoints.encoders import write_bert
 from checkpoints.sentence_layout import sentence_layout
@@ -141,7 +141,7 @@ def test_all_are_in_the_description() -> None:
 # Through the app
 
 
-def ask(engine: Engine, path: str, **body: Any) -> Told:
+def ask(engine: Engine, path: str, **body: Any) -> Answer:
     """As `curl -d` sends it."""
     headers = {"content_type": "application/x-www-form-urlencoded"}
     return asyncio.run(

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asgi import Told, call
+from asgi import Answer, call
 from fake_embedder import FakeModel, asked
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
@@ -192,7 +192,7 @@ def test_without_v1(engine: Engine) -> None:
     app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     body, headers = {"input": ["a", "b"], "request_id": "r"}, {"content_type": "application/json"}
 
-    def told(path: str, body: Any, **more: str) -> Told:
+    def told(path: str, body: Any, **more: str) -> Answer:
         return asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers=headers | more))
 
     bare, usual = (orjson.loads(told(path, body).body) | {"created": 0} for path in ("/embeddings", "/v1/embeddings"))

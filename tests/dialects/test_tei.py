@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from asgi import Told, call
+from asgi import Answer, call
 from checkpoints.bge_m3 import write_m3
 from checkpoints.classifiers import write_classifier
 from checkpoints.late_interaction import write_stanford
@@ -384,7 +384,7 @@ def test_all_are_in_the_description() -> None:
 # Through the app
 
 
-def ask(engine: Engine, path: str, **body: Any) -> Told:
+def ask(engine: Engine, path: str, **body: Any) -> Answer:
     app = create_app(ModelRegistry(AsyncEngine(engine)))
     return asyncio.run(call(app, "POST", path, body=encoded(**body), headers=JSON))
 

@@ -63,7 +63,7 @@ class Launch:
 
 
 class StepRunner:
-    """A runner under the test's hand. Its model is that of FakeRunner."""
+    """A runner under the test's hand. Its model is that of ScriptedRunner."""
 
     def __init__(self) -> None:
         self._launched: SimpleQueue[Launch] = SimpleQueue()

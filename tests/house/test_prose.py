@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("src", "tests", "benchmarks")
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/**/*.md")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/**/*.md", "tests/support/*.md")
 FIRST_WORDS = set("What How Who Whose Whom Whether Where When Why Of By As And Likewise".split())
 """A title, an imperative or a noun phrase begins with none of these."""
 LOWER_CASE = set("numpy pytest safetensors tokenizers torch transformers vLLM".split())

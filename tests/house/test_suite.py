@@ -79,7 +79,7 @@ def imported(code: str) -> list[str]:
 
 def imports_of_tests(code: str) -> list[str]:
     """Return the imported names that are those of a test file or a conftest."""
-    return [name for name in imported(code) if re.search(r"(^|\.)(test_|conftest\b)", name.rpartition(".")[0] or name)]
+    return [name for name in imported(code) if re.search(r"(^|\.)(test_|conftest\b)", name)]
 
 
 def test_no_test_imports_a_test() -> None:
@@ -87,9 +87,17 @@ def test_no_test_imports_a_test() -> None:
     files = {file: file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests").rglob("*.py"))}
     found = {str(file.relative_to(ROOT)): names for file, code in files.items() if (names := imports_of_tests(code))}
     assert found == {}
-    lines = ["import test_a", "from test_a import b", "from model.test_a import b", "def f():\n    import conftest as c"]
+    lines = ["import test_a", "from test_a import b", "from model import test_a", "def f():\n    import conftest as c"]
     assert [len(imports_of_tests(line)) for line in lines] == [1] * len(lines)
-    assert imports_of_tests("import pytest, latest_news\nfrom whimbrel import test_of_all") == []
+    assert imports_of_tests("import pytest, latest_news\nfrom whimbrel import Engine") == []
+
+
+def test_the_map_lists_every_module_of_support_once() -> None:
+    """A folder of modules with one row is listed by its name."""
+    support = ROOT / "tests/support"
+    listed = re.findall(r"^\| `([\w/]+)` \|", (support / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    files = [file.relative_to(support).with_suffix("") for file in support.rglob("*.py") if file.stem != "__init__"]
+    assert sorted(listed) == sorted({next((p for p in map(str, file.parents) if p in listed), str(file)) for file in files})
 
 
 def deafen() -> None:

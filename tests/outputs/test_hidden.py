@@ -18,7 +18,7 @@ import torch
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from asgi import Told, call
+from asgi import Answer, call
 from checkpoints.bge_m3 import write_m3
 from checkpoints.classifiers import write_classifier
 from checkpoints.encoders import write_bert
@@ -270,7 +270,7 @@ def test_models_without_dense_vectors_have_none(tmp_path: Path) -> None:
 # Routes
 
 
-def told(engine: Engine, path: str, **body: Any) -> Told:
+def told(engine: Engine, path: str, **body: Any) -> Answer:
     app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     return asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers={"content_type": "application/json"}))
 

@@ -1,4 +1,4 @@
-"""Bytes over a socket, as no client library would send them, and what a server's processes take."""
+"""Bytes over a socket, as no client library would send them."""
 
 from __future__ import annotations
 

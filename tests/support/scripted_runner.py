@@ -1,4 +1,4 @@
-"""A scripted runner that stands in for the model."""
+"""A runner in place of the model whose answers, waits and errors a test scripts by words in a text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
 
 
-class FakeRunner:
+class ScriptedRunner:
     """A model whose vector of a text is (its first word's id, its number of tokens, 1, 1, ...). Some words are scripted.
 
     "gate" holds its batch until `gate` is set, "error" and "fatal" make it raise, "infinity" gives a non-finite row.
@@ -117,10 +117,10 @@ def dense_wanted(batch: Batch) -> dict[Any, Any]:
     return select_rows(card, batch, [plan_layout(card, [], [OutputSpec("dense", 384, True)])] * batch.num_seqs)
 
 
-def install(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:
-    """Make engines run a FakeRunner. Returns its class, which holds its state."""
+def install(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedRunner]:
+    """Make engines run a ScriptedRunner. Returns its class, which holds its state."""
 
-    class Runner(FakeRunner):
+    class Runner(ScriptedRunner):
         gate = threading.Event()
         collect_gate = threading.Event()
         launched: list[int] = []  # noqa: RUF012
@@ -136,7 +136,7 @@ def ids(*words: int) -> Any:
     return Request([np.array([101, word, 102], np.int64) for word in words])
 
 
-def block(engine: Engine, runner: type[FakeRunner]) -> list[Future[Any]]:
+def block(engine: Engine, runner: type[ScriptedRunner]) -> list[Future[Any]]:
     """Occupy every lane until `gate` is set."""
     runner.launched.clear()
     futures: list[Future[Any]] = []

@@ -19,7 +19,7 @@ Script = Callable[[int, str, list[str]], bytes | list[bytes] | None]
 """(how many requests before, path, texts) -> what is sent, in pieces with pauses if it is a list; None: the connection is reset."""
 
 
-class Hostile:
+class ScriptedServer:
     """A server that sends what its script says, byte for byte."""
 
     def __init__(self, script: Script, *, keep: bool = True, pause: float = 0.0) -> None:

@@ -21,7 +21,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asgi import Answer, ask
+from asgi import Answer, call
 from fake_embedder import FakeEmbedder, FakeModel
 from whimbrel import wire
 from whimbrel.dialects import native, openai
@@ -54,7 +54,7 @@ class Embedder(FakeEmbedder):
 def post(path: str, accept: str = "*/*", **fields: Any) -> Answer:
     body = orjson.dumps({"input": ["a", "b", "c"]} | fields)
     app = create_app(ModelRegistry(Embedder()))
-    return asyncio.run(ask(app, path, method="POST", headers={"content-type": "application/json", "accept": accept}, body=body))
+    return asyncio.run(call(app, "POST", path, headers={"content-type": "application/json", "accept": accept}, body=body))
 
 
 PATHS = pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/embed"])
