@@ -116,7 +116,7 @@ def parity(request: pytest.FixtureRequest) -> Parity:
 
 @pytest.fixture(autouse=True)
 def _only_the_living_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test subscribes to, such as the metrics of an app that it makes, it hears until it ends."""
+    """Subscriptions that a test makes, such as the metrics of its app, end with the test."""
     monkeypatch.setattr(trace, "_subscribers", dict(trace._subscribers))
 
 
@@ -128,7 +128,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """What a parity test has declared, if it passes, is written or checked."""
+    """Write or check the rows that a parity test has declared, if it passes."""
     result = yield
     if isinstance(parity := pyfuncitem.funcargs.get("parity"), Parity):
         if WRITTEN in pyfuncitem.config.stash:

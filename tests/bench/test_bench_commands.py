@@ -279,7 +279,7 @@ def test_servers_that_differ_are_not_timed(server: Server) -> None:
 
 @pytest.mark.parametrize("backend", ["openai-embeddings", "pooling", "tei", "ollama", "native", "rerank"])
 def test_results_of_every_backend_are_read(backend: str, server: Server, engine: Engine) -> None:
-    """What a comparison checks are the vectors and scores that the engine gives."""
+    """A comparison checks the vectors and scores that the engine gives."""
     texts = ("a wader", "a long, curved bill", "wheat")
     target = Target(server.url, TargetOptions(backend=backend))
     target.connect()

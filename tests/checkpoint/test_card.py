@@ -1,4 +1,4 @@
-"""What the card reads, and that whatever it does not know is refused with file and key."""
+"""Cards: the files that are read, and refusal, with file and key, of every setting that is unknown."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_what_is_not_known_is_refused(file: str, key: str, changes: dict[str, An
 
 
 def test_what_transformers_is_to_load_a_model_with(folder: Path) -> None:
-    """As jina-embeddings-v2 says it: it must not change a vector."""
+    """Options for loading that jina-embeddings-v2 states change no vector."""
     edit_json(folder / "sentence_bert_config.json", model_args={"trust_remote_code": True, "torch_dtype": "bfloat16"})
     read_card(folder, "m")
     edit_json(folder / "sentence_bert_config.json", model_args={"trust_remote_code": True, "add_pooling_layer": True})

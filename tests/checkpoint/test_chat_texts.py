@@ -191,7 +191,7 @@ def test_variables_of_a_chat_template_and_its_file(parity: Parity, tmp_path: Pat
 
 
 def test_one_of_several_chat_templates(tmp_path: Path) -> None:
-    """Of a list of templates that which is called default is used, as transformers does."""
+    """The template named default is used of a list, as transformers does."""
     save(tmp_path, *CASES["qwen 3"])
     expected = read_card(tmp_path / "saved", "m").text_template
     (tmp_path / "saved/chat_template.jinja").unlink()

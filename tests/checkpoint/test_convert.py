@@ -66,7 +66,7 @@ def write_dense(folder: Path) -> None:
 
 
 def left_of(out: Path) -> list[str]:
-    """What lies beside the source."""
+    """Return the files that lie beside the source."""
     return sorted(each.name for each in out.parent.iterdir() if each.name != "source")
 
 
@@ -122,7 +122,7 @@ def test_pickled_weights_are_never_read_without_being_asked(source: Path) -> Non
 
 
 class Evil:
-    """What would write a file when it is unpickled."""
+    """An object that would write a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -305,7 +305,7 @@ def reading(source: Path, out: Path) -> Generator[tuple[subprocess.Popen[bytes],
 
 
 def has_ended(process: int) -> bool:
-    """Whether no process has this id, or only one that nobody has waited for."""
+    """Return True if no process has this id, or only a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

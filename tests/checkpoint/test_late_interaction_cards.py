@@ -1,4 +1,4 @@
-"""What checkpoints of late-interaction models say that is not supported: refused with file and key."""
+"""Unsupported settings of late-interaction checkpoints: each is refused with file and key."""
 
 from __future__ import annotations
 

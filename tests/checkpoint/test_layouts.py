@@ -64,7 +64,7 @@ OWN_CODE = {
 
 
 def assert_dense(folder: Path, expected: np.ndarray, parity: Parity, *models: str) -> None:
-    """Of token ids; all seqs at once, and alone, bit for bit."""
+    """Compare the vectors of token ids; a seq alone has the bits that it has among others."""
     with Engine(str(folder), dtype="float32") as engine:
         together = engine.run(Request(random_ids())).dense
         alone = [engine.run(Request([row])).dense[0] for row in random_ids()]

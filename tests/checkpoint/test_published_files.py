@@ -121,7 +121,7 @@ CODE: JSON = {"model_args": {"trust_remote_code": True}}
 
 @dataclass(frozen=True)
 class Files:
-    """What a model has, and what is read of it."""
+    """The files of a model, and the settings that are read from them."""
 
     config: JSON
     tokenizer: str
@@ -133,7 +133,7 @@ class Files:
     transformer: JSON = field(default_factory=dict)
     files: JSON = field(default_factory=dict)
     stated: PoolingOption | None = None
-    """What the user has to say."""
+    """Pooling that the user has to state, because no file does."""
 
 
 PUBLISHED = {

@@ -53,7 +53,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def refusal(name: str, folder: Path) -> str:
-    """What `show` says. The page names the model."""
+    """Return the error of `show`, with the name by which the page calls the model."""
     assert name in PAGE.read_text(encoding="utf-8")
     result = CliRunner().invoke(app, ["show", str(folder)])
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""What the files of a reranker that is a language model may say, and what is refused with file and key."""
+"""Files of rerankers that are language models: supported settings, and refusals with file and key."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def test_a_shared_model_is_loaded_once(saved: Callable[[str], Path]) -> None:
 
 
 def test_in_processes_of_their_own(saved: Callable[[str], Path]) -> None:
-    """What a text is, and what becomes of its parts, is known where it came in and where it runs."""
+    """Queries and documents, whole or in chunks, take their routes in a server's processes too."""
     folder, many = str(saved("poolings")), ["bird " * 100, "a", "far away in a year " * 60]
     with Engine(folder, dtype="float32") as engine, Server(folder, "--dtype", "float32", "--workers", "1") as server:
         for options in ({"input_type": "query"}, {"input_type": "document"}, {"split_long": True}, {}):
@@ -148,7 +148,7 @@ def test_limits_are_those_of_each_model(saved: Callable[[str], Path]) -> None:
 
 
 def test_an_old_asym(heads: Path) -> None:
-    """As Sentence Transformers saved it when it was called that."""
+    """A Router that Sentence Transformers saved under its earlier name, Asym, gives the same vectors."""
     folder = heads
     (folder / "2_Router").rename(folder / "2_Asym")
     old = "sentence_transformers.models."

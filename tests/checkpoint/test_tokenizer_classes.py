@@ -332,7 +332,7 @@ CROSSED = [
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
 @pytest.mark.sample(20)
 def test_the_class_that_is_stated(where: str, family: str, name: str, files: tuple[JSON, JSON], tmp_path: Path) -> None:
-    """As AutoTokenizer chooses: mostly the one that is stated, whatever the model."""
+    """The class is the one that AutoTokenizer chooses: mostly the stated one, for any model."""
     tokenizer, config = files
     stated = name if where == "tokenizer_config.json" else GONE
     write(tmp_path, family, config | {"tokenizer_class": stated}, tokenizer, tokenizer_class=GONE if stated == name else name)
@@ -360,7 +360,7 @@ def test_special_tokens_of_the_map_file(tokens: list[Any], family: str, tmp_path
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.sample(6)
 def test_an_added_token_without_a_row_is_no_token(family: str, tmp_path: Path) -> None:
-    """As Gemma's for images in models that know only text; transformers' model fails at it."""
+    """Gemma's token for images in models that know only text is read as text; transformers' model fails at it."""
     write(tmp_path, family)
     number = 1 + max(*vocabulary(family).values(), *(token["id"] for token in content(family)["added_tokens"]))
     listed = [*added(family), full("<image>", id=number, special=True)]
@@ -469,7 +469,7 @@ def test_a_vocabulary_must_have_a_token_for_what_it_does_not_know(family: str, u
 
 
 class PanicException(BaseException):
-    """What a panic of the binding looks like."""
+    """The exception by which the binding reports a panic."""
 
 
 @pytest.mark.parametrize("error", [PanicException("split"), Exception("split"), KeyboardInterrupt(), MemoryError()])

@@ -1,4 +1,4 @@
-"""What a client learns of its servers: models, facts, health and tokens; and one client for several models."""
+"""Facts that a client reads from its servers: models, health and tokens; and one client for several models."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_health_of_servers_that_are_not_ready(small: Small) -> None:
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"data": [{"id": 3}]}', b"null", b"\xff"])
 def test_answers_that_cannot_be_read(answer: bytes) -> None:
-    """What is no list of models, or no object of facts, is an error that says so."""
+    """An answer that is no list of models, or no object of facts, is an error that says so."""
     with ScriptedServer(lambda *_: http(200, answer)) as server, Client(server.url, max_retries=0) as client:
         with pytest.raises(errors.WhimbrelError, match="cannot be read"):
             client.models()

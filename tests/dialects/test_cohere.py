@@ -198,7 +198,7 @@ def exchanges() -> Exchanges:
 
 @pytest.fixture
 def http(exchanges: Exchanges) -> Iterator[httpx.Client]:
-    """What the SDK sends through; it notes what is said."""
+    """The HTTP client of the SDK, which notes each exchange."""
     with httpx.Client(event_hooks={"response": [exchanges.hook]}, timeout=60) as client:
         yield client
 

@@ -137,7 +137,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
 
 @given(vectors(3, 8), st.sampled_from(["int8", "uint8", "binary", "ubinary"]), st.sampled_from(["float", "base64"]))
 def test_quantised_vectors_read_back(rows: np.ndarray, kind: Any, form: str) -> None:
-    """As codes of the type, the same in JSON and in base64."""
+    """Codes of the type are the same in JSON and in base64."""
     body, _ = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind}))
     found = told(native.render_embed(body, Result(Outputs(rows), 11, 0, Timings()), FakeModel.named("m")))["outputs"]["dense"]
     code = np.int8 if kind in ("int8", "binary") else np.uint8

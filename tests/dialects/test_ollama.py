@@ -142,7 +142,7 @@ def test_all_are_in_the_description() -> None:
 
 
 def ask(engine: Engine, path: str, **body: Any) -> Answer:
-    """As `curl -d` sends it."""
+    """Send a request as `curl -d` does."""
     headers = {"content_type": "application/x-www-form-urlencoded"}
     return asyncio.run(
         call(create_app(ModelRegistry(AsyncEngine(engine))), "POST", path, body=orjson.dumps(body), headers=headers)

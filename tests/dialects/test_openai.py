@@ -179,7 +179,7 @@ SHARED = "dimensions late_chunking max_tokens normalize priority prompt prompt_n
 
 @pytest.mark.parametrize("route", [*openai.ROUTES, *native.ROUTES[:1]], ids=lambda route: route.path)
 def test_errors_name_fields_that_the_route_has(route: Route) -> None:
-    """Where a field of Request has another name in an API, its errors have that name."""
+    """Errors use the name that a field of Request has in the API."""
     fields = {field.name for field in msgspec.structs.fields(route.request_type)}
     for name in SHARED:
         detail = orjson.loads(route.render_error(InvalidRequest("is wrong.", param=name)))["error"]
@@ -188,7 +188,7 @@ def test_errors_name_fields_that_the_route_has(route: Route) -> None:
 
 
 def test_without_v1(engine: Engine) -> None:
-    """As clients ask whose base URL does not end in /v1."""
+    """Clients whose base URL does not end in /v1 are answered too."""
     app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     body, headers = {"input": ["a", "b"], "request_id": "r"}, {"content_type": "application/json"}
 

@@ -204,7 +204,7 @@ def language_model(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
 @pytest.mark.parametrize("make", [cross_encoder, language_model])
 @pytest.mark.sample(1)
 def test_rerankers(make: Callable[[Path], tuple[list[str], NDArray[np.float64]]], tmp_path: Path) -> None:
-    """What judges pairs itself, against the reference; and the banner's example."""
+    """Models that score pairs give the reference's scores, and the banner shows an example for them."""
     options, expected = make(tmp_path)
     order = np.argsort(-expected, kind="stable").tolist()
     with (

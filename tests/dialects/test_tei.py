@@ -55,7 +55,7 @@ def encoded(**body: Any) -> bytes:
 
 
 def model(**outputs: Output) -> Any:
-    """What a dialect may know of a model with some outputs."""
+    """Return a model with these outputs, as a dialect sees it."""
     card = SimpleNamespace(
         outputs=outputs,
         labels=(),
@@ -606,7 +606,7 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
 
 @pytest.fixture
 def exchanges() -> Iterator[Exchanges]:
-    """What InferenceClient says."""
+    """Exchanges of InferenceClient."""
     exchanges = Exchanges()
     huggingface_hub.set_client_factory(lambda: httpx2.Client(event_hooks={"response": [exchanges.hook]}, timeout=60))
     yield exchanges

@@ -52,7 +52,7 @@ QUERY, DOCUMENTS = "what is a whimbrel?", ["a sandwich", "The whimbrel is a wade
 
 
 class Card:
-    """What the routes ask a card for."""
+    """The part of a card that the routes read."""
 
     def __init__(self, *outputs: str, labels: tuple[str, ...] = ()) -> None:
         self.outputs = dict.fromkeys(outputs)
@@ -274,7 +274,7 @@ ASKED_WRONGLY: list[tuple[str, dict[str, Any] | bytes, str, str | None]] = [
 def test_the_words_of_vllm_and_the_place(
     path: str, body: dict[str, Any] | bytes, words: str, param: str | None, minilm_app: Asker
 ) -> None:
-    """What vLLM says of a wrong body is in the error, beside the place and the fix."""
+    """An error has vLLM's words about a wrong body, besides the place and the fix."""
     error = orjson.loads(minilm_app.told(path, body).body)["error"]
     assert words in error["message"]
     assert error["param"] == param
@@ -674,7 +674,7 @@ def test_tokens_that_are_classified(tagger: Engine) -> None:
 
 
 def test_scores_of_tokens_of_a_classifier_of_texts(classifier: Engine) -> None:
-    """By `token_classify`; without a task it gives the classes of texts."""
+    """The task `token_classify` asks for them; without a task the route gives the classes of texts."""
     app = Asker(classifier)
     expected = classifier.run(Request(TEXTS, ("token_scores",))).outputs.token_scores
     assert expected is not None
@@ -701,7 +701,7 @@ def test_weights_of_tokens(m3: Engine) -> None:
 
 
 def test_vectors_of_tokens_at_embeddings(late: Engine, engine: Engine, m3: Engine) -> None:
-    """Of a model that has no others; documents, where no side is said."""
+    """A model without other vectors gives them, of documents if no side is stated."""
     app = Asker(late)
     for input_type, side in ((None, "document"), ("query", "query"), ("passage", "document")):
         expected = late.multi_vector(TEXTS, input_type=side)  # pyright: ignore[reportArgumentType]
@@ -715,7 +715,7 @@ def test_vectors_of_tokens_at_embeddings(late: Engine, engine: Engine, m3: Engin
 
 @pytest.mark.parametrize(("dtype", "order"), [(None, None), ("float16", "big")])
 def test_bytes_of_token_vectors_at_embeddings(late: Engine, dtype: str | None, order: str | None) -> None:
-    """As with vLLM, the rows of a text are one string in base64, row after row, and one piece of bytes."""
+    """The rows of a text are one string in base64, row after row, and one piece of bytes."""
     app, expected = Asker(late), late.multi_vector(TEXTS, input_type="document")
     kind = np.dtype(dtype or "float32").newbyteorder(">" if order == "big" else "<")
     body = {"input": TEXTS, "embed_dtype": dtype, "endianness": order}
@@ -1043,7 +1043,7 @@ def test_pooling_of_a_reward_model(tmp_path: Path) -> None:
 
 
 def exchange(engine: Engine, path: str, body: Any) -> Any:
-    """What is kept of an exchange: all but ids, times, folders and numbers that depend on the machine."""
+    """Return an exchange without ids, times, folders and numbers that depend on the machine."""
     name = engine.plan.served_name
     sent = None if body is None else {key: name if value == "M" else value for key, value in body.items()}
     told = Asker(engine).told(path, sent)

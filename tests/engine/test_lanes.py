@@ -591,7 +591,7 @@ def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunne
 
 
 def test_the_memory_of_a_request_is_free_once_it_is_answered(runner: StepRunner, start: Start) -> None:
-    """By counting references, without waiting for the garbage collector."""
+    """Counting references frees it, without waiting for the garbage collector."""
     lanes = start(2)
     gc.disable()
     try:

@@ -104,7 +104,7 @@ def any_job(choose: random.Random) -> Job:
 
 
 def reuse_memory(job: Job, future: Future[Result]) -> None:
-    """As a tenant of shared memory may, once a request without an answer is over."""
+    """Write over the memory, as a tenant of shared memory may once a request is over."""
     if future.cancelled() or future.exception():
         response_of(job).fill(-7)
 

@@ -352,7 +352,7 @@ def test_A13_expect_100_continue(server: Server, engine: Engine) -> None:
 
 @pytest.mark.parametrize(("changed", "status"), [({"content_length": 50_000_000}, 413), ({"content_type": "text/plain"}, 415)])
 def test_A13_a_body_that_is_not_wanted_is_not_asked_for(changed: dict[str, Any], status: int, server: Server) -> None:
-    """And the connection is closed at once: what comes next on it would be taken for the body."""
+    """The connection is closed at once, since the bytes that come next on it would be taken for the body."""
     headers = {"content_length": 100, "expect": "100-continue"} | changed
     with Connection(server.port, timeout=LIMITS["drain_timeout"] / 2) as connection:
         assert connection.send(head(**headers)).answer().status == status

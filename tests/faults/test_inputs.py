@@ -26,7 +26,7 @@ from whimbrel.types.request import Request
 
 GOLDEN = "A whimbrel is a wader."
 MAX_LENGTH = 256
-"""Of MiniLM, special tokens included."""
+"""MiniLM's limit, special tokens included."""
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ INJECTED = [
 def test_C5_special_tokens_in_texts_are_read_as_the_model_s_tokenizer_reads_them(
     client: httpx2.Client, engine: Engine, minilm: Path
 ) -> None:
-    """As special tokens where it knows them, as transformers does; they count like others."""
+    """Special tokens in a text are read as such, as transformers does; they count like others."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(minilm))
@@ -249,7 +249,7 @@ def test_C6_others_are_answered_while_long_texts_are_tokenised(server: Server, c
 # Token ids
 
 LANGCHAIN = [9906, 1917, 100_257]
-"""What LangChain's default sends: tiktoken's ids, of another model's vocabulary."""
+"""Ids that LangChain sends by default: tiktoken's, of another model's vocabulary."""
 
 
 def test_C7_token_ids_are_taken_as_they_are(client: httpx2.Client, engine: Engine) -> None:

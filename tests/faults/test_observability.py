@@ -81,7 +81,7 @@ def page(client: httpx2.Client, accept: str = "") -> str:
 
 
 def requests_of(client: httpx2.Client) -> tuple[Counter[str], Counter[str], Counter[tuple[str, str, str]]]:
-    """What was received by route, what is in flight by route, and what ended by route, outcome and status."""
+    """Return counts of requests: received and in flight by route; ended by route, outcome and status."""
     received, in_flight, ended = Counter[str](), Counter[str](), Counter[tuple[str, str, str]]()
     for family in parse_text(page(client)):
         for sample in family.samples:

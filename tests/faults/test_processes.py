@@ -194,7 +194,7 @@ def test_G3_sigterm_while_loading() -> None:
 
 
 def catches(server: Server, name: signal.Signals) -> bool:
-    """Whether the process has a handler of its own for the signal."""
+    """Return True if the process has a handler of its own for the signal."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) >> (name - 1) & 1)  # pyright: ignore[reportOptionalSubscript]
 

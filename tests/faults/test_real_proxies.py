@@ -173,7 +173,7 @@ def test_requests_through_a_proxy(kind: str, plain: bool, server: Server, tmp_pa
 @pytest.mark.parametrize("kind", ["nginx", "haproxy"])
 @pytest.mark.extended
 def test_no_request_is_lost_while_servers_stop(kind: str, tmp_path: Path) -> None:
-    """Of two servers one is told to stop under load."""
+    """One of two servers is told to stop under load."""
     with (
         Server("--allowed-host", NAME) as one,
         Server("--allowed-host", NAME) as two,

@@ -1,4 +1,4 @@
-"""Who may ask, what they learn, and what they may leave behind in a log."""
+"""Security: access, information in answers, and text of clients in logs."""
 
 from __future__ import annotations
 
@@ -351,7 +351,7 @@ def test_H6_other_pages_may_not_post(origin: str, server: Server) -> None:
 
 
 def test_H6_a_page_that_may_call_can(server: Server) -> None:
-    """As a browser does: it asks first, without a key."""
+    """A browser asks first, without a key."""
     origin = {"origin": "https://app.example.com"}
     wanted = "authorization,content-type,traceparent,x-request-id,x-request-timeout,x-stainless-os,x-stainless-retry-count"
     answer = ask(
@@ -483,11 +483,11 @@ ALLOWED = {
     "model/hf_load.py": ["hf.AutoConfig.from_pretrained", "hf.AutoModel.from_pretrained"],
     "checkpoint/torch_zip.py": ["pickle"],
 }  # fmt: skip
-"""What some modules may do; see test_H16_what_is_allowed_is_harmless."""
+"""Calls that some modules may make; see test_H16_what_is_allowed_is_harmless."""
 
 
 def offences(code: str) -> list[str]:
-    """What a module does that it must not."""
+    """Return the calls of a module that are forbidden."""
     found: list[str] = []
     for node in ast.walk(ast.parse(code)):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []

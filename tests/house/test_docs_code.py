@@ -21,7 +21,7 @@ RECIPES = ROOT / "docs/recipes.md"
 ALL = [page for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]) if page != RECIPES]
 PAGES = [page for page in ALL if any(each.language in LANGUAGES for each in blocks_of(page.read_text(encoding="utf-8")))]
 COMMANDS = {"whimbrel", "curl", "echo", "printf", "cat", "export", "mkdir", "chmod", "python"}
-"""What a block of `sh` that is run may begin its lines with."""
+"""Commands with which a line of a block of `sh` may begin."""
 TEXTS = {"text", "json", "yaml", "toml", "nginx", "dockerfile", "ini", "haproxy", "caddy", "promql", "diff", ""}
 """Languages of blocks that are no code to be run."""
 

@@ -177,7 +177,7 @@ class OpenSearch(BaseHTTPRequestHandler):
 
 
 def test_opensearch(run: Any, server: Server, expected: Any) -> None:
-    """What the connector says, OpenSearch sends: the test fills in the template and sends it. Then hybrid search."""
+    """OpenSearch sends the connector's template: the test fills it in and sends it. Hybrid search follows."""
     OpenSearch.received.clear()
     with HTTPServer(("127.0.0.1", 0), OpenSearch) as stand_in:
         Thread(target=stand_in.serve_forever, daemon=True).start()

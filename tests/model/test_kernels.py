@@ -481,7 +481,7 @@ def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
 
 
 def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
-    """Where the memory of its first products, or of its second ones, is more than any machine has."""
+    """Its first products, or its second ones, need more memory than any machine has."""
     linear = PackedLinear(own, "float32", torch.randn(16, 16), None, "identity")
     qkv = PackedLinear(own, "float32", torch.randn(48, 16), None, "identity")
     parts = LayerParts(

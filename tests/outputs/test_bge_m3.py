@@ -53,7 +53,7 @@ def test_as_flag_embedding_has_it(width: int, parity: Parity, tmp_path: Path) ->
 
 
 def test_the_weight_of_each_token(parity: Parity, tmp_path: Path) -> None:
-    """As vLLM gives them: of all tokens but the first and the last, which it puts around the text."""
+    """Weights are those of vLLM: of all tokens except the first and the last, which surround the text."""
     heads = write_m3(tmp_path)
     model, tokenizer = AutoModel.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
     raw: list[np.ndarray] = []
@@ -115,7 +115,7 @@ def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def mixed_requests() -> list[Request]:
-    """Of all kinds: outputs, widths, finished or not."""
+    """Return requests of all outputs and widths, normalised or not."""
     subsets = [names for size in (1, 2, 3) for names in itertools.combinations(M3_OUTPUTS, size)]
     kinds = itertools.product(subsets, (None, 48, 32, 7), (None, False))
     return [
@@ -221,7 +221,7 @@ def test_each_file_gives_its_output(tmp_path: Path) -> None:
 
 
 class Harmless:
-    """What no pickle of tensors holds."""
+    """A class that no pickle of tensors holds."""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What each token of a query found: in the library, over HTTP and through engine processes."""
+"""Explanations: the best match of each token of a query, in the library, over HTTP and through processes."""
 
 from __future__ import annotations
 

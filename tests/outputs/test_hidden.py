@@ -119,7 +119,7 @@ HEADS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_layers_after_the_pooling(heads: str, tmp_path: Path) -> None:
-    """As vLLM's projector and normalisation; `hidden` knows nothing of them, as TEI's /embed_all."""
+    """`token_dense` passes the projector and normalisation, as in vLLM; `hidden` does not, as in TEI's /embed_all."""
     write_bert(tmp_path)
     sentence_layout(tmp_path, modes=("mean",), include_prompt=False, heads=HEADS[heads], prompts={"query": "query: birds "})
     modules = list(SentenceTransformer(str(tmp_path), device="cpu"))
@@ -149,7 +149,7 @@ def test_several_poolings_leave_no_vectors_of_tokens(tmp_path: Path) -> None:
 
 
 def test_queries_and_documents_that_go_different_ways(tmp_path: Path) -> None:
-    """Of two models, one of 64 columns and a Dense, one of 48 and none."""
+    """The models differ: one has 64 columns and a Dense, the other 48 columns and none."""
     write_router(tmp_path, "two models")
     with Engine(str(tmp_path / "model"), dtype="float32") as engine:
         for way, width in (("query", 64), ("document", 48)):

@@ -318,7 +318,7 @@ def test_what_is_refused_of_a_request(tmp_path: Path) -> None:
 
 
 def test_a_long_instruction_leaves_no_room(tmp_path: Path) -> None:
-    """Where it stands after query and document."""
+    """The instruction stands after the query and the document."""
     chat = "<|im_start|>{{ messages[-2].content }} {{ messages[-1].content }}<|im_end|>{{ messages[0].content }}"
     write_sentence_layout(tmp_path, chat, form="ForCausalLM")
     with Engine(str(tmp_path / "saved")) as engine:

@@ -54,7 +54,7 @@ MODELS = {
     "pylate": ("lightonai/GTE-ModernColBERT-v1", "lightonai/LateOn", "lightonai/Reason-ModernColBERT"),
     "mxbai edge": ("mixedbread-ai/mxbai-edge-colbert-v0-17m", "mixedbread-ai/mxbai-edge-colbert-v0-32m"),
 }
-"""Whose layouts these are."""
+"""Models that have these layouts."""
 KINDS: tuple[InputType, ...] = ("query", "document")
 OPEN: list[Engine] = []
 
@@ -96,7 +96,7 @@ def texts_of(kind: InputType) -> list[str]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_vectors(case: str, checkpoint: Callable[[str], Path], parity: Parity) -> None:
-    """As Sentence Transformers has them, and as many; together and alone, bit for bit."""
+    """Vectors and their number are those of Sentence Transformers, with the same bits together and alone."""
     model, models = engine(checkpoint(case)), MODELS.get(case, ())
     for kind in KINDS:
         together = model.multi_vector(texts_of(kind), input_type=kind)
@@ -361,7 +361,7 @@ def test_a_smaller_limit_for_all(checkpoint: Callable[[str], Path]) -> None:
 
 
 def test_C13_multi_vectors_of_nothing_but_punctuation(checkpoint: Callable[[str], Path]) -> None:
-    """What stands around a text stays; token ids that are all skipped have no vectors."""
+    """Special tokens around a text keep their vectors; token ids that are all skipped have none."""
     model = engine(checkpoint("stanford"))
     assert len(model.multi_vector(["...!?"], input_type="document")[0]) == 3
     ids = np.array(model.card.outputs["multi_vector"].skip_ids[:3], np.int64)

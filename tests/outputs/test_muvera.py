@@ -38,7 +38,7 @@ def random_texts(width: int = 48, lengths: list[int] = LENGTHS) -> list[Floats]:
 
 
 def draws(width: int, k_sim: int, dim_proj: int, r_reps: int, seed: int) -> tuple[list[Any], Any]:
-    """As fastembed draws them: the planes of each repetition, and then all signs."""
+    """Draw as fastembed does: the planes of each repetition, and then all signs."""
     rng = np.random.default_rng(seed)
     planes = [rng.normal(size=(width, k_sim)) for _ in range(r_reps)]
     return planes, rng.choice([-1, 1], size=(r_reps, width, dim_proj))

@@ -92,7 +92,7 @@ def test_jina_colbert(width: int, tmp_path: Path) -> None:
 
 
 def test_bge_m3(tmp_path: Path) -> None:
-    """By FlagEmbedding's formulas over its own vectors, all three ways."""
+    """Scores follow FlagEmbedding's formulas over the model's own vectors, in all three ways."""
     heads = write_m3(tmp_path)
     dense, lexical, late = zip(*m3_reference(tmp_path, heads, TEXTS), strict=True)
     with Engine(str(tmp_path), dtype="float32") as engine:
@@ -131,7 +131,7 @@ def test_sparse(tmp_path: Path) -> None:
 
 
 def test_the_three_scores_of_bge_m3(m3: Engine) -> None:
-    """As FlagEmbedding's compute_score has them: the late one is the mean over the query's tokens."""
+    """Scores are those of FlagEmbedding's compute_score: the late one is the mean over the query's tokens."""
     given = m3.encode(TEXTS, ("dense", "sparse", "multi_vector"))
     assert given.dense is not None
     assert given.sparse is not None
@@ -170,7 +170,7 @@ def test_each_text_is_encoded_once(checkpoint: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_texts_may_be_computed_in_any_order(seed: int) -> None:
-    """And in batches of any size: scores are those of all at once."""
+    """Scores do not depend on the order or on the size of batches."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 9, 30)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -277,7 +277,7 @@ def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path
 
 
 def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where comparing takes longer than computing, lanes wait."""
+    """Lanes wait if comparing takes longer than computing."""
     documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
     gate, launched = threading.Event(), list[int]()
 
@@ -346,7 +346,7 @@ def test_a_caller_that_leaves_while_much_is_submitted(
 def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By counting references, without waiting for the garbage collector: of texts, of vectors, and of what was kept."""
+    """Counting references frees the memory of texts, of vectors and of kept documents, without the garbage collector."""
     jobs: list[weakref.ref[Any]] = []
 
     def made(*args: Any) -> Job:

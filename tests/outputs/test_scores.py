@@ -61,13 +61,13 @@ SIGMOID = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5
 
 @dataclass(frozen=True)
 class Layout:
-    """What a cross-encoder has, and how its config.json says it."""
+    """A cross-encoder, and the form in which its config.json states it."""
 
     models: tuple[str, ...]
     family: str
-    """Of classifiers.FAMILIES,"""
+    """A name in `classifiers.FAMILIES`."""
     names: str
-    """and of model/families.py."""
+    """A name in model/families.py."""
     num_labels: int = 1
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -178,9 +178,9 @@ def test_two_labels_are_what_a_config_without_names_means(tmp_path: Path, parity
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_of_each_token_of_a_classifier(family: str, tmp_path: Path, parity: Parity) -> None:
-    """As vLLM gives them: every token through what the checkpoint calls its classifier, without what pools.
+    """Every token passes the layers that the checkpoint calls its classifier, without pooling, as in vLLM.
 
-    EuroBERT's scores are the mean of those of all tokens: these are they.
+    A text's scores by EuroBERT are the mean of these.
     """
     model = write_classifier(tmp_path, family, num_labels=3)
     layers = getattr(model, "classifier", None) or model.score
@@ -232,7 +232,7 @@ def test_a_decoders_score_comes_from_the_last_token_that_is_no_padding(
 
 
 def test_a_reward_model_of_two_layers(tmp_path: Path, parity: Parity) -> None:
-    """As Qwen2.5-Math-RM-72B, whose code puts Linear, ReLU, Linear on the last token, and vLLM on every token."""
+    """Qwen2.5-Math-RM-72B's code puts Linear, ReLU, Linear on the last token, and vLLM on every token."""
     model = write_classifier(tmp_path, "qwen2", num_labels=1, pad_token_id=None)
     head = two_layers(tmp_path, 1)
     edit_json(
@@ -304,12 +304,12 @@ JINA_RESAVED: dict[str, Any] = {
     "matryoshka_dimensions": None,
     "truncate_dim": None,
 }
-"""What its code adds when a model that was made from it is saved."""
+"""Keys that its code adds when a model made from it is saved."""
 
 
 @pytest.mark.parametrize("resaved", [{}, JINA_RESAVED], ids=["published", "saved again"])
 def test_jinas_reranker_has_the_names_of_its_own_code(resaved: dict[str, Any], tmp_path: Path, parity: Parity) -> None:
-    """As jina-reranker-v2-base-multilingual: XLM-RoBERTa with learned positions, in the code of jina-embeddings-v3."""
+    """The model is jina-reranker-v2-base-multilingual: XLM-RoBERTa with learned positions, in the code of jina-embeddings-v3."""
     model = write_classifier(tmp_path, "xlm-roberta", num_labels=1, layer_norm_eps=1e-5)
     weights = {name: value for name, value in load_file(tmp_path / "model.safetensors").items() if "position_ids" not in name}
     expected = sigmoid(logits_of(tmp_path, model, PAIRS)[:, 0])
@@ -343,7 +343,7 @@ def flash_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_alibabas_own_code_has_the_head_of_bert(tmp_path: Path, parity: Parity) -> None:
-    """As gte-multilingual-reranker-base."""
+    """The model is gte-multilingual-reranker-base."""
     model = write_classifier(tmp_path, "gte", num_labels=1)
     expected = sigmoid(logits_of(tmp_path, model, PAIRS)[:, 0])
     weights = load_file(tmp_path / "model.safetensors")

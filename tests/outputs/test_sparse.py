@@ -44,7 +44,7 @@ TEXTS = [
 def assert_same(
     folder: Path, parity: Parity | None = None, models: tuple[str, ...] = (), **options: Any
 ) -> NDArray[np.float32]:
-    """As Sentence Transformers has it, and the same bits alone as together."""
+    """Assert that vectors are those of Sentence Transformers, with the same bits alone and together."""
     model = SparseEncoder(str(folder), device="cpu")
     names = {"prompt_name": options["prompt"]} if "prompt" in options else {}
     limit = {"max_active_dims": options["max_active_dims"]} if "max_active_dims" in options else {}
@@ -65,7 +65,7 @@ HEADS = [
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "electra of one width", "mpnet", "gte", "modernbert",
     "modernbert with biases",
 ]  # fmt: skip
-"""Whose masked-language-model heads are known."""
+"""Families whose masked-language-model heads are known."""
 MODELS = {
     "bert": ("naver/splade-cocondenser-ensembledistil", "naver/splade-v3", "prithivida/Splade_PP_en_v1"),
     "distilbert": ("naver/splade-v3-distilbert", "opensearch-project/opensearch-neural-sparse-encoding-v2-distill"),
@@ -150,7 +150,7 @@ def test_half_precision_is_near(tmp_path: Path) -> None:
 
 
 def test_without_modules_it_is_said_with_pooling(tmp_path: Path) -> None:
-    """As naver's code has it: log(1 + relu(scores)) times the attention mask, the largest of all tokens."""
+    """The formula is that of naver's code: log(1 + relu(scores)) times the attention mask, the largest of all tokens."""
     model = write_splade(tmp_path, "distilbert")
     model = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     edit_json(tmp_path / "tokenizer_config.json", model_max_length=40)
@@ -352,7 +352,7 @@ def test_wrong_tables_are_refused(file: str, change: dict[str, Any], key: str, t
 
 
 def test_a_router_of_a_table_and_splade(parity: Parity, tmp_path: Path) -> None:
-    """As opensearch's models for documents: queries need no transformer."""
+    """OpenSearch's models for documents are such: queries need no transformer."""
     write_splade(tmp_path / "mlm", "distilbert")
     edit_json(tmp_path / "mlm/tokenizer_config.json", model_max_length=40, tokenizer_class="BertTokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "mlm", model_max_length=40)

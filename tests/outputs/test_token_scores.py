@@ -185,7 +185,7 @@ def test_words_of_equally_sure_tokens_go_by_the_first_of_them() -> None:
 
 
 def test_rewards_of_steps_lie_at_the_tags(tmp_path: Path, parity: Parity) -> None:
-    """As Qwen2.5-Math-PRM-7B: the probability of the second class, at each <extra_0>."""
+    """The model is Qwen2.5-Math-PRM-7B: the probability of the second class, at each <extra_0>."""
     model = write_classifier(tmp_path, "qwen2", num_labels=2, pad_token_id=None)
     head = two_layers(tmp_path, 2)
     edit_json(
@@ -249,7 +249,7 @@ def test_internlm2_with_classes(tmp_path: Path, parity: Parity) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_rewards_of_tokens(bias: bool, tmp_path: Path, parity: Parity) -> None:
-    """As internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""
+    """The model is internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""
     code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
     config = INTERNLM2 | {
         "architectures": ["InternLM2ForRewardModel"],
@@ -281,7 +281,7 @@ SHEPHERD = "peiyi9979/math-shepherd-mistral-7b-prm"
 
 
 def test_rewards_of_steps_by_a_language_model(tmp_path: Path, parity: Parity) -> None:
-    """As the card of math-shepherd has it: '+' against '-' at each tag. Its id says so, or the user."""
+    """The rule is that of math-shepherd's card, '+' against '-' at each tag. Its id or the user asks for it."""
     model = write_shepherd(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     candidates, tag = tokenizer.encode("+ -")[1:], tokenizer.encode("ки")[-1]

@@ -139,7 +139,7 @@ def test_slashes_do_not_matter(engines: dict[str, Any], path: str) -> None:
 
 
 def test_paths_that_stay_unknown(engines: dict[str, Any]) -> None:
-    """What only looks like a known path is not one, in the words of whose it looks like."""
+    """A path that only looks like a known one is unknown, in the words of the dialect that it looks like."""
     app = create_app(ModelRegistry(engines["dense"]))
     for path in (
         "/openai",
@@ -220,7 +220,7 @@ OF_SEVERAL = [
 def test_the_only_model_that_can_answer_is_chosen(
     engines: dict[str, Any], path: str, body: dict[str, Any], expected: str, beside: str
 ) -> None:
-    """Where a request names no model, the only one whose own kind of server answers such a body does."""
+    """A request that names no model goes to the only model whose own kind of server answers such a body."""
     several = create_app(ModelRegistry(*(engines[name] for name in dict.fromkeys([*beside.split(), expected]))))
     alone = post(create_app(ModelRegistry(engines[expected])), path, orjson.dumps(body), **JSON)
     answer = post(several, path, orjson.dumps(body), **JSON)
@@ -233,7 +233,7 @@ def test_the_only_model_that_can_answer_is_chosen(
 
 
 def test_two_that_can_and_none_that_can(engines: dict[str, Any]) -> None:
-    """Where several models could answer, or none, the error names them."""
+    """The error names the models if several could answer, or none."""
     two = create_app(ModelRegistry(engines["dense"], engines["dense"], engines["classes"]))
     answer = post(two, "/v1/embeddings", b'{"input": "a"}', **JSON)
     assert answer.status == 400

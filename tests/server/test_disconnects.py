@@ -29,7 +29,7 @@ from whimbrel.types.result import Result
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 FORMS = ("base64", "float", "npy")
-"""Of which one is made at once, one printed and one sent as it lies."""
+"""Forms of an answer: made at once, printed in pieces, and sent from the array's memory."""
 
 
 class Embedder(FakeEmbedder):
@@ -119,7 +119,7 @@ def cut(client: socket.socket) -> None:
 
 
 async def act(chance: random.Random) -> None:
-    """What an engine may do."""
+    """Do one of the things that an engine may do."""
     await asyncio.sleep(chance.choice([0, 0, 0.001, 0.01, 0.05]))
     match chance.randrange(10):
         case 0:
@@ -137,7 +137,7 @@ async def act(chance: random.Random) -> None:
 
 
 async def come_and_go(world: World, chance: random.Random) -> None:
-    """What a client may do."""
+    """Do one of the things that a client may do."""
     body = chance.choice([b"{", {"input": "a"}, {"input": "a" * 300_000}, *map(large, FORMS)])
     request = post(body, expect=chance.choice([None, "100-continue"]), connection=chance.choice([None, "close"]))
     request = (request.replace(b"1.1", b"1.0", 1) if chance.random() < 0.2 else request) * chance.choice([1, 1, 2, 3])

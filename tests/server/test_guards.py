@@ -351,7 +351,7 @@ def test_bodies_in_memory_are_limited(kind: str) -> None:
     ],
 )  # fmt: skip
 def test_a_client_that_comes_back_says_how_long_it_has_waited(headers: dict[str, str], seconds: float) -> None:
-    """As OpenAI's clients do. A header that says something else is none."""
+    """OpenAI's clients send the header. A header with another value counts as none."""
     embedder = FakeEmbedder()
     app = create_app(ModelRegistry(embedder))
     assert asyncio.run(call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON | headers)).status == 200
@@ -382,7 +382,7 @@ def test_a_large_answer_goes_out_in_pieces(rows: int, whole: bool) -> None:
 
 
 def test_what_other_servers_ask_beside_requests_is_answered() -> None:
-    """uvicorn, of an app's life: all that a server needs is there when the app is."""
+    """The lifespan messages of uvicorn are answered at once, since an app is ready when it is made."""
     told: list[str] = []
 
     async def receive() -> Any:

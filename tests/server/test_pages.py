@@ -148,7 +148,7 @@ def test_requests_are_valid_in_every_api() -> None:
 
 @needs_node
 def test_snippets_give_what_the_call_gave(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """curl and Python of the tab Request run as they are, and give the vectors and scores of our own client."""
+    """Commands for curl and Python in the tab Request run as they are, and give the vectors and scores of our own client."""
     monkeypatch.setenv("WHIMBREL_API_KEY", "no-key-is-needed")
     with Client(server.url, model=MODEL) as client:
         vectors, scores = client.embed(TEXTS), client.score(QUERY, TEXTS)

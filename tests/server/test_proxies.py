@@ -67,7 +67,7 @@ def test_a_stranger_is_not_believed(client: Any, proxies: list[str]) -> None:
     ],
 )
 def test_forms_of_x_forwarded_for(value: bytes, expected: str) -> None:
-    """What is no address ends the chain."""
+    """A value that is no address ends the chain."""
     assert applied(("10.0.0.2", 1), "10.0.0.0/8", headers=[(b"x-forwarded-for", value)])["client"][0] == expected
 
 

@@ -34,7 +34,7 @@ from whimbrel.types.result import Result, Timings
 
 
 class Heard:
-    """What was told of the requests of a test."""
+    """The events of the requests of a test."""
 
     def __init__(self) -> None:
         self.received: list[str] = []
@@ -204,7 +204,7 @@ def test_K6_only_a_valid_traceparent_is_taken(given: str, valid: bool, heard: He
 
 @pytest.mark.parametrize("num_pieces", [0, 1, 2])
 def test_an_answer_that_cannot_be_made(num_pieces: int, heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    """As long as none of it is made, there is time to say so."""
+    """The error has a status of its own as long as no piece of the answer is made."""
 
     def pieces() -> Iterator[bytes]:
         yield from [b"a"] * num_pieces

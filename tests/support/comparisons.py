@@ -19,7 +19,7 @@ def assert_close(found: list[Any], expected: list[NDArray[np.float32]], toleranc
 
 
 def assert_same_outputs(one: Outputs, other: Outputs, names: tuple[OutputName, ...]) -> None:
-    """The same bits."""
+    """Assert that these outputs have the same bits."""
     for name in names:
         a: Any = getattr(one, name)
         b: Any = getattr(other, name)
@@ -32,7 +32,7 @@ def assert_same_outputs(one: Outputs, other: Outputs, names: tuple[OutputName, .
 
 
 def assert_close_vectors(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
-    """As many vectors of each text, and the same ones."""
+    """Assert that each text has as many vectors as expected, and close ones."""
     assert [one.shape for one in got] == [other.shape for other in wanted]
     scale = max(np.abs(other).max(initial=0.0) for other in wanted)
     assert max(np.abs(one - other).max(initial=0.0) for one, other in zip(got, wanted, strict=True)) <= tolerance * scale

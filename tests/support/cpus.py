@@ -62,7 +62,7 @@ MODELS: Final = {
 
 
 def tests() -> list[str]:
-    """What pytest is asked to run."""
+    """Return the tests to run, as arguments of pytest."""
     of_models = [
         f"{file}::{test}[{case}]"
         for file, cases in MODELS.items()

@@ -19,7 +19,7 @@ QUERY = "what is a whimbrel?"
 
 
 def fake_model(*prompts: str, width: int = 16, forms: Any = None) -> FakeModel:
-    """What a dialect knows of a model with such prompts."""
+    """Return a model with these prompts, as a dialect sees it."""
     card: Any = SimpleNamespace(prompts=dict.fromkeys(prompts, ""), tasks=(), text_formats=forms, list_template=None)
     card.tower_for, card.tower = lambda _: 0, lambda _: card
     card.output = lambda _: Output(width)

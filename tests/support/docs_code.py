@@ -42,7 +42,7 @@ status=$?
 test $status -eq 0 || echo "$@" >> "{log}"
 exit $status
 """
-"""What stands for curl: it notes every call that fails, whatever the shell makes of it."""
+"""A script in the place of curl. It notes every call that fails, even if the shell ignores the failure."""
 _SECONDS = 120
 """The longest time of a block of commands."""
 _KNOWN = ("server", "not run", "fails", "env")

@@ -1,4 +1,4 @@
-"""What SDKs and a server said to each other, as golden files; and the server: small random models of several kinds.
+"""Exchanges of SDKs with a server, as golden files; and the server, of small random models of several kinds.
 
 WHIMBREL_RECORD=1 pytest tests/dialects writes the files.
 """

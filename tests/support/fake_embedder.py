@@ -62,7 +62,7 @@ CARD = Card(
 
 @dataclass
 class FakeModel:
-    """What a dialect may know of a model."""
+    """The part of a model that a dialect sees."""
 
     plan: Any
     card: Any = None

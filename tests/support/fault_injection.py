@@ -43,7 +43,7 @@ ENVIRONMENT: Final = {
     "WHIMBREL_RUNNER": "fault_injection:FaultyRunner",
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
-"""What makes a server obey; in this process WHIMBREL_RUNNER is enough."""
+"""Variables that make a server obey; in this process WHIMBREL_RUNNER is enough."""
 
 _WORD: Final = re.compile(r"@@(abort|lost|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
 _NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")

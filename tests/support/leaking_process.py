@@ -41,7 +41,7 @@ def request(what: str, number: int) -> None:
 
 
 def leave(what: str) -> None:
-    """What is there after the end."""
+    """Leave a thing behind that outlives this process."""
     if what == "a shm file":
         kept.append(open(f"/dev/shm/leaky-{os.getpid()}", "wb"))  # noqa: SIM115
     elif what == "a child":

@@ -39,7 +39,7 @@ TOLERANCE = 1e-4
 OTHER_FAMILIES = ("static", "fallback")
 """Models that are no transformer of ours."""
 WRITTEN: pytest.StashKey[list[ParityResult]] = pytest.StashKey()
-"""Where models_page.py wants what was measured, instead of a check."""
+"""Key under which models_page.py collects measured results, in place of a check."""
 
 
 def difference(got: Any, expected: Any) -> float:
@@ -67,7 +67,7 @@ def rounded_up(value: float) -> float:
 
 
 class Parity:
-    """What one test compares. Use the fixture `parity`."""
+    """The comparisons of one test. Use the fixture `parity`."""
 
     def __init__(self, test: str) -> None:
         self.test = test.removeprefix("tests/")

@@ -15,7 +15,7 @@ from whimbrel.types.result import Outputs
 
 
 async def run_over_a_channel(engine: Engine, requests: list[Request]) -> list[Outputs]:
-    """What a worker gets for them, over the line to an engine."""
+    """Return the outputs that a worker receives for these requests over a channel to an engine."""
     broken: list[Any] = []
     remote = RemoteEngine(
         0, engine.card, engine.plan, engine.folder,

@@ -11,7 +11,7 @@ from common import family
 
 
 def peak_memory(pid: int, run: Callable[[], object]) -> int:
-    """By how many bytes a server's processes grew at most while `run` ran."""
+    """Return the bytes by which a server's processes grew at most while `run` ran."""
     pids = family(pid)
     before = 0
     for process in pids:
@@ -27,7 +27,7 @@ def _memory(pid: int, field: str) -> int:
 
 
 def open_sockets(pid: int) -> int:
-    """Sockets of a process."""
+    """Return the number of sockets of a process."""
     count = 0
     for file in Path(f"/proc/{pid}/fd").iterdir():
         with suppress(OSError):  # closed meanwhile
@@ -36,5 +36,5 @@ def open_sockets(pid: int) -> int:
 
 
 def open_files(pid: int) -> int:
-    """Of a process and all that descend from it."""
+    """Return the number of open files of a process and its descendants."""
     return sum(len(os.listdir(f"/proc/{process}/fd")) for process in family(pid))

@@ -72,7 +72,7 @@ class ScriptedRunner:
 
 
 def vectors_of(batch: Batch, *, infinity: int | None = None) -> np.ndarray:
-    """What the fake model answers."""
+    """Return the vectors of the scripted model."""
     starts = batch.cu_seqlens[:-1]
     vectors = np.ones((batch.num_seqs, 384), np.float32)
     vectors[:, 0] = batch.ids_T[np.minimum(starts + 1, batch.num_tokens - 1)]

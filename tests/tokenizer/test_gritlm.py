@@ -50,7 +50,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As GritLM/GritLM-7B lies on the hub, but for the sizes."""
+    """The layout of GritLM/GritLM-7B on the hub, except for sizes."""
     folder = tmp_path_factory.mktemp("gritlm")
     words = tokenizer()
     config = MistralConfig(

@@ -46,7 +46,7 @@ def engine32(folder: Path) -> Iterator[Engine]:
 
 
 def cut(folder: Path, text: str, limit: int) -> str:
-    """As transformers' tokenizer says where the tokens end."""
+    """Cut a text after `limit` tokens of transformers' tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return text if len(ends) <= limit else text[: ends[limit - 1][1]]

@@ -92,7 +92,7 @@ def test_a_tokenizer_that_gives_no_types_gives_a_pair_none(tmp_path: Path) -> No
 
 
 def test_a_class_that_says_nothing_of_types_gives_a_pair_none(tmp_path: Path) -> None:
-    """Of transformers' classes only BERT's gives them unasked, whatever the post-processor says."""
+    """Only BERT's class of transformers gives types unasked, for any post-processor."""
     tokenizer = classifier(tmp_path, "bert", config={"tokenizer_class": "PreTrainedTokenizerFast"})
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(str(tmp_path))("a", "b")
     assert tokenizer.encode(Request([("a", "b")]))[0].second_text_start == 0

@@ -148,7 +148,7 @@ def test_a_tokenizer_without_special_tokens(post_processor: Any, tmp_path: Path)
 
 
 def test_an_empty_seq_is_refused(tmp_path: Path) -> None:
-    """Where no special tokens are put around a text, an empty one has no tokens at all."""
+    """An empty text has no tokens if no special tokens are put around it."""
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")

@@ -27,7 +27,7 @@ DISTILBERT = {"dim": 48, "n_layers": 2, "n_heads": 4, "hidden_dim": 96, "max_pos
 
 
 def qwen_tokenizer() -> Any:
-    """As Qwen2's, without tokens that no text has."""
+    """Qwen2's tokenizer, without tokens that no text has."""
     content, config = qwen(suffix=False)
     roles = {key: value for key, value in config.items() if key in ("eos_token", "pad_token")}
     return transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(json.dumps(content)), **roles)

@@ -112,7 +112,7 @@ def write_xlmr(folder: Path, **config: Any) -> None:
 
 
 def _save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, tokenizer_class: str) -> None:
-    """As transformers saves them; the class of the tokenizer is that of the real models."""
+    """Save them as transformers does; the class of the tokenizer is that of the real models."""
     _randomise(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

@@ -67,7 +67,7 @@ DEBERTA = SIZES | {
     "relative_attention": True, "position_buckets": 12, "norm_rel_ebd": "layer_norm", "share_att_key": True,
     "pos_att_type": "p2c|c2p", "position_biased_input": False, "type_vocab_size": 0,
 }  # fmt: skip
-"""As DeBERTa v3."""
+"""Config of DeBERTa v3."""
 
 
 T5 = {

@@ -289,4 +289,4 @@ KINDS: dict[str, Callable[[Path], None]] = {
     "classes": write_classes,
     "entities": write_entities,
 }
-"""What writes a model of each kind."""
+"""Writers of a model of each kind."""

@@ -142,7 +142,7 @@ def tokenize(folder: Path, size: Size, text: str) -> NDArray[np.int32]:
 
 
 def encode(folder: Path, size: Size, task: str, prompt: str, texts: Sequence[str], width: int | None = None) -> Any:
-    """What `encode` of the model's own code gives."""
+    """Return the vectors of `encode` in the model's own code."""
     vectors: list[Any] = []
     for text in texts:
         ids = torch.from_numpy(tokenize(folder, size, prompt + text))[None].long()

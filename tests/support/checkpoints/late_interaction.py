@@ -77,7 +77,7 @@ def wrap(folder: Path, prefix: str, **linear: torch.Tensor) -> None:
 
 
 def write_stanford(folder: Path, **metadata: Any) -> None:
-    """As colbert-ir/colbertv2.0 and answerdotai/answerai-colbert-small-v1 are."""
+    """Write the layout of colbert-ir/colbertv2.0 and answerdotai/answerai-colbert-small-v1."""
     write_transformer(folder, "Bert", "bert", ["[unused0]", "[unused1]"], [])
     wrap(folder, "bert.", weight=draw(1, 16, 48))
     edit_json(folder / "config.json", architectures=["HF_ColBERT"])
@@ -85,7 +85,7 @@ def write_stanford(folder: Path, **metadata: Any) -> None:
 
 
 def write_mxbai_large(folder: Path) -> None:
-    """As mixedbread-ai/mxbai-colbert-large-v1 is: files of the embedding model that it was made from lie about."""
+    """Write the layout of mixedbread-ai/mxbai-colbert-large-v1, with stale files of the embedding model that it was made from."""
     write_stanford(folder, query_maxlen=20, doc_maxlen=40)
     rows = [("", OLD + "Transformer"), ("1_Pooling", OLD + "Pooling")]
     write_json(folder / "modules.json", [{"idx": i, "name": str(i), "path": p, "type": t} for i, (p, t) in enumerate(rows)])
@@ -120,7 +120,7 @@ def write_pylate(
     residual: bool = False,
     **sentence: Any,
 ) -> None:
-    """As PyLate saves a model, with Dense layers of these widths."""
+    """Write a model as PyLate saves it, with Dense layers of these widths."""
     family = {"ModernBert": "modernbert", "Bert": "bert", "Lfm2": "lfm2"}[name]
     windows: Config = {"local_attention": 2 * window, "global_attn_every_n_layers": 2} if name == "ModernBert" else {}
     if name == "Lfm2":
@@ -145,13 +145,13 @@ def write_pylate(
 
 
 def write_lfm2(folder: Path) -> None:
-    """As LiquidAI/LFM2-ColBERT-350M is. Queries are filled up with the end of a text."""
+    """Write the layout of LiquidAI/LFM2-ColBERT-350M. Queries are filled up with the end of a text."""
     write_pylate(folder, name="Lfm2", do_query_expansion=True)
     edit_json(folder / "config.json", block_dim=48, conv_dim=48, theta=None, tie_embedding=True, use_pos_enc=True)
 
 
 def write_lfm2_both_ways(folder: Path) -> dict[str, torch.Tensor]:
-    """As LiquidAI/LFM2.5-ColBERT-350M is; returns the weights."""
+    """Write the layout of LiquidAI/LFM2.5-ColBERT-350M. Return the weights."""
     write_pylate(folder, name="Lfm2", do_query_expansion=True)
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     config = LFM2 | {"vocab_size": size, "disable_flash_attention": True}
@@ -162,7 +162,7 @@ def write_lfm2_both_ways(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def write_old_pylate(folder: Path) -> None:
-    """As the first versions of PyLate saved it: neither the kind of model nor the expansion is stated, and pickled weights."""
+    """Write the layout of PyLate's first versions: pickled weights, without the kind of model and the expansion."""
     write_pylate(folder, name="Bert", query_length=18)
     edit_json(folder / "config_sentence_transformers.json", model_type=None, do_query_expansion=None)
     dense = folder / "1_Dense"
@@ -171,7 +171,7 @@ def write_old_pylate(folder: Path) -> None:
 
 
 def write_mxbai_edge(folder: Path) -> None:
-    """As mixedbread-ai/mxbai-edge-colbert-v0-17m is."""
+    """Write the layout of mixedbread-ai/mxbai-edge-colbert-v0-17m."""
     write_pylate(folder, (96, 96, 12), residual=True, query_length=20)
     edit_json(folder / "sentence_bert_config.json", do_lower_case=True)
 
@@ -179,7 +179,7 @@ def write_mxbai_edge(folder: Path) -> None:
 def write_sentence_transformers(
     folder: Path, expansion: Config | None = None, mask: Config | None = None, *, markers: bool = True, **lengths: Any
 ) -> None:
-    """As Sentence Transformers 6 saves a MultiVectorEncoder."""
+    """Write a MultiVectorEncoder as Sentence Transformers 6 saves it."""
     write_transformer(folder, "Bert", "bert", [], [{**token, "normalized": False, "special": True} for token in MARKERS])
     edit_json(folder / "tokenizer_config.json", model_max_length=40)
     token_level = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
@@ -213,7 +213,7 @@ JINA: Config = JINA_ROBERTA | {"rotary_emb_base": 10000.0, "hidden_act": "gelu_n
 
 
 def write_jina(folder: Path, architecture: str) -> dict[str, torch.Tensor]:
-    """As jinaai/jina-colbert-v2 is; returns the weights."""
+    """Write the layout of jinaai/jina-colbert-v2. Return the weights."""
     markers: list[Config] = [{"content": f"[{kind}Marker]"} for kind in ("Query", "Document")]
     write_transformer(folder, "XLMRoberta", "xlm-roberta", ["\u2581!", "\u2581?"], markers, pad_token_id=1)
     content = json.loads((folder / "tokenizer.json").read_text())
@@ -238,7 +238,7 @@ JINA_V1: Config = JINA_BERT | {
 
 
 def write_jina_v1(folder: Path) -> dict[str, torch.Tensor]:
-    """As jinaai/jina-colbert-v1-en is, but for `attend_to_mask_tokens`; returns the weights."""
+    """Write the layout of jinaai/jina-colbert-v1-en, except for `attend_to_mask_tokens`. Return the weights."""
     write_transformer(folder, "Bert", "bert", ["[unused0]", "[unused1]"], [])
     size = json.loads((folder / "config.json").read_text())["vocab_size"]
     config = JINA_V1 | {"vocab_size": size}

@@ -30,20 +30,20 @@ IDENTITY = "torch.nn.modules.linear.Identity"
 
 @dataclass(frozen=True)
 class Layout:
-    """What one model has, and what of it shows in the files."""
+    """The parts of one model, and the files in which they show."""
 
     models: tuple[str, ...]
     family: str
-    """Of model/families.py."""
+    """A name in model/families.py."""
     name: str
-    """Of transformers' classes."""
+    """The prefix of transformers' classes."""
     tokenizer: tuple[JSON, JSON]
     sizes: JSON
     pooling: str
     heads: tuple[Any, ...] = ("Normalize",)
     prompts: dict[str, str] = field(default_factory=dict)
     config: JSON = field(default_factory=dict)
-    """What the hub's config.json says in other words than transformers writes today; None: it does not say it."""
+    """Keys of the hub's config.json that differ from those that transformers writes today; None: a key that it lacks."""
     form: str = "Model"
     max_seq_length: int = 64
     flags: JSON = field(default_factory=dict)

@@ -118,7 +118,7 @@ PAIRS = [
 
 
 Recipe = Callable[[Any, str, str, "str | None", int], list[int]]
-"""(tokenizer, query, document, instruction, max length) -> ids"""
+"""Function of tokenizer, query, document, instruction and maximal length. It returns ids."""
 
 
 def qwen3_recipe(tokenizer: Any, query: str, document: str, instruction: str | None, max_length: int) -> list[int]:
@@ -214,7 +214,7 @@ CHAT = (
     'that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n<Instruct>: {{ instruction }}\n<Query>: '
     "{{ query_text }}\n<Document>: {{ document_text }}<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
 )
-"""Of Qwen/Qwen3-Reranker-0.6B."""
+"""The chat template of Qwen/Qwen3-Reranker-0.6B."""
 
 
 def write_sentence_layout(folder: Path, chat: str, *, form: str, false: bool = True, **options: Any) -> CrossEncoder:

@@ -60,7 +60,7 @@ def write_splade(folder: Path, case: str = "bert", **changes: Any) -> Any:
 
 
 def as_matrix(sparse: Sparse, width: int) -> NDArray[np.float32]:
-    """As a matrix."""
+    """Return sparse vectors as a matrix."""
     found = np.zeros((len(sparse), width), np.float32)
     for row, (ids, weights) in zip(found, sparse, strict=True):
         assert (np.diff(ids) > 0).all()

@@ -23,7 +23,7 @@ def table(rows: int, width: int = WIDTH) -> torch.Tensor:
 
 
 def write_static(folder: Path, *, old: bool = False, heads: tuple[Any, ...] = (), words: Tokenizer | None = None) -> None:
-    """As today's Sentence Transformers save it, or as those did that static-retrieval-mrl-en-v1 was saved by."""
+    """Write a table as Sentence Transformers saves it, or, if `old`, as it saved static-retrieval-mrl-en-v1."""
     words = words or bert_tokenizer()._tokenizer
     static = StaticEmbedding(words, embedding_weights=table(words.get_vocab_size()))
     SentenceTransformer(modules=[static, *heads], device="cpu").save(str(folder))
@@ -49,7 +49,7 @@ POTION = {
 
 
 def write_model2vec(folder: Path, words: Tokenizer, tensors: dict[str, torch.Tensor], **config: Any) -> None:
-    """As minishlab/potion-base-8M lies on the hub."""
+    """Write the layout of minishlab/potion-base-8M on the hub."""
     folder.mkdir(exist_ok=True)
     words.save(str(folder / "tokenizer.json"))
     save_file(tensors, folder / "model.safetensors")

