@@ -2,9 +2,9 @@
 
     python benchmarks/cross_encoder.py [--dtype float32|bfloat16] [--rounds 5]
 
-The model is as large as mxbai-rerank-base-v1, but for its vocabulary: the packaged model's tokenizer, because lookups cost next
-to nothing. Each contender has its own process and all cores, and they take turns. Beside the seconds, the ratio of processor
-time is printed, which other work on the machine changes less. Scores are compared before.
+The model is as large as mxbai-rerank-base-v1, except for its vocabulary: the packaged model's tokenizer, because lookups cost
+next to nothing. Each contender has its own process and all cores, and they take turns. Beside the seconds, the ratio of
+processor time is printed, which other work on the machine changes less. Scores are compared before.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--models minilm,bge-base,qwen3] [--tokens 32,128,512] [--rounds 5] [--small] [--profile]
 
-Both compute in bfloat16, each in a process of its own, on the same texts of exactly so many tokens. Sentence Transformers runs
+Both compute in bfloat16, each in a process of its own, on the same texts of exactly that length. Sentence Transformers runs
 with its default of 32 texts at a time and with 256, longest texts first, as it does. The engine gets all texts in one request,
 and then the same texts in requests of 256 from eight threads. They take turns, after a round that is not counted. A ratio is
 that of the medians, over the better of Sentence Transformers' two: above 1 the engine is faster. A second table has the time of

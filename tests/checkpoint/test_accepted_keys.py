@@ -1,4 +1,4 @@
-"""Keys that nobody knows: those that are metadata, those that a person accepts, and all others, which are refused."""
+"""Unknown keys: metadata, keys that a person accepts, and all others, which are refused."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_metadata_that_people_write(key: str) -> None:
 
 
 def test_a_value_that_is_known_to_matter_is_not_accepted(folder: Path) -> None:
-    """Only a key that nobody knows can be accepted."""
+    """Only an unknown key can be accepted."""
     edit_json(folder / "config.json", is_decoder=True)
     with pytest.raises(CheckpointError, match=r"config\.json: is_decoder: True is not supported") as refused:
         read_card(folder, "m", accept_config=["is_decoder"])

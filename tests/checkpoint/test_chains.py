@@ -203,7 +203,7 @@ def test_a_cut_wider_than_the_vectors_cuts_nothing(parity: Parity, tmp_path: Pat
         parity(engine.embed(TEXTS), reference.encode(TEXTS))
 
 
-# What is refused
+# Refusals
 
 REFUSED: dict[str, tuple[list[torch.nn.Module], str]] = {
     "pooled before there are tokens of that width": ([Pooling(20, "mean")], r"1_Pooling/config\.json: embedding_dimension"),

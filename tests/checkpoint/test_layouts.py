@@ -98,7 +98,7 @@ VOYAGE = {
     "num_labels": 80,
     "use_bidirectional_attention": True,
 }
-"""Keys of config.json in voyageai/voyage-4-nano, but for the width."""
+"""Keys of config.json in voyageai/voyage-4-nano, except for the width."""
 
 
 @pytest.mark.parametrize("architecture", ["Qwen3ForCausalLM", "VoyageQwen3BidirectionalEmbedModel"])

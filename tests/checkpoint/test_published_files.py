@@ -1,7 +1,7 @@
 """Files as models on the hub have them, every key: they must be read. Sizes are small; the numbers are compared elsewhere.
 
 Of each file only what its kind does not have anyway is listed. Where a model's own files could not be had, those of models
-saved from it were; what is left is from memory.
+saved from it were; the others are from memory.
 """
 
 from __future__ import annotations

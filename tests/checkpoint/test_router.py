@@ -94,7 +94,7 @@ def test_a_batch_of_both_is_launched_at_once(saved: Callable[[str], Path], monke
             for way in ("query", "document")
         ]
         monkeypatch.setattr(Runner, "launch", spied)
-        with dispatcher._lock:  # nobody takes until all have come
+        with dispatcher._lock:  # no lane takes until all have come
             jobs = [Job(Future(), one, rows_of(one)) for one in prepared]
             for job in jobs:
                 dispatcher._jobs.add(job)

@@ -198,7 +198,7 @@ LEFT = {"truncation": {"direction": "Left", "max_length": 9, "strategy": "Longes
 
 WORDPIECES = ("bert", "mpnet")
 TIE = (("\u2581", -5.691311340812741), ("0", -3.6159406061461867), ("00", -4.035922836261352))
-"""Pieces of which two splits of 000 are equally good but for rounding, which the last bit of the scores decides."""
+"""Pieces of which two splits of 000 are equally good except for rounding, which the last bit of the scores decides."""
 
 
 def test_the_scores_of_pieces_are_read_to_the_last_bit(tmp_path: Path) -> None:

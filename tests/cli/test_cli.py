@@ -384,7 +384,7 @@ command.main = fail
 
 @pytest.mark.parametrize(("end", "code", "expected"), [("process.main()", 1, 1), ("process.main()", 0, 0), ("fail()", 1, -6)])
 def test_G10_a_command_ends_with_its_code_whatever_is_loaded(end: str, code: int, expected: int) -> None:
-    """Also where the interpreter's own end would abort, and nobody reads stderr."""
+    """The exit code stays also where the interpreter's own end would abort, and where stderr has no reader."""
     command = [sys.executable, "-c", ABORTING.format(end=end, code=code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.wait(30) == expected

@@ -1,4 +1,4 @@
-"""The pure functions of /v1/classify and /v1/token_classify: what is read, written and refused. Numbers: test_client_verbs."""
+"""The pure functions of /v1/classify and /v1/token_classify: reading, writing and refusing. Numbers: test_client_verbs."""
 
 from __future__ import annotations
 

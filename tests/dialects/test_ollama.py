@@ -150,7 +150,7 @@ def ask(engine: Engine, path: str, **body: Any) -> Answer:
 
 
 def test_a_model_that_is_not_normalised(tmp_path: Path) -> None:
-    """Its vectors are, but for those of the old route."""
+    """Its vectors have norm 1, except for those of the old route."""
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     with Engine(str(tmp_path), dtype="float32", matryoshka=True, served_name="birds") as engine:

@@ -1,4 +1,4 @@
-"""The dialect's pure functions: what is read, what is written, and every way a body can be wrong."""
+"""The dialect's pure functions: reading, writing, and every way a body can be wrong."""
 
 from __future__ import annotations
 

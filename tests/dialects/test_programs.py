@@ -30,7 +30,7 @@ def need(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """Import a program's module; without --recipes the test skips where it is not installed."""
     always = request.config.getoption("--recipes")
     yield importlib.import_module if always else lambda name: pytest.importorskip(name, reason="make recipes installs it")
-    gc.collect()  # here, where nobody is warned
+    gc.collect()  # here, where no user is warned
 
 
 @pytest.fixture(scope="module")

@@ -173,7 +173,7 @@ def test_the_root_is_what_the_model_is_made_for(output: str, expected: Request) 
     assert tokens_of == Request(["a"], ("token_scores",), truncate="right", return_offsets=True)
 
 
-# What is wrong
+# Wrong bodies
 
 EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_predict
 
@@ -237,7 +237,7 @@ def test_errors_name_what_was_sent() -> None:
         assert written == {"error": f"{expected}: is wrong.", "error_type": "Validation"}
 
 
-# What is written
+# Writing
 
 
 @given(vectors(3, 5))

@@ -1,7 +1,7 @@
 """vLLM's routes: every field, every way a body can be wrong, and apps over every kind of model, asked as vLLM's own examples do.
 
-There is no SDK. What is sent is what examples/pooling of vLLM 0.33 send, and tests of its entrypoints; what comes back is kept
-under golden/vllm, `python tests/dialects/test_vllm.py` writes it.
+There is no SDK. The requests are those of examples/pooling of vLLM 0.33 and of tests of its entrypoints. Their answers lie under
+golden/vllm; `python tests/dialects/test_vllm.py` writes them.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def result(**outputs: Any) -> Result:
     return Result(Outputs(**outputs), 7, 0, Timings())
 
 
-# What is read
+# Reading
 
 
 @pytest.mark.parametrize(
@@ -413,7 +413,7 @@ def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole:
         assert route.status(found) in (400, 413)
 
 
-# What is written
+# Writing
 
 
 def write(outputs: dict[str, Any], **body: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Token vectors that are kept: the same scores, without computing documents again, within so many bytes."""
+"""The document cache: the same scores, without computing documents again, within a number of bytes."""
 
 from __future__ import annotations
 

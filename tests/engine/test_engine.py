@@ -81,7 +81,7 @@ def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type
 def test_a_thread_that_dies_takes_the_engine_with_it(
     where: str, runner: type[ScriptedRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug in a thread leaves nobody waiting."""
+    """A bug in a thread leaves no caller waiting."""
     if where == "init_thread":
         monkeypatch.setattr(runner, "init_thread", lambda _: 1 / 0)
         with pytest.raises(Unavailable):

@@ -154,7 +154,7 @@ def start(runner: StepRunner, card: Card) -> Iterator[Start]:
 
 
 def job(*words: int, size: int = 3, dimensions: int = 384, deadline: float | None = None, **fields: Any) -> Job:
-    """A request of texts that begin with these words and have so many tokens."""
+    """A request of texts that begin with these words and have these numbers of tokens."""
     seqs = [Seq(np.array([101, word, *[102] * (size - 2)], np.int32), index) for index, word in enumerate(words)]
     late = {} if deadline is None else {"deadline": time.perf_counter() + deadline}
     return dense_job(seqs, dimensions, fill=-1.0, **late, **fields)
@@ -584,7 +584,7 @@ def test_who_cancels_may_use_the_memory_of_the_vectors_at_once(runner: StepRunne
     cancelling = threading.Thread(target=gone.future.cancel)
     cancelling.start()
     cancelling.join(0.2)
-    assert cancelling.is_alive()  # until what is being written is written
+    assert cancelling.is_alive()  # until the rows that are being written are there
     go_on.set()
     cancelling.join(60)
     assert gone.future.cancelled()

@@ -1,4 +1,4 @@
-"""The scheduler's promises, over any requests: nothing lost, nothing twice, nobody starved, nothing late or out of turn."""
+"""The scheduler's promises, over any requests: nothing lost, nothing twice, no tenant starved, nothing late or out of turn."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_suspects_are_told_of_before_they_are_taken() -> None:
 
 @given(st.lists(EQUAL, min_size=1, max_size=6), st.lists(EQUAL, max_size=6))
 def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late: list[Asked]) -> None:
-    """Owners among tenants, and jobs among their tenant's, also while more arrive: nobody starves."""
+    """Owners among tenants, and jobs among their tenant's, also while more arrive: none starves."""
     scheduler = Scheduler[int](700)
     requests: list[Asked] = []
     left: dict[int, int] = {}
@@ -248,7 +248,7 @@ def _check_turns(history: list[tuple[Any, set[Any]]]) -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(1, 700), min_size=1, max_size=20), st.integers(0, 3)), min_size=1, max_size=12))
 def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[tuple[list[int], int]]) -> None:
-    """Jobs come one after another, each after so many seqs have been served; times are in tokens served."""
+    """Jobs come one after another, each after a number of served seqs; times are in tokens served."""
     waiting = FairQueue[int]()
     left: dict[int, float] = {}  # under even shares
     served, done, even = 0.0, dict[int, float](), dict[int, float]()

@@ -316,7 +316,7 @@ def test_any_arrival_has_the_bits_that_it_has_alone(
         if not is_cancelled:
             futures.append((future, text))
         elif data.draw(st.booleans()):
-            future.cancel()  # else it runs to its end, and nobody looks
+            future.cancel()  # else it runs to its end unseen
     for future, text in futures:
         outputs = future.result(60).outputs
         for dense, vectors in zip(rows_of(outputs.dense), rows_of(outputs.multi_vector), strict=True):

@@ -1,4 +1,4 @@
-"""C of the catalogue: what is said to be embedded, however odd, is answered with the vector it has alone, or refused with why."""
+"""C of the catalogue: every input, however odd, is answered with the vector it has alone, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_C1_empty_texts_have_a_vector(text: str, client: httpx2.Client, engine: 
 @pytest.mark.parametrize("words", [1, MAX_LENGTH - 2, MAX_LENGTH - 1, 100 * MAX_LENGTH])
 @pytest.mark.parametrize("truncate", [None, True, False, "right", "left", "never"])
 def test_C2_texts_around_the_limit(words: int, truncate: Any, client: httpx2.Client, engine: Engine) -> None:
-    """The limit counts the special tokens. What is cut has the vector of what is left."""
+    """The limit counts the special tokens. A cut text has the vector of its remaining part."""
     said = [f"{number % 10}" for number in range(words)]
     answer = ask(client, [" ".join(said)], **({} if truncate is None else {"truncate": truncate}))
     too_long = words + 2 > MAX_LENGTH

@@ -45,7 +45,7 @@ def server() -> Iterator[Server]:
 
 
 def lives(pid: int) -> bool:
-    """True if a process is there, and is more than an entry that nobody has cleared away yet."""
+    """Return True if a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -308,7 +308,7 @@ def test_F4_crash_loop(expected: Float32Array) -> None:
         killer = threading.Thread(target=kill_on_sight)
         killer.start()
         try:
-            answer = ask(client, SOME[:2])  # accepted while nobody knows that it will last
+            answer = ask(client, SOME[:2])  # accepted before it is known that it will last
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             health = client.get("/health/ready")

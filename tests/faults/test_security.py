@@ -228,7 +228,7 @@ def test_H3_a_key_is_in_no_child_s_environment(option: tuple[str, ...]) -> None:
         assert all(b"HF_TOKEN=hf_t0ken" in each for each in engines)
 
 
-# What is left behind
+# Traces in files
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ class AnyName(str):
 
 
 class Broken:
-    """A plan that serves any name, and fails with what nobody outside should read."""
+    """A plan that serves any name, and fails with words that no client should read."""
 
     served_name = AnyName()
 
@@ -632,7 +632,7 @@ FLOORS = {
     "starlette": "1.3.1",  # CVE-2026-48710, CVE-2026-54282, CVE-2026-54283: Host, limits
     "torch": "2.10",  # CVE-2025-32434, CVE-2026-24747: weights_only
 }
-"""The first versions without a known hole, of what is installed with `whimbrel[serve]`."""
+"""The first versions without a known hole of the packages that `whimbrel[serve]` installs."""
 ALSO = {"transformers": "5.3", "sentence-transformers": "5.2.1", "pillow": "12.2", "onnx": "1.21", "ray": "2.59", "h11": "0.16"}
 """The same of what may come with others, or with the tests."""
 

@@ -1,4 +1,4 @@
-"""The leak detector finds what is planted, in real processes and in made-up series, and nothing else."""
+"""The leak detector finds planted leaks, in real processes and in made-up series, and nothing else."""
 
 from __future__ import annotations
 

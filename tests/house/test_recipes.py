@@ -68,7 +68,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield run
     for names in kept:
         names.clear()
-    gc.collect()  # here, where nobody is warned
+    gc.collect()  # here, where no user is warned
 
 
 @pytest.fixture

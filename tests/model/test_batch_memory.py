@@ -1,4 +1,4 @@
-"""The memory of a batch: what the plan predicts is never exceeded, and not far above what is taken."""
+"""The memory of a batch never exceeds the plan's prediction, and the prediction is not far above it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ with Engine(folder, dtype=dtype, pooling="mean", **options) as engine:
 
 
 def measure(folder: Path, dtype: str, tokens: int, options: dict[str, Any]) -> tuple[int, int]:
-    """Run one text of so many tokens in a new process -> (bytes by the plan, bytes taken)."""
+    """Run one text of this length in a new process. Return the bytes by the plan, and the bytes taken."""
     command = [sys.executable, "-c", MEASURE, str(folder), dtype, str(tokens), repr(options)]
     predicted, taken = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return int(predicted), int(taken)

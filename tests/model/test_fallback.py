@@ -140,7 +140,7 @@ def test_other_models_promise_the_same_bits(case: str, tmp_path: Path) -> None:
     assert unstable == []
 
 
-# What is refused
+# Refusals
 
 SMALL_MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED: list[tuple[str, Config, str]] = [

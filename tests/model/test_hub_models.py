@@ -194,7 +194,7 @@ def test_every_tensor_is_asked_for(case: str, tmp_path: Path) -> None:
         load(weights | {"extra.weight": torch.zeros(2)})
 
 
-# What is refused
+# Refusals
 
 WRONG: list[tuple[str, Config, str]] = [
     ("nomic", {"num_experts": 8, "moe_every_n_layers": 2, "moe_top_k": 2}, "activation_function: a mixture of gated experts"),

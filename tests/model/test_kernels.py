@@ -699,7 +699,7 @@ def test_scores_of_positions(own: Kernels, width: int, dtype: torch.dtype) -> No
 @pytest.mark.skipif(_IMITATED not in SETS, reason="needs a compiler, and AVX-512 with bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.extended)])
 def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engine) -> None:
-    """The whole way of a processor with AMX, but for its instructions."""
+    """The whole path of a processor with AMX, except for its instructions."""
     texts = TEXTS[::50]
     kernels.kernels.cache_clear()
     try:

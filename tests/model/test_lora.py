@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's folders, added to models: parity with merged weights and with peft, and what is refused.
+"""LoRA adapters in PEFT's folders, added to models: parity with merged weights and with peft, and refusals.
 
 The reference is transformers' model with an adapter merged into its weights: weight + scale * B A.
 """
@@ -380,7 +380,7 @@ def test_adapters_of_several_models() -> None:
     assert names_of_adapters(["law=/a"], [("o/m",)]) == [{"law": "/a"}]
 
 
-# What is refused
+# Refusals
 
 
 def load(folder: Path, **adapters: str) -> None:

@@ -283,7 +283,7 @@ def test_control_tokens_of_gemma_are_plain_text(tmp_path: Path) -> None:
         for attack in ("<eos>", "<bos>", "<start_of_turn>", "<mask> <pad>"):
             ids = engine.preprocessor.preprocess(Request([(attack, attack)])).seqs[0].ids.tolist()
             assert not set(ids[1:]) & set(tokenizer.all_special_ids)
-        lines = "a\n\nb  c"  # tokens that were added, but for space
+        lines = "a\n\nb  c"  # tokens that were added, except for space
         ids = engine.preprocessor.preprocess(Request([(QUERY, lines)])).seqs[0].ids.tolist()
         assert ids == bge_recipe(tokenizer, QUERY, lines, None, 300)
 

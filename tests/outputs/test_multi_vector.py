@@ -273,7 +273,7 @@ def test_lfm2_both_ways(tmp_path: Path, parity: Parity) -> None:
                 assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
 
 
-# What is stated matters, so that the comparisons above are some
+# Stated options matter, so the comparisons above can fail
 
 STATED: list[tuple[str, str, dict[str, Any], InputType]] = [
     ("stanford", "artifact.metadata", {"attend_to_mask_tokens": True}, "query"),

@@ -94,7 +94,7 @@ def test_defaults_are_fastembeds() -> None:
 def test_equal_and_vanishing_vectors(fixed: int) -> None:
     """All in one bucket; a vector of zeros lies on every plane, which counts as below."""
     texts = [np.full((5, 48), fixed / 7, np.float32), np.zeros((2, 48), np.float32), np.zeros((1, 48), np.float32)]
-    texts.append(np.concatenate((texts[2], random_texts()[2])))  # it fills what is near the lowest bucket
+    texts.append(np.concatenate((texts[2], random_texts()[2])))  # it fills the neighbours of the lowest bucket
     check(Muvera(48), texts, "query")
     check(Muvera(48), texts, "document")
 

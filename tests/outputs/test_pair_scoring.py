@@ -259,7 +259,7 @@ def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeyp
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: you tried to allocate 1 byte")], ids=repr)
 def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever torch calls it. What cannot be kept is not, and takes nobody's scores."""
+    """Whatever torch calls it. Documents that do not fit are not kept, and no request loses scores."""
 
     def full(*_: Any, **__: Any) -> Any:
         raise error

@@ -293,7 +293,7 @@ JINA_RERANKER: dict[str, Any] = {
     "use_cache": False,
     "use_flash_attn": True,
 }
-"""config.json of jinaai/jina-reranker-v2-base-multilingual, but for the sizes."""
+"""config.json of jinaai/jina-reranker-v2-base-multilingual, except for sizes."""
 JINA_RESAVED: dict[str, Any] = {
     "load_trained_adapters": False,
     "lora_adaptations": None,

@@ -61,7 +61,7 @@ def _write(kind: str, folder: Path) -> None:
     [("late", "multi_vector"), ("dense", "dense"), *(("m3", o) for o in ("dense", "sparse", "multi_vector"))],
 )
 def test_vectors_score_as_their_texts(kind: str, output: OutputName, engine: Callable[[str], Engine]) -> None:
-    """The very same bits (but for cosines, since vectors are normalised again): on either side, on both, and among texts."""
+    """The very same bits (except for cosines, since vectors are normalised again): on either side, on both, and among texts."""
     atol = 1e-6 if output == "dense" else 0
     model = engine(kind)
     more: Any = {"score_by": output} if kind == "m3" else {}

@@ -53,7 +53,7 @@ def checkpoint(folder: Path, family: str) -> tuple[Path, Any]:
 
 
 def write_old_tokenizer(folder: Path) -> None:
-    """The tokenizer's files as dslim/bert-base-NER has them, but for their sizes."""
+    """Write the tokenizer's files of dslim/bert-base-NER, except for sizes."""
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)) + "\n", encoding="utf-8")

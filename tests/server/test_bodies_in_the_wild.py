@@ -95,7 +95,7 @@ def test_A15_gzip_bombs_are_refused_before_they_are_large(engines: dict[str, Any
     ids=range(10),
 )
 def test_A15_broken_gzip_is_named(engines: dict[str, Any], packed: bytes, words: str) -> None:
-    """A gzipped body that is cut off, or followed by more, is refused with what is wrong."""
+    """A gzipped body that is cut off, or followed by more, is refused with the reason."""
     answer = post(create_app(ModelRegistry(engines["dense"])), "/embed", packed, content_encoding="gzip", **JSON)
     assert answer.status == 400
     assert words in orjson.loads(answer.body)["error"]

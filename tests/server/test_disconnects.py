@@ -102,7 +102,7 @@ def run(loop: str, main: Any) -> None:
 
 
 async def read(client: socket.socket, size: int = 2**30) -> bytes:
-    """So many bytes, or all until the end."""
+    """Read this number of bytes, or all until the end."""
     received = bytearray()
     while len(received) < size and (piece := await asyncio.get_running_loop().sock_recv(client, min(size, 2**16))):
         received += piece

@@ -1,4 +1,4 @@
-"""The watchdog takes nobody to stand still who works, and everybody who does not."""
+"""The watchdog reports every process that stands still, and none that works."""
 
 from __future__ import annotations
 

@@ -36,7 +36,8 @@ async def call(
     """
     chunks = [body] if isinstance(body, bytes) else body
     named = {"host": "localhost", "content_length": str(sum(map(len, chunks)))} | (headers or {})
-    waiting = [{"type": "http.request", "body": chunk, "more_body": True} for chunk in chunks] + [{"type": "http.request"}]
+    last = len(chunks) - 1
+    waiting = [{"type": "http.request", "body": chunk, "more_body": i < last} for i, chunk in enumerate(chunks)]
     answer = Answer()
 
     async def receive() -> Any:

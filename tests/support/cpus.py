@@ -1,8 +1,8 @@
-"""Runs the tests that depend on the processor as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
+"""Tests that depend on the processor, run as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
 
-Each level below this machine's own, which the other tests run at, is a child process with the switches that hold oneDNN, ATen,
-MKL and OpenBLAS back; "invented" is this machine without Whimbrel's kernels, with products whose bits depend on the number of
-rows (invented_products.py). "torch", where it is named, is this machine without Whimbrel's kernels.
+Each level below this machine's own is a child process with the switches that hold oneDNN, ATen, MKL and OpenBLAS back. The
+level "invented" is this machine without Whimbrel's kernels, and with products whose bits depend on the number of rows
+(invented_products.py). The level "torch", if it is named, is this machine without Whimbrel's kernels.
 """
 
 from __future__ import annotations

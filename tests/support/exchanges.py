@@ -71,7 +71,7 @@ def small_server(folder: Path) -> Iterator[Small]:
 
 
 class Exchanges:
-    """Requests and answers as they were sent, but for what differs between runs and machines."""
+    """Requests and answers as they were sent, without the parts that differ between runs and machines."""
 
     def __init__(self) -> None:
         self._said: list[dict[str, Any]] = []
@@ -100,7 +100,7 @@ _MASKED = ("id", "text", "label", "digest", "created", "document", "input", "pre
 
 
 def _plain(value: Any, name: str = "") -> Any:
-    """Without numbers, which depend on random weights and tokenizers, nor what is made of them; how many there are is kept."""
+    """Leave out numbers, which depend on random weights and tokenizers, and texts made of them; keep their count."""
     if isinstance(value, dict):
         return {key: _plain(inner, key) for key, inner in value.items()}
     if name in ("tokens", "token_strings"):

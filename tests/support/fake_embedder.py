@@ -1,6 +1,8 @@
 """An embedder without a model, and a server process around it.
 
-python tests/support/fake_embedder.py '{"limits": {...}}'     serves; prints its port once it answers
+    python tests/support/fake_embedder.py '{"write_pause": 2}'
+
+serves with these limits, and prints its port once it answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""A process that leaks as it is told: `python leaking_process.py WHAT`. Each line of stdin is a number of requests to do; "done" follows.
+"""A process that leaks as it is told: `python leaking_process.py LEAK`. Each line of stdin is a number of requests to do; "done" follows.
 
-WHAT is nothing, memory, a little memory, threads, sockets, memfds, files, or a thing that outlives it: a shm file, a child.
+The argument is nothing, memory, a little memory, threads, sockets, memfds, files, or a thing that outlives it: a shm file, a child.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A server that says anything, byte for byte, and what a client asks it."""
+"""A server that sends any answer, byte for byte, and requests of a client to it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import numpy as np
 from whimbrel import Client
 
 Script = Callable[[int, str, list[str]], bytes | list[bytes] | None]
-"""(how many requests before, path, texts) -> what is sent, in pieces with pauses if it is a list; None: the connection is reset."""
+"""Function of the number of earlier requests, the path and the texts. It returns the bytes to send, in pieces with pauses if it
+is a list; None: the connection is reset."""
 
 
 class ScriptedServer:

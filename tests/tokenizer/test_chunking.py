@@ -130,7 +130,7 @@ def test_late_chunking(family: str, saved: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("size", [1, 3, 64, 2**62])
 def test_chunks_of_so_many_tokens(family: str, size: int, saved: Callable[..., Path]) -> None:
-    """vLLM's late chunking: the mean of every so many rows of a text, special tokens and prompt too, then the heads."""
+    """vLLM's late chunking: the mean of each `size` rows of a text, special tokens and prompt too, then the heads."""
     folder = saved(family, dense=True)
     words = AutoTokenizer.from_pretrained(folder)
     texts = ["The whimbrel is far. It flies ten km,", "", "a bird", "Ein Vogel 🙂."]
@@ -293,7 +293,7 @@ def test_long_texts(family: str, mode: str, saved: Callable[..., Path]) -> None:
         assert_parity(found, expected)
         assert np.array_equal(found, [engine.embed(text, split_long=True) for text in TEXTS])  # ragged equals alone
         short = [0, 2]
-        assert np.array_equal(found[short], engine.embed([TEXTS[i] for i in short]))  # what is not long is as it ever was
+        assert np.array_equal(found[short], engine.embed([TEXTS[i] for i in short]))  # short texts are as they were
         result = engine.run(Request(TEXTS, ("dense",), split_long=True))
         assert result.num_truncated == 0
         assert result.num_tokens > 3 * 64

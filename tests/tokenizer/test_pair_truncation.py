@@ -1,4 +1,4 @@
-"""Queries and documents that are cut to so many tokens of their own."""
+"""Queries and documents that are each cut to a number of tokens of their own."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_draws_are_kept_but_few() -> None:
     assert make_muvera(48, MuveraParameters(seed=3)) is make_muvera(48, MuveraParameters(seed=3))
 
 
-# What is wrong
+# Wrong requests
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -464,7 +464,7 @@ def test_what_takes_too_much_memory_is_refused_at_the_door(
         model.muvera(["a"] * 4, input_type="document")
 
 
-# What fails, and who waits
+# Failures, and waiting
 
 
 class Failing:

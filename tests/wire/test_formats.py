@@ -105,7 +105,7 @@ def test_bytes_of_several_outputs(dtype: Any, order: Any) -> None:
 
 
 def without_stamp(told: Any) -> Any:
-    """The header that says what the bytes are, but for its `id` and `created`."""
+    """Return the header that describes the bytes, without its `id` and `created`."""
     about = json.loads(told.headers.get("metadata", "{}"))
     return {name: value for name, value in about.items() if name not in ("id", "created")}
 

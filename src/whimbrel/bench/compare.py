@@ -135,7 +135,7 @@ def check_same(first: Contender, second: Contender, threshold: float) -> tuple[f
 def compare(
     first: Contender, second: Contender, *, rounds: int, threshold: float, on_round: Callable[[int], None] | None = None
 ) -> Comparison:
-    """Check both, warm both up, and measure them in turns; who begins alternates.
+    """Check both, warm both up, and measure them in turns; the one that begins alternates.
 
     Ctrl-C or a failure ends the comparison with the rounds so far. Raises WhimbrelError or KeyboardInterrupt if there are none.
     """

@@ -79,7 +79,7 @@ def _random(options: DatasetOptions, words: Words, rng: np.random.Generator) -> 
 
 
 def _random_rerank(options: DatasetOptions, words: Words, rng: np.random.Generator) -> list[Sample]:
-    """Return one query with other documents in each sample. Half of a pair's tokens are the query's, but for a separator."""
+    """Return one query with other documents in each sample. Half of a pair's tokens are the query's, except for a separator."""
     separator = 1
     (query_length,) = _lengths(options, words, rng, mean=options.input_len // 2 - separator, count=1)
     mean = options.input_len - query_length - separator

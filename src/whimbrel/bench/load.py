@@ -155,7 +155,7 @@ class Driver:
     # Which request is next
 
     def _schedule_next(self) -> None:
-        """Send what is due, and set a timer for the next request. One timer at a time keeps the loop's heap small."""
+        """Send the requests that are due, and set a timer for the next. One timer at a time keeps the loop's heap small."""
         schedule = self._job.schedule
         assert schedule is not None
         now = monotonic() - self._start

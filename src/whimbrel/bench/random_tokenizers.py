@@ -91,7 +91,7 @@ def _bpe(vocab: Mapping[str, int], merges: list[list[str]], **more: Any) -> Json
 
 
 def llama(words: Sequence[str]) -> tuple[Json, Json]:
-    """Pieces with bytes for what is unknown, as Llama 2's and Mistral's: <s> before a text."""
+    """Pieces with bytes for unknown characters, as Llama 2's and Mistral's: <s> before a text."""
     special = ["<unk>", "<s>", "</s>"]
     pieces, merges = _chains(words, _SPACE)
     every_byte = [f"<0x{byte:02X}>" for byte in range(256)]

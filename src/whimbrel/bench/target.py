@@ -38,7 +38,7 @@ _HINTS: Final[Mapping[int, str]] = {
     422: "the server refuses the body: check --backend, --model and --extra-body",
 }
 _PATIENCE: Final = 60.0
-"""Seconds for an answer to what is no work: the names of models, tokens of words."""
+"""Seconds for an answer without work: the names of models, tokens of words."""
 _MAY_CUT: Final = frozenset({"top_n", "top_k"})
 """Fields of a body after which an answer may have fewer rows than the request has texts."""
 
@@ -98,7 +98,7 @@ class Target:
         """Shape of this server's answers, once it has given one."""
 
     def client(self) -> httpx2.Client:
-        """Return a new client for what is not measured. The caller closes it."""
+        """Return a new client for requests that are not measured. The caller closes it."""
         seconds = min(_PATIENCE, self.options.timeout)
         return httpx2.Client(headers=self.headers, timeout=seconds, verify=self.options.verify_tls, trust_env=False)
 

@@ -108,7 +108,7 @@ class Engine:
             adapters=options.get("adapters"),
             tokenizer=options.get("tokenizer"),
         )
-        progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
+        progress("importing PyTorch")  # not before: faults of a model's name or its files are told at once
         from whimbrel.model.runner import probe
 
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)

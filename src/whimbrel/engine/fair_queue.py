@@ -3,9 +3,9 @@
 Theory of operation. If the jobs of a tenant shared its turns evenly, a small job would soon be done whatever waits beside it.
 But many equal jobs would all be done at the very end. So even sharing is only simulated. Each job that comes gets a *virtual
 finish*: the virtual time at which even sharing would finish it. The job with the least virtual finish runs. No job is done
-later than under even sharing, but for one seq; most are done sooner, and equal jobs in the order in which they came. While a
-tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active under
-even sharing.
+later than under even sharing by more than one seq; most are done sooner, and equal jobs in the order in which they came. While
+a tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active
+under even sharing.
 
 A caller that gave up and comes back has waited before. Its job gets a *head start*: what even sharing would have given it
 meanwhile counts as served. So it runs before the jobs that came after its first try, and a caller whose patience is shorter

@@ -279,7 +279,7 @@ class Lanes:
 
 
 class _Abandoned(Exception):
-    """Ends the launch of a text that nobody waits for any more."""
+    """Ends the launch of a text whose caller has left."""
 
 
 class _NoObserver:

@@ -53,7 +53,7 @@ T = TypeVar("T")
 
 _INLINE_TEXTS: Final = 32
 _INLINE_CHARACTERS: Final = 2000
-"""Up to so many texts and characters of a request are tokenized in the event loop; more would hold it up."""
+"""Limits of a request that is tokenized in the event loop; a larger one would hold the loop up."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -166,7 +166,7 @@ def truncate_sides(request: Request, *backends: BackendTokenizer) -> tuple[Reque
 
 
 def _shorten(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> dict[str, str]:
-    """Return what is left of each text that exceeds the limit."""
+    """Return the part of each text that stays, where it exceeds the limit."""
     indices: dict[str, Index] = {}
     for index, text in enumerate(side):
         if isinstance(text, str):

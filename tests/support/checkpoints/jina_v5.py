@@ -53,7 +53,7 @@ CONFIGS: Mapping[Size, JSON] = {
         "torch_dtype": "float32", "transformers_version": "4.40.0.dev0", "is_decoder": False,
     },
 }  # fmt: skip
-"""config.json as on the hub, but for the sizes and the ids."""
+"""config.json as on the hub, except for sizes and ids."""
 PEFT: JSON = {
     "alpha_pattern": {}, "auto_mapping": None, "base_model_name_or_path": "jinaai/jina-embeddings-v5-text-nano", "bias": "none",
     "corda_config": None, "eva_config": None, "exclude_modules": None, "fan_in_fan_out": False, "inference_mode": True,

@@ -45,7 +45,7 @@ METADATA: Config = {
     "overwrite": False, "root": "/experiments", "experiment": "msmarco", "index_root": None, "name": "run", "rank": 0,
     "nranks": 4, "amp": True, "gpus": 4, "avoid_fork_if_possible": False, "meta": {"hostname": "h", "version": "colbert-v0.4"},
 }  # fmt: skip
-"""artifact.metadata of colbert-ir/colbertv2.0, but for the sizes."""
+"""artifact.metadata of colbert-ir/colbertv2.0, except for sizes."""
 
 
 def write_transformer(folder: Path, name: str, family: str, words: list[str], added: list[Config], **config: Any) -> Any:
@@ -107,7 +107,7 @@ PYLATE: Config = {
     "skiplist_words": list(string.punctuation),
     "do_query_expansion": False,
 }
-"""config_sentence_transformers.json of lightonai/GTE-ModernColBERT-v1, but for the sizes."""
+"""config_sentence_transformers.json of lightonai/GTE-ModernColBERT-v1, except for sizes."""
 MARKERS: list[Config] = [{"content": "[Q] "}, {"content": "[D] "}]
 
 

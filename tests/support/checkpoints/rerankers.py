@@ -181,7 +181,7 @@ def bge_recipe(tokenizer: Any, query: str, document: str, _: str | None, max_len
 
 
 def zerank_recipe(tokenizer: Any, query: str, document: str, _: str | None, max_length: int) -> list[int]:
-    """modeling_zeranker.py of zeroentropy/zerank-1-small, with Qwen3's chat template; the cut of what is too long is ours."""
+    """modeling_zeranker.py of zeroentropy/zerank-1-small, with Qwen3's chat template; the cut of long texts is ours."""
     query, document = query[:2000].strip(), document[:10_000].strip()
     text = f"<|im_start|>system\n{query}<|im_end|>\n<|im_start|>user\n{document}<|im_end|>\n<|im_start|>assistant\n"
     last = tokenizer.encode("<|im_end|>\n<|im_start|>assistant\n", add_special_tokens=False)

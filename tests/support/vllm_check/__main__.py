@@ -154,7 +154,7 @@ def reason_of(test: str) -> dict[str, str] | None:
 
 
 def report(outcomes: dict[str, str]) -> int:
-    """Print the counts and what is not as expected; return the exit code."""
+    """Print the counts and the outcomes that differ from the expected ones; return the exit code."""
     passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
     reasons = {test: reason_of(test) for test, outcome in outcomes.items() if outcome in ("error", "failure")}
     missing = [test for test, reason in reasons.items() if reason and reason["kind"] == "missing"]
@@ -169,7 +169,7 @@ def report(outcomes: dict[str, str]) -> int:
 
 
 def page(version: str, outcomes: dict[str, str]) -> str:
-    """Return the page of the docs: counts for each file, then what differs and what is missing."""
+    """Return the page of the docs: counts for each file, then differences and missing features."""
     files = dict.fromkeys(test.partition("::")[0] for test in outcomes)
     counts = Counter((test.partition("::")[0], kind_of(test, outcome)) for test, outcome in outcomes.items())
     rows = [[counts[file, kind] for kind in ("passed", "differs", "missing")] for file in files]

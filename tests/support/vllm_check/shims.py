@@ -99,7 +99,7 @@ _TAKEN = {
     "--served-model-name": "--served-name",
     "--api-key": "--api-key",
 }
-"""Flags of vLLM, and what they are here. Others are dropped: they name what is found out here, or what a GPU has."""
+"""Flags of vLLM, and what they are here. Others are dropped: they name facts that are found out here, or features of a GPU."""
 
 
 def translate(arguments: list[str]) -> list[str]:

@@ -18,7 +18,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise SetupError for a file that cannot be written. What is there is left as it is."""
+    """Raise SetupError for a file that cannot be written. A file that exists is left as it is."""
     with write_errors(path):
         is_new = not path.exists()
         with path.open("ab"):

@@ -47,7 +47,7 @@ class Rates:
     counts: dict[str, float] = field(default_factory=lambda: defaultdict[str, float](float))
     """Other counters by their name, without prefix and suffix."""
     buckets: dict[str, dict[float, float]] = field(default_factory=lambda: defaultdict[str, dict[float, float]](dict))
-    """Observations of at most so many seconds, by stage and upper bound. The stage "request" is the whole request."""
+    """Counts of observations up to an upper bound in seconds, by stage and bound. The stage "request" is the whole request."""
 
     def add(self, other: Rates) -> None:
         """Add the rates of another server."""

@@ -112,8 +112,8 @@ class Kernels:
         """Write softmax(q k^T scale) v of each seq to `out_RNH`. All have one dtype, float32 or bfloat16, and contiguous heads.
 
         `seqs_B5` has of each seq: first query row, number of queries, first key row, number of keys, position of the first
-        query among the keys. `tables` is the address of those of relative positions. `band_ND` holds what is added to a head's
-        scores by the distance of the key, from -M to M (`Bias.band`). Raises MemoryError.
+        query among the keys. `tables` is the address of those of relative positions. `band_ND` holds the numbers that are
+        added to a head's scores by the distance of the key, from -M to M (`Bias.band`). Raises MemoryError.
         """
         strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
         narrow = v_RKH.dtype == _NARROW

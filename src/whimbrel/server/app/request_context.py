@@ -163,7 +163,7 @@ class RequestContext:
         self._held = size
 
     def _hold(self, size: int) -> None:
-        """Hold so many bytes in place of those held until now."""
+        """Hold `size` bytes in place of those held until now."""
         held, self._held = self._held, size
         self._memory.give(held - size, passed=self._passed)
 

@@ -31,7 +31,7 @@ _MADE_FOR: Final[dict[ModelKind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, and the fields of a body that select one route among several there; none selects what is left."""
+    """A path, and the fields of a body that select one route among several there; none selects all other bodies."""
 
     path: str
     selectors: tuple[str, ...] = ()
