@@ -29,8 +29,8 @@ from typing import Any, Final
 import numpy as np
 from common import FOLDER, Worker, chunks, min_cosine, note, print_table
 
-from whimbrel.bench.random_models import Size, write_qwen3
-from whimbrel.bench.words import CANDIDATES
+from whimbrel_bench.random_models import Size, write_qwen3
+from whimbrel_bench.words import CANDIDATES
 
 SIZES: Final = {
     "minilm": Size(384, 1536, 6, 12),

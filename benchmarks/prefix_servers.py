@@ -28,10 +28,10 @@ from servers import Server
 
 from load import load
 from whimbrel import Engine
-from whimbrel.bench.presets import PRESETS
-from whimbrel.bench.random_models import Size, write_qwen3
-from whimbrel.bench.words import CANDIDATES
 from whimbrel.types.request import Request
+from whimbrel_bench.presets import PRESETS
+from whimbrel_bench.random_models import Size, write_qwen3
+from whimbrel_bench.words import CANDIDATES
 
 _OURS: Final = ("{python}", "-m", "whimbrel", "serve", "{model}", "--port", "{port}", "--served-name", "model", "--dtype")
 _VLLM: Final = (

@@ -28,9 +28,9 @@ from common import (
 )
 from driver import serving
 
-from whimbrel.bench.backends import Sample
-from whimbrel.bench.compare import EngineContender, ServerContender, compare
-from whimbrel.bench.target import Load, Target, TargetOptions
+from whimbrel_bench.backends import Sample
+from whimbrel_bench.compare import EngineContender, ServerContender, compare
+from whimbrel_bench.target import Load, Target, TargetOptions
 
 TEXTS_PER_REQUEST: Final = 32
 _CHECKED: Final = 2

@@ -21,12 +21,12 @@ import pytest
 from bench_servers import always, answer, fake_server
 from serving import Server
 from whimbrel import Engine
-from whimbrel.bench import clients
-from whimbrel.bench.backends import Sample, find_backend, read_rows
-from whimbrel.bench.clients import choose_processes
-from whimbrel.bench.cosines import cosines
-from whimbrel.bench.target import Target, TargetOptions
 from whimbrel.errors import SetupError
+from whimbrel_bench import clients
+from whimbrel_bench.backends import Sample, find_backend, read_rows
+from whimbrel_bench.clients import choose_processes
+from whimbrel_bench.cosines import cosines
+from whimbrel_bench.target import Target, TargetOptions
 
 BENCH = [sys.executable, "-m", "whimbrel", "bench"]
 

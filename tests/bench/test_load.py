@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 from bench_servers import OK, always, answer, fake_server
-from whimbrel.bench.answers import ROW_MARK
-from whimbrel.bench.backends import Sample
-from whimbrel.bench.connection import Connection
-from whimbrel.bench.load import Driver, Job, Report
-from whimbrel.bench.results import Result
-from whimbrel.bench.target import Load, Target, TargetOptions
 from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel_bench.answers import ROW_MARK
+from whimbrel_bench.backends import Sample
+from whimbrel_bench.connection import Connection
+from whimbrel_bench.load import Driver, Job, Report
+from whimbrel_bench.results import Result
+from whimbrel_bench.target import Load, Target, TargetOptions
 
 INF = float("inf")
 

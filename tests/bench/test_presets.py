@@ -13,13 +13,13 @@ from sentence_transformers import SentenceTransformer
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from whimbrel import Engine
-from whimbrel.bench import presets, random_models
-from whimbrel.bench.cosines import cosines
-from whimbrel.bench.random_models import Size
-from whimbrel.bench.results import Result, Setting, make_result
-from whimbrel.bench.seeds import SEEDS
-from whimbrel.bench.words import CANDIDATES
 from whimbrel.checkpoint.reader import read_card
+from whimbrel_bench import presets, random_models
+from whimbrel_bench.cosines import cosines
+from whimbrel_bench.random_models import Size
+from whimbrel_bench.results import Result, Setting, make_result
+from whimbrel_bench.seeds import SEEDS
+from whimbrel_bench.words import CANDIDATES
 
 SMALL = Size(64, 128, 2, 4, 2, 16)
 TEXTS = ["the of and to", "attention is all you need", "Zwölf Boxkämpfer! 3.14", "without a system"]

@@ -12,17 +12,17 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from whimbrel.bench import picture
-from whimbrel.bench.arrivals import arrival_times, read_rate
-from whimbrel.bench.backends import Sample
-from whimbrel.bench.chart import chart, log_ticks, nice_ticks
-from whimbrel.bench.cosines import cosines
-from whimbrel.bench.intervals import ratio_of_medians
-from whimbrel.bench.load import Report
-from whimbrel.bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
-from whimbrel.bench.sweep import Point, points, read_rates
-from whimbrel.cli.bench.output import command_line
 from whimbrel.errors import SetupError
+from whimbrel_bench import picture
+from whimbrel_bench.arrivals import arrival_times, read_rate
+from whimbrel_bench.backends import Sample
+from whimbrel_bench.chart import chart, log_ticks, nice_ticks
+from whimbrel_bench.cli.output import command_line
+from whimbrel_bench.cosines import cosines
+from whimbrel_bench.intervals import ratio_of_medians
+from whimbrel_bench.load import Report
+from whimbrel_bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
+from whimbrel_bench.sweep import Point, points, read_rates
 
 SAMPLES = [Sample(("a", "b"), num_tokens=10), Sample(("c",), num_tokens=5)]
 

@@ -18,13 +18,13 @@ from checkpoints.late_interaction import write_stanford
 from checkpoints.sparse import splade_layout, write_splade
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.bench.random_models import Size, write_qwen3
-from whimbrel.bench.words import CANDIDATES
 from whimbrel.engine import quantize
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.model.ops import quantization
 from whimbrel.model.ops.cpu import cpu
 from whimbrel.types.request import Request
+from whimbrel_bench.random_models import Size, write_qwen3
+from whimbrel_bench.words import CANDIDATES
 
 promise = "In int8 a text has the same bits in any batch, and the distance to float32 is measured and told."
 

@@ -472,11 +472,6 @@ NEVER_METHODS = {
 
 ALLOWED = {
     "__init__.py": [".import_module"],  # of what its own table names
-    "bench/clients.py": ["multiprocessing", "multiprocessing.get_context", "multiprocessing.connection",
-                         "multiprocessing.connection.Connection", "multiprocessing.connection.wait"],
-    "bench/offline.py": ["concurrent.futures.process", "multiprocessing", "multiprocessing.active_children",
-                         "multiprocessing.connection", "multiprocessing.connection.Connection", "multiprocessing.get_context"],
-    "bench/picture.py": [".import_module"],  # of matplotlib, an extra
     "checkpoint/chat_template.py": ["jinja2", "jinja2.TemplateError", "jinja2.meta", "jinja2.nodes", "jinja2.ext",
                          "jinja2.ext.loopcontrols", "jinja2.sandbox", "jinja2.sandbox.ImmutableSandboxedEnvironment"],
     "engine/engine.py": ["importlib.import_module"],  # of what the environment of the process names

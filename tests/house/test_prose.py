@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("src", "tests", "benchmarks")
+FOLDERS = ("src", "packages", "tests", "benchmarks")
 PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/**/*.md", "tests/support/*.md")
 FIRST_WORDS = set("What How Who Whose Whom Whether Where When Why Of By As And Likewise".split())
 """A title, an imperative or a noun phrase begins with none of these."""
@@ -34,7 +34,7 @@ FOREIGN = set(
     """
     HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER _process_colbert_vecs _process_token_weights
     livenessProbe pair_to_messages readinessProbe returned_token_ids step_tag_id
-    terminationGracePeriodSeconds vertex_compatibility whimbrel.request_id
+    terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.request_id
 """.split()
 )
 """Names of other projects that are mentioned in backquotes and that our code does not use."""
@@ -139,7 +139,7 @@ def riddle(prose: Prose) -> str | None:
 
 def references(prose: Prose) -> str | None:
     """Return the first file, module or decision that the prose mentions and that does not exist."""
-    for path in re.findall(r"(?<![\w./:-])((?:src|tests|benchmarks|docs|requirements|dev)/[\w./*-]*\w)", prose.text):
+    for path in re.findall(r"(?<![\w./:-])((?:src|packages|tests|benchmarks|docs|requirements|dev)/[\w./*-]*\w)", prose.text):
         if not any(ROOT.glob(path)):
             return f"{path} does not exist"
     for path in re.findall(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b", prose.text):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 import typer
 
 from whimbrel.cli import verbs
-from whimbrel.cli.bench.main import app as bench
+from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.options import (
     LIMITS_PANEL,
     LOGS_PANEL,
@@ -43,7 +43,6 @@ from whimbrel.cli.options import (
     read_pooling,
     read_reranker,
 )
-from whimbrel.cli.top.command import top
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 
 if TYPE_CHECKING:
@@ -53,6 +52,7 @@ Choice = TypeVar("Choice", bound=str)
 
 app = typer.Typer(
     name="whimbrel",
+    cls=Commands,
     help="Serve and run models for embeddings, reranking and classification.",
     no_args_is_help=True,
     rich_markup_mode="rich",
@@ -564,19 +564,6 @@ def doctor(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))
-
-
-app.command(
-    help=help_text(
-        "Watch servers in the terminal: requests, tokens, queue, times of stages, engines and caches. q or Ctrl-C ends.",
-        ("whimbrel top", "the server on this machine"),
-        ("whimbrel top http://a:8000 http://b:8000", "two, and their total"),
-        ("whimbrel top --once --json", "for a program"),
-    )
-)(top)
-
-
-app.add_typer(bench)
 
 
 def main() -> None:
