@@ -633,9 +633,12 @@ ALSO = {"transformers": "5.3", "sentence-transformers": "5.2.1", "pillow": "12.2
 
 
 def declared() -> dict[str, Requirement]:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    lists = [project["dependencies"], *project["optional-dependencies"].values()]
-    found = [Requirement(line) for some in lists for line in some]
+    """What both distributions require, but each other."""
+    found: list[Requirement] = []
+    for file in (ROOT / "pyproject.toml", ROOT / "packages/whimbrel-bench/pyproject.toml"):
+        project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
+        lists = [project["dependencies"], *project.get("optional-dependencies", {}).values()]
+        found += [Requirement(line) for some in lists for line in some if not line.startswith("whimbrel")]
     return {requirement.name.lower(): requirement for requirement in found}
 
 
