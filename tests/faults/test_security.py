@@ -633,7 +633,7 @@ ALSO = {"transformers": "5.3", "sentence-transformers": "5.2.1", "pillow": "12.2
 
 
 def declared() -> dict[str, Requirement]:
-    """What both distributions require, but each other."""
+    """Return the requirements of both distributions, without each other."""
     found: list[Requirement] = []
     for file in (ROOT / "pyproject.toml", ROOT / "packages/whimbrel-bench/pyproject.toml"):
         project = tomllib.loads(file.read_text(encoding="utf-8"))["project"]
