@@ -20,6 +20,7 @@ from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import Route, native, openai
 from whimbrel.dialects.common import bodies as read_module
+from whimbrel.dialects.common.openai_errors import render_error
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
@@ -164,7 +165,7 @@ def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPa
 
 def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
     error = InvalidRequest("must be a string.", item=3)
-    assert orjson.loads(openai.render_error(error)) == {
+    assert orjson.loads(render_error(error)) == {
         "error": {
             "message": "input[3]: must be a string.",
             "type": "invalid_request_error",
@@ -233,6 +234,6 @@ def test_a_hint_names_the_option_of_the_api() -> None:
     ],
 )
 def test_error_types(error: errors.WhimbrelError, status: int, kind: str, code: str) -> None:
-    detail = orjson.loads(openai.render_error(error))["error"]
+    detail = orjson.loads(render_error(error))["error"]
     assert error.status == status
     assert (detail["type"], detail["code"], detail["param"]) == (kind, code, None)

@@ -29,8 +29,10 @@ from fake_embedder import CARD, FakeModel
 from serving import Server
 from vectors import same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine
-from whimbrel.dialects import rerank
+from whimbrel.dialects.common import rerank
 from whimbrel.dialects.common.pair_inputs import Document
+from whimbrel.dialects.common.pairs import RerankRequest
+from whimbrel.dialects.vllm import pair_scores
 from whimbrel.errors import ComputeError, InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import openapi_document
@@ -72,7 +74,7 @@ def test_every_field_of_rerank() -> None:
         == Request([("q", "a")], ("scores",), listwise=True)
     )
     assert read(least | {"truncate": "left"}).truncate == "left"
-    assert read(dict.fromkeys(rerank.RerankRequest.__struct_fields__) | least) == read(least)
+    assert read(dict.fromkeys(RerankRequest.__struct_fields__) | least) == read(least)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +86,7 @@ def test_every_field_of_rerank() -> None:
     ],
 )
 def test_the_forms_of_score(body: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert rerank.parse_score(orjson.dumps(body))[1](FakeModel.named("m", CARD)).texts == expected
+    assert pair_scores.parse_score(orjson.dumps(body))[1](FakeModel.named("m", CARD)).texts == expected
 
 
 @pytest.mark.parametrize(
@@ -127,12 +129,12 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 )
 def test_pairs_that_are_none(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        rerank.parse_score(orjson.dumps(body))
+        pair_scores.parse_score(orjson.dumps(body))
     assert caught.value.param == param
 
 
 def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
-    body = rerank.RerankRequest(query="q", documents=["a", Document("b"), "c", "d"], top_n=3)
+    body = RerankRequest(query="q", documents=["a", Document("b"), "c", "d"], top_n=3)
     found = orjson.loads(rerank.render_rerank(body, result(0.5, 2, 0.5, -1), FakeModel.named("m")))
     assert found["results"] == [
         {"index": 1, "relevance_score": 2.0, "document": {"text": "b", "multi_modal": None}},
@@ -141,12 +143,12 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
     ]
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
     assert "data" not in found
-    plain = rerank.RerankRequest(query="q", documents=["a", Document("b")], return_documents=True)
+    plain = RerankRequest(query="q", documents=["a", Document("b")], return_documents=True)
     assert orjson.loads(rerank.render_rerank(plain, result(1, 2), FakeModel.named("m")))["data"] == [
         {"index": 1, "relevance_score": 2.0, "document": "b"},
         {"index": 0, "relevance_score": 1.0, "document": "a"},
     ]
-    bare = rerank.RerankRequest(query="q", documents=["a"], top_n=0, return_documents=False)
+    bare = RerankRequest(query="q", documents=["a"], top_n=0, return_documents=False)
     assert orjson.loads(rerank.render_rerank(bare, result(1), FakeModel.named("m")))["results"] == [
         {"index": 0, "relevance_score": 1.0}
     ]
@@ -154,8 +156,8 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
 
 @given(vectors(4, 1))
 def test_scores_read_back(scores: np.ndarray) -> None:
-    body, _ = rerank.parse_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}')
-    found = told(rerank.render_score(body, result(*scores[:, 0]), FakeModel.named("m")))["data"]
+    body, _ = pair_scores.parse_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}')
+    found = told(pair_scores.render_score(body, result(*scores[:, 0]), FakeModel.named("m")))["data"]
     assert same_bits([each["score"] for each in found], scores)
     body, _ = rerank.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c", "d"]}')
     ranked = told(rerank.render_rerank(body, result(*scores[:, 0]), FakeModel.named("m")))["results"]
@@ -171,8 +173,8 @@ def test_errors_name_the_query_and_the_documents() -> None:
         (Location("max_tokens"), "truncate_prompt_tokens", "truncate_prompt_tokens"),
     ):
         error = ComputeError("is broken.", location=location)
-        assert orjson.loads(rerank.ROUTES[0].render_error(error))["error"]["param"] == of_rerank
-        assert orjson.loads(rerank.ROUTES[1].render_error(error))["error"]["param"] == of_score
+        assert orjson.loads(rerank.RERANK.render_error(error))["error"]["param"] == of_rerank
+        assert orjson.loads(pair_scores.V1_SCORE.render_error(error))["error"]["param"] == of_score
 
 
 def test_both_are_in_the_description() -> None:

@@ -33,8 +33,9 @@ from fake_embedder import FakeEmbedder
 from serving import Server
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
+from whimbrel.dialects import APIS
 from whimbrel.dialects.common.bodies import MalformedBody
-from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens
+from whimbrel.dialects.tei import answers, describe, embed, root, scores, tokens
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -45,6 +46,7 @@ from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 from whimbrel.types.seq import TokenInfo
 
+ROUTES = next(api.routes for api in APIS if api.name == "TEI")
 JSON = {"content_type": "application/json"}
 QUERY = "what is a whimbrel?"
 TEXTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", "birds fly far"]

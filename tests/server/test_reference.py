@@ -77,7 +77,7 @@ def test_openai_comes_first_and_the_document_has_the_same_sections() -> None:
     assert names == [tag["name"] for tag in DOCUMENT["tags"]]
     tags = {tag for methods in DOCUMENT["paths"].values() for operation in methods.values() for tag in operation["tags"]}
     assert tags == set(names)
-    assert DOCUMENT["paths"]["/rerank"]["post"]["tags"] == ["vLLM", "TEI", "Infinity"]
+    assert DOCUMENT["paths"]["/rerank"]["post"]["tags"] == ["TEI", "vLLM", "Infinity"]
 
 
 def test_every_body_of_every_path_has_an_entry() -> None:

@@ -31,7 +31,9 @@ from fake_embedder import CARD, FakeModel
 from process_boundary import run_over_a_channel
 from serving import Server
 from whimbrel import AsyncEngine, Engine
-from whimbrel.dialects import native, rerank
+from whimbrel.dialects import native
+from whimbrel.dialects.common import rerank
+from whimbrel.dialects.vllm import pair_scores
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
 from whimbrel.outputs.muvera import Muvera, make_muvera
 from whimbrel.outputs.token_pooling import pool_tokens
@@ -383,7 +385,7 @@ def test_bodies_that_are_wrong(given: Any, param: str) -> None:
     for read, body in (
         (native.parse_embed, {"input": "a"}),
         (rerank.parse_rerank, {"query": "a", "documents": ["b"]}),
-        (rerank.parse_score, {"queries": "a", "documents": "b"}),
+        (pair_scores.parse_score, {"queries": "a", "documents": "b"}),
     ):
         with pytest.raises(InvalidRequest) as caught:
             read(orjson.dumps(body | {"token_pooling": given}))
@@ -416,7 +418,7 @@ def test_bodies() -> None:
     model = FakeModel.named("m", CARD)
     ranked = rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1](model)
     assert ranked.token_pooling == TokenPooling(1.5)
-    scored = rerank.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1](model)
+    scored = pair_scores.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1](model)
     assert scored.token_pooling == TokenPooling(2)
 
 

@@ -16,13 +16,16 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import Columns, ModelName, check_count, decode, is_packed, parse_texts, prompt_for_task
+from whimbrel.dialects.common.bodies import check_count, decode, is_packed
 from whimbrel.dialects.common.body_rules import MAX_IDS, MAX_INPUTS, Rule, narrowed, only, present
-from whimbrel.dialects.common.hosted import check_bits, quantize
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.cuts import CUTS
+from whimbrel.dialects.common.input_types import prompt_for_task
+from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Route
-from whimbrel.dialects.openai import CUTS, Usage
-from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.dialects.common.texts import Columns, ModelName, parse_texts
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array

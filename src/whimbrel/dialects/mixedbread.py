@@ -10,13 +10,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, decode, is_packed
+from whimbrel.dialects.common.bodies import decode, is_packed
 from whimbrel.dialects.common.body_rules import narrowed
+from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pair_inputs import Text
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
-from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
-from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.dialects.common.texts import ModelName
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import Location, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Request

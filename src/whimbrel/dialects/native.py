@@ -13,16 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import (
-    AdapterName,
-    ModelName,
-    TextFields,
-    TextUse,
-    Truncation,
-    decode,
-    parse_texts,
-    text_request,
-)
+from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
@@ -36,17 +27,20 @@ from whimbrel.dialects.common.body_rules import (
     never,
     present,
 )
+from whimbrel.dialects.common.cuts import Truncation
+from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.responses import (
     SENT_OUTPUTS,
+    EncodingFormat,
     Response,
     ServedModel,
     binary_answer,
     encoded_outputs,
     json_answer,
-    usage,
 )
 from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
-from whimbrel.dialects.openai import EncodingFormat, OpenAIError, Usage, render_error
+from whimbrel.dialects.common.texts import AdapterName, ModelName, TextFields, TextUse, parse_texts, text_request
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import TooLarge
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation

@@ -12,12 +12,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, check_count, decode
+from whimbrel.dialects.common.bodies import check_count, decode
 from whimbrel.dialects.common.body_rules import narrowed
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.cuts import CUTS
+from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.pairs import RERANK_TERMS, pair_scores
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import PLACEHOLDERS, Route
-from whimbrel.dialects.openai import CUTS, DetailedError, Usage, render_detailed_error
-from whimbrel.dialects.rerank import RERANK_TERMS, pair_scores
+from whimbrel.dialects.common.texts import ModelName
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.options import MAX_PAIRS

@@ -11,9 +11,11 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Columns, Empty, PromptName, TokenInputs, check_count, decode, parse_texts, side_of
+from whimbrel.dialects.common.bodies import Empty, check_count, decode
 from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, Rule, any_of, narrowed, never
+from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array

@@ -18,7 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, MissingField, check_count, decode, side_of
+from whimbrel.dialects.common.bodies import Empty, MissingField, check_count, decode
 from whimbrel.dialects.common.body_rules import (
     ID_LISTS,
     IDS,
@@ -31,6 +31,7 @@ from whimbrel.dialects.common.body_rules import (
     any_of,
     narrowed,
 )
+from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import RequestForModel
 from whimbrel.dialects.tei import scores

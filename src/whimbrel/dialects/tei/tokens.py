@@ -8,9 +8,10 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, PromptName, check_count, decode
+from whimbrel.dialects.common.bodies import Empty, check_count, decode
 from whimbrel.dialects.common.body_rules import EMPTY_OR_ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXTS, narrowed
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.texts import PromptName
 from whimbrel.dialects.tei.answers import TEI, TERMS
 from whimbrel.dialects.tei.embed import ModelName
 from whimbrel.errors import InvalidRequest

@@ -13,6 +13,7 @@ from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
 from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.dialects.common.body_rules import REPLACES, any_of
+from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
 from whimbrel.server.app.guards import OPEN_PATHS
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
@@ -235,7 +236,7 @@ _PAGES: Final = {page.path: page for page in GET_ROUTES}
 def _get(path: str, summary: str, kind: Any, media_types: Sequence[str]) -> JSON:
     content = {each: {"schema": _schema([kind])} for each in media_types}
     operation: JSON = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
-    error_type = _PAGES[path].error_type if path in _PAGES else openai.OpenAIError
+    error_type = _PAGES[path].error_type if path in _PAGES else OpenAIError
     kinds = [*_COMMON, *([_NO_MODEL] if "{model}" in path else [])]
     refusals: dict[str, JSON] = {}
     for error, text in kinds:

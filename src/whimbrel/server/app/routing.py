@@ -13,7 +13,8 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 from starlette.types import Scope
 
-from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama, openai
+from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama
+from whimbrel.dialects.common import openai_errors
 from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.dialects.common.route import EngineCall, RequestForModel, ServedModel
@@ -101,7 +102,7 @@ def render_error(error: WhimbrelError, path: str = "", body: bytes = b"") -> tup
     if path in ROUTES_BY_PATH:
         route = ROUTES_BY_PATH[path].choose(body)
         return route.status(error), route.render_error(error)
-    other = ollama if path.startswith(_OLLAMA) else openai
+    other = ollama if path.startswith(_OLLAMA) else openai_errors
     return error.status, _GET_ROUTES.get(path, other).render_error(error)
 
 
