@@ -33,11 +33,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    return Here(monkeypatch)
-
-
 SAID = {
     "auto": ["as transformers 4 reads it; '<s> A </s>' by its flags, not '<s> A' by the post-processor: config.json says "
              "transformers 4.34.0", "gives other ids for 22 of 22 probe texts"],

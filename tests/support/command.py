@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import subprocess
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -69,3 +71,7 @@ class Here:
 
     def error(self, *args: str, stdin: bytes = b"") -> str:
         return one_error(*self.run(*args, stdin=stdin, code=1))
+
+
+def jsonl(data: bytes) -> list[Any]:
+    return [json.loads(line) for line in data.splitlines()]

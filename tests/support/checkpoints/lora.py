@@ -11,6 +11,9 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from whimbrel.checkpoint.reader import read_card
+from whimbrel.model.load import load_model
+
 ALL = r".*"
 
 
@@ -56,3 +59,8 @@ def write_adapter(
     assert tensors
     save_file(tensors, folder / "adapter_model.safetensors")
     return merged
+
+
+def load_with_adapters(folder: Path, **adapters: str) -> None:
+    card = read_card(folder, "m", pooling="mean", adapters=adapters)
+    load_model(folder, card, device=torch.device("cpu"), dtype=torch.float32)
