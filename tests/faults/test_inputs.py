@@ -122,7 +122,7 @@ def test_C3_tokens_and_characters_of_a_request_are_limited_and_counted(engine: E
         same(ask(client, ["a b c"] * 4), np.tile(engine.embed("a b c"), (4, 1)))
         message = refused(ask(client, ["a b c"] * 5), "input", 413)
         assert "25 tokens; the limit is 20" in message
-        assert "--max-request-tokens" in message
+        assert "max_request_tokens" in message
         assert "21 tokens; the limit is 20" in refused(ask(client, [[200] * 21]), "input", 413)
         assert "641 characters, prompts included; the limit is 640" in refused(ask(client, ["a" * 641]), "input", 413)
 

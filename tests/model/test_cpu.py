@@ -14,7 +14,7 @@ import torch
 
 from cpus import LEVELS, reachable
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.serve import _summary
+from whimbrel.cli.banner import _summary
 from whimbrel.model.ops.cpu import _permit_amx, cpu, find_cpu
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, Hardware
 from whimbrel.types.plan import Options, make_plan

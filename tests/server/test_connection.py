@@ -283,7 +283,7 @@ def test_a_client_that_leaves_where_nobody_wants_its_body(leave: str, run: Any, 
     """Its connection is given up at once."""
 
     async def main() -> None:
-        async with serving(answering_at_once, max_connections=1, drain_timeout=60) as (_, connect):
+        async with serving(answering_at_once, max_connections=1, lingering_timeout=60) as (_, connect):
             reader, writer = await connect()
             writer.write(post(10) + b"half")
             if leave == "half":

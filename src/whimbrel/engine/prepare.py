@@ -118,7 +118,7 @@ class Preprocessor:
         if request.num_tokens > plan.max_request_tokens:
             raise TooLarge(
                 f"the request has {request.num_tokens:,} tokens; the limit is {plan.max_request_tokens:,}. Send fewer texts at "
-                "once, or start the server with a larger --max-request-tokens.",
+                "once, or start the server with a larger max_request_tokens.",
                 param="input",
             )
         _check_reduction(request)

@@ -77,7 +77,7 @@ class Places:
         self.taken: set[Closable] = set()
         self.idle = Timeouts(limits.header_timeout)
         """Connections without a request, and those whose head has not come to its end."""
-        self.lingering = Timeouts(limits.drain_timeout)
+        self.lingering = Timeouts(limits.lingering_timeout)
         """Connections whose last answer is written."""
 
     @property
