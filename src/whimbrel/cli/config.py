@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from itertools import groupby
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, cast
 
 import typer
 
@@ -56,4 +56,6 @@ def show(
 def _shown(key: str, value: Any) -> Any:
     if key in _SECRETS:
         return "***"
-    return ", ".join(value) if isinstance(value, tuple) else value if isinstance(value, bool | int | float) else str(value)
+    if isinstance(value, tuple):
+        return ", ".join(cast(tuple[str, ...], value))
+    return value if isinstance(value, bool | int | float) else str(value)

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from whimbrel.server.settings_table import TABLE, Setting, flag_name
+from whimbrel.server.settings_table import TABLE, flag_name
 
 _WITHOUT_FLAGS: Final = "HTTP"
 """Group of settings that never had flags."""
@@ -43,7 +43,8 @@ def flag_of(key: str, *, hidden: bool = False) -> Any:
         hidden=hidden,
         show_default=False,
         callback=_check_finite if setting.kind is float else None,
-        **_bounds(setting),
+        min=setting.bounds.get("ge"),
+        max=setting.bounds.get("le"),
     )
 
 
@@ -63,11 +64,6 @@ def with_flags(function: Callable[..., None]) -> Callable[..., None]:
 
 def _negated(key: str) -> str:
     return f"--no-{flag_name(key)[2:]}"
-
-
-def _bounds(setting: Setting) -> dict[str, float]:
-    names = {"ge": "min", "le": "max"}
-    return {names[name]: bound for name, bound in setting.bounds.items() if name in names}
 
 
 def _check_finite(seconds: float | None) -> float | None:

@@ -76,13 +76,12 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
     names = name_models(model_ids, settings.served_name)
     known = [(model or packaged.NAME, *default_names(model), *own) for model, own in zip(model_ids, names, strict=True)]
     shared = engine_options(settings)
-    shared["max_queue_tokens"] = settings.max_queue_tokens or waiting.tokens
-    shared["max_queue_bytes"] = waiting.results
+    bounds = Options(max_queue_tokens=settings.max_queue_tokens or waiting.tokens, max_queue_bytes=waiting.results)
     return tuple(
         ModelOptions(
             model,
             read_pooling(settings.pooling),
-            Options(**shared, served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
+            shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
             read_reranker(settings.reranker),
         )
         for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
