@@ -20,7 +20,6 @@ from msgspec import Meta
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.settings import Group, Settings
-from whimbrel.wire.whole_numbers import as_whole
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
 PASSWORD_VARIABLE: Final = "WHIMBREL_SSL_KEYFILE_PASSWORD"  # noqa: S105
@@ -98,8 +97,10 @@ class Setting:
 
     def check(self, value: Any, source: str, *, strict: bool = False) -> Any:
         """Return a value of the setting's type. Unless `strict`, a text may state a number. Raises SetupError."""
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
         try:
-            return msgspec.convert(as_whole(value), self.type, strict=strict, dec_hook=lambda kind, text: kind(text))
+            return msgspec.convert(value, self.type, strict=strict, dec_hook=lambda kind, text: kind(text))
         except ValueError:
             raise SetupError(f"{source} is {value!r}; it takes {self.takes}.", hint=self.text) from None
 
