@@ -38,11 +38,11 @@ class Setting:
     """The annotated type, by which a value is checked."""
     default: Any
     text: str
-    """What it does, in a sentence."""
+    """Meaning, in a sentence."""
     group: Group = "HTTP"
     metavar: str = ""
     computed: str = ""
-    """How the default is found, where it is no fixed value."""
+    """Way to the default, where it is no fixed value."""
     has_flag: bool = False
     """True if --help shows its flag."""
     splits: bool = True
@@ -69,7 +69,7 @@ class Setting:
 
     @property
     def takes(self) -> str:
-        """What a value may be, in words."""
+        """The values that fit, in words."""
         if get_origin(self.kind) is Literal:
             return f"one of {', '.join(get_args(self.kind))}"
         words = {bool: "true or false", int: "a whole number", float: "a number"}.get(self.kind, "text")
