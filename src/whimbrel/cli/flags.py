@@ -70,3 +70,14 @@ def _check_finite(seconds: float | None) -> float | None:
     if seconds is not None and not isfinite(seconds):
         raise typer.BadParameter(f"{seconds} is not a number of seconds.")
     return seconds
+
+
+Device = Annotated[str, flag_of("device")]
+Dtype = Annotated[str, flag_of("dtype")]
+MaxLength = Annotated[int | None, flag_of("max_length")]
+MaxBatchTokens = Annotated[int | None, flag_of("max_batch_tokens")]
+PoolingArgument = Annotated[str | None, flag_of("pooling")]
+RerankerOption = Annotated[str | None, flag_of("reranker")]
+AcceptConfig = Annotated[list[str] | None, flag_of("accept_config")]
+TokenizerOption = Annotated[str, flag_of("tokenizer")]
+Matryoshka = Annotated[bool, flag_of("matryoshka")]

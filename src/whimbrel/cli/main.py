@@ -17,21 +17,23 @@ import typer
 from whimbrel.cli import verbs
 from whimbrel.cli.config import app as config
 from whimbrel.cli.entry_points import Commands
-from whimbrel.cli.flags import with_flags
-from whimbrel.cli.options import (
-    REFERENCE_PANEL,
-    SERVER_PANEL,
+from whimbrel.cli.flags import (
     AcceptConfig,
-    AsJson,
     Device,
     Dtype,
     Matryoshka,
     MaxBatchTokens,
     MaxLength,
-    ModelArgument,
     PoolingArgument,
     RerankerOption,
     TokenizerOption,
+    with_flags,
+)
+from whimbrel.cli.options import (
+    REFERENCE_PANEL,
+    SERVER_PANEL,
+    AsJson,
+    ModelArgument,
     help_text,
     is_installed,
     model_argument,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 import typer
 from rich.markup import escape
 
-from whimbrel.cli.flags import flag_of
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
@@ -49,15 +48,6 @@ def help_text(summary: str, *examples: tuple[str, str]) -> str:
 
 ModelArgument = Annotated[str | None, model_argument(_MODEL_HELP)]
 ModelOption = Annotated[str | None, option("MODEL", _MODEL_HELP, "--model", "-m")]
-Device = Annotated[str, flag_of("device")]
-Dtype = Annotated[str, flag_of("dtype")]
-MaxLength = Annotated[int | None, flag_of("max_length")]
-MaxBatchTokens = Annotated[int | None, flag_of("max_batch_tokens")]
-PoolingArgument = Annotated[str | None, flag_of("pooling")]
-RerankerOption = Annotated[str | None, flag_of("reranker")]
-AcceptConfig = Annotated[list[str] | None, flag_of("accept_config")]
-TokenizerOption = Annotated[str, flag_of("tokenizer")]
-Matryoshka = Annotated[bool, flag_of("matryoshka")]
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.", panel=OUTPUT_PANEL)]
 
 

@@ -54,7 +54,7 @@ class Setting:
 
     @property
     def kind(self) -> Any:
-        """The type of a value, without None and what is said of it: a class, a Literal or a tuple."""
+        """The type of a value without None and annotations: a class, a Literal or a tuple."""
         return _plain(self.type)
 
     @property
@@ -127,7 +127,7 @@ def _plain(hint: Any) -> Any:
 
 
 def _metas(hint: Any) -> Iterable[Meta]:
-    """Yield what is said of a type, also within a union."""
+    """Yield the annotations of a type, also those within a union."""
     if get_origin(hint) in (Union, UnionType):
         for each in get_args(hint):
             yield from _metas(each)

@@ -19,7 +19,7 @@ from whimbrel.errors import SetupError
 
 _POLL: Final = 0.2
 _LOG_LINES: Final = 12
-_MANY_CONNECTIONS: Final = '{"max_connections": 8192}'
+_MANY_CONNECTIONS: Final = "8192"
 """Limit of the server for loads that send all requests at once."""
 
 
@@ -33,7 +33,7 @@ def own_server(
     command = [sys.executable, "-m", "whimbrel", "serve", *([model] if model else []), "--port", str(port), *arguments]
     if say is not None:
         say("$ " + " ".join(["whimbrel", *command[3:]]))
-    environment = {"WHIMBREL_GUARDS": _MANY_CONNECTIONS} | os.environ
+    environment = {"WHIMBREL_MAX_CONNECTIONS": _MANY_CONNECTIONS} | os.environ
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(  # noqa: S603
             command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True, env=environment

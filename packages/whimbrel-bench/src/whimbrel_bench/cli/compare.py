@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whimbrel.cli.options import Device, need, option
+from whimbrel.cli.flags import Device
+from whimbrel.cli.options import need, option
 from whimbrel.errors import SetupError
 from whimbrel_bench.cli.options import (
     DATASET_PANEL,

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whimbrel.cli.options import Device, MaxBatchTokens, MaxLength, ModelArgument, need, option
+from whimbrel.cli.flags import Device, MaxBatchTokens, MaxLength
+from whimbrel.cli.options import ModelArgument, need, option
 from whimbrel_bench.cli.options import (
     DATASET_PANEL,
     LOAD_PANEL,
