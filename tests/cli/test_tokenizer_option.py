@@ -18,7 +18,7 @@ from command import Here
 from serving import Server
 from whimbrel import Engine
 from whimbrel.cli import verify
-from whimbrel.cli.serve import _summary
+from whimbrel.cli.banner import _summary
 
 SMALL = DECODER | {"vocab_size": 80, "max_position_embeddings": 64}
 

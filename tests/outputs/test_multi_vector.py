@@ -36,7 +36,7 @@ from comparisons import assert_close_vectors
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.serve import _summary
+from whimbrel.cli.banner import _summary
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.server.processes.channel import Channel, pair
