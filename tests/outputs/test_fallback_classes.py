@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from checkpoints.encoders import bert_tokenizer
 from checkpoints.fallback import CASES
 from checkpoints.families import DECODER, write_model
 from checkpoints.files import edit_json
+from checkpoints.weights import is_norm, randomise
 from comparisons import assert_close
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
@@ -29,12 +31,7 @@ def write_classes(folder: Path, name: str, form: str, config: dict[str, Any]) ->
     tokenizer = bert_tokenizer()
     wanted = config | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     model = getattr(transformers, name + form)(getattr(transformers, f"{name}Config")(**wanted)).eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = ("norm" in key.lower() or "ln_" in key) and key.endswith("weight")
-            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    randomise(model, near_one=lambda key: is_norm(key) or re.search(r"ln_.*weight$", key) is not None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=40)

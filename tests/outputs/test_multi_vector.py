@@ -29,7 +29,7 @@ from checkpoints.late_interaction import (
     write_lfm2,
     write_lfm2_both_ways,
 )
-from checkpoints.late_references import CASES, DOCUMENTS, FIXED, QUERIES, jina_vectors, late_reference
+from checkpoints.late_references import CASES, DOCUMENTS, FIXED, QUERIES, checkpoints_of, jina_vectors, late_reference
 from checkpoints.published.jina import jina_bert
 from checkpoints.published.lfm2 import LFM2, lfm2
 from comparisons import assert_close_vectors
@@ -74,13 +74,7 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @cache
-    def make(case: str) -> Path:
-        folder = tmp_path_factory.mktemp("late")
-        CASES[case](folder)
-        return folder
-
-    return make
+    return checkpoints_of(tmp_path_factory)
 
 
 @cache

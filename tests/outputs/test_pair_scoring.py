@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +23,7 @@ from checkpoints.bge_m3 import m3_reference, write_m3
 from checkpoints.encoders import write_bert
 from checkpoints.files import edit_json
 from checkpoints.late_interaction import write_jina
-from checkpoints.late_references import CASES, DOCUMENTS, QUERIES, jina_vectors, late_reference
+from checkpoints.late_references import CASES, DOCUMENTS, QUERIES, checkpoints_of, jina_vectors, late_reference
 from checkpoints.sentence_layout import sentence_layout
 from checkpoints.sparse import splade_layout, write_splade
 from whimbrel import AsyncEngine, Engine
@@ -45,13 +44,7 @@ TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @cache
-    def make(case: str) -> Path:
-        folder = tmp_path_factory.mktemp("late")
-        CASES[case](folder)
-        return folder
-
-    return make
+    return checkpoints_of(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from checkpoints.encoders import SIZES, bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
 from checkpoints.files import edit_json
 from checkpoints.tokenizer_files import deberta, qwen
+from checkpoints.weights import is_norm, randomise
 
 SMALL = SIZES | {"num_hidden_layers": 2, "max_position_embeddings": 66, "pad_token_id": 0}
 ROBERTA = SMALL | {"pad_token_id": 1, "type_vocab_size": 1}
@@ -87,12 +88,7 @@ def write_classifier(folder: Path, family: str, form: str = "ForSequenceClassifi
     tokenizer = make_tokenizer()
     wanted = {"vocab_size": len(tokenizer)} | sizes | config
     model = getattr(transformers, name + form)(getattr(transformers, f"{name}Config")(**wanted)).eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in key.lower() and key.endswith("weight") and not name.startswith("Gemma")
-            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    randomise(model, near_one=lambda key: is_norm(key) and not name.startswith("Gemma"))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     edit_json(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class, model_max_length=40)

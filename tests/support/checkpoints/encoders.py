@@ -6,7 +6,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import torch
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import (
     BertConfig,
@@ -19,6 +18,7 @@ from transformers import (
 )
 
 from checkpoints.files import edit_json
+from checkpoints.weights import randomise
 
 CORPUS = [
     "The whimbrel is a wader with a long curved bill.",
@@ -82,15 +82,6 @@ def _roberta_like(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )  # fmt: skip
 
 
-def _randomise(model: torch.nn.Module) -> None:
-    """Weights large enough that every part of the model matters, biases and norms included."""
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(1 + 0.2 * noise if "LayerNorm.weight" in name else 0.2 * noise)
-
-
 def write_bert(folder: Path, **config: Any) -> None:
     tokenizer = bert_tokenizer()
     sizes = SIZES | {"max_position_embeddings": 64, "vocab_size": len(tokenizer), "pad_token_id": 0} | config
@@ -113,7 +104,7 @@ def write_xlmr(folder: Path, **config: Any) -> None:
 
 def _save(folder: Path, model: Any, tokenizer: PreTrainedTokenizerFast, tokenizer_class: str) -> None:
     """Save them as transformers does; the class of the tokenizer is that of the real models."""
-    _randomise(model)
+    randomise(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     edit_json(folder / "tokenizer_config.json", tokenizer_class=tokenizer_class)

@@ -11,6 +11,7 @@ import transformers
 from checkpoints.classifiers import qwen_tokenizer
 from checkpoints.encoders import bert_tokenizer
 from checkpoints.files import edit_json
+from checkpoints.weights import is_norm, randomise
 
 VOCABULARY = 400
 
@@ -170,15 +171,10 @@ def write_model(folder: Path, name: str, config: dict[str, Any], *, form: str = 
         model = transformers.AutoModel.from_config(transformers.InternLM3Config(**config)).eval()
     else:
         model = getattr(transformers, kind + form)(getattr(transformers, f"{name}Config")(**config)).eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in key.lower() and key.endswith("weight") and not name.startswith("Gemma")
-            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
-        for key, buffer in model.named_buffers():
-            if key.endswith(("expert_bias", "e_score_correction_bias")):  # which would be zero
-                buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
+    generator = randomise(model, near_one=lambda key: is_norm(key) and not name.startswith("Gemma"))
+    for key, buffer in model.named_buffers():
+        if key.endswith(("expert_bias", "e_score_correction_bias")):  # which would be zero
+            buffer.copy_(0.3 * torch.randn(buffer.shape, generator=generator))
     model.tie_weights()
     model.save_pretrained(folder)
     if name == "InternLM3":

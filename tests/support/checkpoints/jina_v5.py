@@ -22,6 +22,7 @@ from torch import Tensor
 
 from checkpoints.files import write_json
 from checkpoints.tokenizer_files import lfm2, qwen
+from checkpoints.weights import randomise
 
 JSON: TypeAlias = dict[str, Any]
 Size: TypeAlias = Literal["small", "nano"]
@@ -103,11 +104,7 @@ def base(size: Size) -> Any:
         model = transformers.Qwen3Model(transformers.Qwen3Config(**config)).eval()
     else:
         model = transformers.EuroBertModel(transformers.EuroBertConfig(**config)).eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            noise = 0.2 * torch.randn(parameter.shape, generator=generator)
-            parameter.copy_(noise + 1 if "norm" in name and name.endswith("weight") else noise)
+    randomise(model)
     return model
 
 

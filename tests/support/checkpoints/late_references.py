@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import shutil
 import string
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from transformers import XLMRobertaTokenizer
 
@@ -75,6 +76,20 @@ def late_reference(folder: Path) -> Any:
         stale = shutil.ignore_patterns("modules.json", "1_Pooling", "*sentence*")
         folder = Path(shutil.copytree(folder, clean, ignore=stale, dirs_exist_ok=True))
     return MultiVectorEncoder(str(folder), device="cpu")
+
+
+def checkpoints_of(
+    factory: pytest.TempPathFactory, cases: Mapping[str, Callable[[Path], object]] = CASES
+) -> Callable[[str], Path]:
+    """Return a function that writes the checkpoint of a case, each once, and returns its folder."""
+
+    @cache
+    def make(case: str) -> Path:
+        folder = factory.mktemp("late")
+        cases[case](folder)
+        return folder
+
+    return make
 
 
 @cache

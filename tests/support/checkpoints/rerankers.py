@@ -16,6 +16,7 @@ from sentence_transformers.cross_encoder.modules import LogitScore
 
 from checkpoints import tokenizer_files
 from checkpoints.files import edit_json, write_json
+from checkpoints.weights import is_norm, randomise
 
 JSON = dict[str, Any]
 
@@ -86,12 +87,7 @@ def write_reranker(folder: Path, kind: str, tokenizer: tuple[JSON, JSON], form: 
     """A random checkpoint, whose model is returned. All weights are large enough to matter."""
     settings = SIZES | {"pad_token_id": 1, "bos_token_id": 2, "eos_token_id": 3} | config
     model = getattr(transformers, kind + form)(getattr(transformers, f"{kind}Config")(**settings)).eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = "norm" in key and key.endswith("weight") and kind != "Gemma"
-            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    randomise(model, near_one=lambda key: is_norm(key) and kind != "Gemma")
     model.tie_weights()
     model.save_pretrained(folder)
     if kind == "Gemma":
