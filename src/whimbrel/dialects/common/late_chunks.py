@@ -1,4 +1,4 @@
-"""Late chunking by length: a vector for every so many tokens of a text, and where each begins and ends (vLLM)."""
+"""Late chunking by length: a vector for each piece of N tokens of a text, and where each begins and ends (vLLM)."""
 
 from __future__ import annotations
 
