@@ -70,11 +70,8 @@ soak: $(VENV)/.whimbrel-dev
 
 bench: $(VENV)/.whimbrel-dev
 	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/blocks.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/wire.py
-	$(BIN)/python benchmarks/client.py
-	$(BIN)/python benchmarks/boundary.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/overload.py

@@ -30,9 +30,8 @@ from rich.console import Console
 from serving import Server
 from waiting import wait_for
 from whimbrel import __version__
-from whimbrel_bench.top.figures import STAGES, make_figures
 from whimbrel_bench.top.page import Page, Rates, quantile, rates_between, read_page
-from whimbrel_bench.top.screen import render
+from whimbrel_bench.top.table import STAGES, make_figures, render
 from whimbrel_bench.top.watch import Watch, open_http, total
 
 MINILM = "sentence-transformers/all-MiniLM-L6-v2"

@@ -24,7 +24,6 @@ from whimbrel.model.ops import quantization
 from whimbrel.model.ops.cpu import cpu
 from whimbrel.types.request import Request
 from whimbrel_bench.random_models import Size, write_qwen3
-from whimbrel_bench.words import CANDIDATES
 
 promise = "In int8 a text has the same bits in any batch, and the distance to float32 is measured and told."
 
@@ -90,7 +89,7 @@ def test_two_loads_have_the_same_bits(engine8: Engine) -> None:
 
 
 def _qwen3(folder: Path) -> None:
-    write_qwen3(folder, Size(128, 384, 2, 4, 2, 32), CANDIDATES)
+    write_qwen3(folder, Size(128, 384, 2, 4, 2, 32))
 
 
 def _classifier(folder: Path) -> None:

@@ -14,7 +14,6 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
-from common import family
 from starlette.routing import Route
 
 from asgi import call
@@ -28,6 +27,7 @@ from whimbrel.server.app.guards import OPEN_PAGES, OPEN_PATHS, Keys
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.pages.files import POLICY
+from whimbrel_bench.processes import family
 
 GOLDEN = "A whimbrel is a wader."
 FIRST, SECOND, THIRD = "first-s3cret-key", "second-s3cret-key", "third-s3cret-key"

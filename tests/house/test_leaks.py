@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from leaks import LIMITS, Family, Resources, Sample, Trend, trends
 
+from leaks import LIMITS, Family, Resources, Sample, Trend, trends
 from waiting import wait_for
 
 ROUNDS, REQUESTS = 14, 300

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-from common import family
+from whimbrel_bench.processes import family
 
 
 def peak_memory(pid: int, run: Callable[[], object]) -> int:

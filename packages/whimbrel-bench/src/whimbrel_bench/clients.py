@@ -82,6 +82,8 @@ def run_load(job: Job, *, processes: int = 1, progress: Progress | None = None) 
             worker.close()
     for report, part in zip(reports, parts, strict=True):
         report.index = [part[each] for each in report.index]
+        report.bodies = {part[each]: body for each, body in report.bodies.items()}
+        report.changed = {part[each] for each in report.changed}
     return reports
 
 

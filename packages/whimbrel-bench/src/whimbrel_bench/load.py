@@ -19,7 +19,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.types.arrays import Int64Array
-from whimbrel_bench import decoding
 from whimbrel_bench.answers import ROW_MARK, Shape, refusal
 from whimbrel_bench.connection import CLOSED, Answer, Connection
 from whimbrel_bench.usage import USAGES
@@ -52,8 +51,8 @@ class Job:
     """Seconds for which the payloads are repeated, with a concurrency; None: each is sent once."""
     usage: str = "openai"
     """Place of the number of tokens in an answer: a key of USAGES."""
-    decode: str = "none"
-    """The client's reader of each body: a key of DECODERS."""
+    keep_bodies: bool = False
+    """The report has the first answer to each payload, and the payloads whose later answers were others."""
     tls: SSLContext | None = None
     """Built in the process that uses it."""
     verify_tls: bool | None = None
@@ -76,6 +75,12 @@ class Report:
     size: list[int] = field(default_factory=list[int])
     tokens: list[int] = field(default_factory=list[int])
     """Tokens by the server's count, or -1."""
+    bodies: dict[int, bytes] = field(default_factory=dict[int, bytes])
+    """First answer to each payload, if they are kept."""
+    changed: set[int] = field(default_factory=set[int])
+    """Payloads with different answers, if they are kept."""
+    started: float = 0.0
+    """The start by the monotonic clock, which all processes of a machine share."""
     errors: dict[int, str] = field(default_factory=dict[int, str])
     """Reasons by position in the lists."""
     num_resent: int = 0
@@ -120,6 +125,7 @@ class Driver:
         self._start, cpu = monotonic(), process_time()
         if abs(self._start - start) < 1.0:
             self._start = start
+        self.report.started = self._start
         ticker = asyncio.create_task(self._tick())
         if self._job.schedule is not None:
             self._schedule_next()
@@ -194,7 +200,7 @@ class Driver:
     async def _open(self, number: int) -> None:
         job = self._job
         mark = ROW_MARK if job.shape is not None and job.shape.counts_rows else b""
-        make = partial(Connection, self._finished, keep_bodies=job.decode != "none", row_mark=mark)
+        make = partial(Connection, self._finished, keep_bodies=job.keep_bodies, row_mark=mark)
         async with asyncio.timeout(job.timeout):
             _, connection = await self._loop.create_connection(make, job.host, job.port, ssl=job.tls)
         del self._opening[number]  # `_opened` is called later: until then it would count twice, and take another's room
@@ -238,11 +244,13 @@ class Driver:
         tokens = -1
         if answer is not None:
             num_texts = self._job.num_texts[number % len(self._job.payloads)] if self._job.num_texts else 0
-            reason = refusal(answer, self._job.shape, num_texts) or decoding.DECODERS[self._job.decode](answer)
+            reason = refusal(answer, self._job.shape, num_texts)
             tokens = -1 if reason else USAGES[self._job.usage](answer)
         if reason:
             report.errors[len(report.index)] = reason
             self._failed += 1
+        elif answer is not None and self._job.keep_bodies:
+            self._keep(number % len(self._job.payloads), b"".join(answer.body))
         scheduled = self._due.pop(number)
         sent -= self._start
         report.index.append(number % len(self._job.payloads))
@@ -257,6 +265,12 @@ class Driver:
         elif self._waiting:
             self._send(*self._waiting.popleft())
         self._check_end()
+
+    def _keep(self, index: int, body: bytes) -> None:
+        """Keep the first answer to a payload. Others are compared from the first list on: ids and dates come before."""
+        first = self.report.bodies.setdefault(index, body)
+        if first[first.find(b"[") :] != body[body.find(b"[") :]:
+            self.report.changed.add(index)
 
     def _continue(self) -> None:
         self._take_next()

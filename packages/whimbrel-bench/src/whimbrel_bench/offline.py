@@ -233,30 +233,21 @@ def compared(results: Sequence[OfflineResult]) -> list[tuple[str, str, float, fl
     return rows
 
 
+_FIELDS: Final = (
+    "model", "dtype", "device", "output", "interrupted", "tokens_per_second", "share_of_peak", "load_seconds",
+)  # fmt: skip
+"""Fields of the JSON that are called as those of a result."""
+_RENAMED: Final = {
+    "lanes": "num_lanes", "texts": "num_texts", "tokens": "num_tokens", "requests": "num_requests", "round_seconds": "rounds",
+    "stage_seconds": "stages", "peak_flops_per_second": "peak_flops", "model_flops_per_token": "flops_per_token",
+    "loaded_rss_bytes": "loaded_bytes", "peak_rss_bytes": "peak_bytes",
+}  # fmt: skip
+"""Other fields of the JSON, whose names say their units."""
+
+
 def to_json(results: Sequence[OfflineResult]) -> dict[str, Any]:
     """Return the results with names that say their units."""
-    runs = [
-        {
-            "model": each.model,
-            "dtype": each.dtype,
-            "device": each.device,
-            "lanes": each.num_lanes,
-            "output": each.output,
-            "texts": each.num_texts,
-            "tokens": each.num_tokens,
-            "round_seconds": each.rounds,
-            "interrupted": each.interrupted,
-            "tokens_per_second": each.tokens_per_second,
-            "peak_flops_per_second": each.peak_flops,
-            "model_flops_per_token": each.flops_per_token,
-            "share_of_peak": each.share_of_peak,
-            "stage_seconds": each.stages,
-            "requests": each.num_requests,
-            "load_seconds": each.load_seconds,
-            "loaded_rss_bytes": each.loaded_bytes,
-            "peak_rss_bytes": each.peak_bytes,
-        }
-        for each in results
-    ]
+    fields = {name: name for name in _FIELDS} | _RENAMED
+    runs = [{name: getattr(each, field) for name, field in fields.items()} for each in results]
     pairs = [dict(zip(("dtype", "with", "min_cosine", "mean_cosine"), row, strict=True)) for row in compared(results)]
     return {"runs": runs, "cosines": pairs}

@@ -43,9 +43,6 @@ _REMEDIES: Final = (
 )
 """Words of a reason, and what to do then."""
 
-BENCH_METRICS: Final = ("e2el",)
-"""Metrics with percentiles. Those of generated tokens do not exist for these models."""
-
 
 @dataclass(frozen=True)
 class Setting:
@@ -97,6 +94,8 @@ class Result:
     interrupted: bool = False
     num_bytes: int = 0
     num_resent: int = 0
+    reports: Sequence[Report] = ()
+    """Reports of the client processes, whose indices are those of the samples."""
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
@@ -162,6 +161,7 @@ def make_result(setting: Setting, samples: Sequence[Sample], reports: Sequence[R
         interrupted=any(report.interrupted for report in reports),
         num_bytes=sum(sum(report.size) for report in reports),
         num_resent=sum(report.num_resent for report in reports),
+        reports=reports,
         **more,
     )
 
@@ -300,11 +300,11 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
     )
 
 
-def markdown(results: Sequence[Result]) -> str:
-    """Return a table with a row per run."""
-    percentile = word(results[0].setting.percentiles[-1]) if results else "99"
+def cells(results: Sequence[Result]) -> list[list[str]]:
+    """Return the cells of a table with a row per run, the head first."""
+    percentile = word(max(results[0].setting.percentiles)) if results else "99"
     head = ["server", "rate", "concurrency", "requests/s", "tokens/s", "median ms", f"p{percentile} ms", "failed", "client"]
-    rows: list[Sequence[str]] = []
+    rows = [head]
     for result in results:
         setting, ms = result.setting, result.milliseconds()
         rows.append(
@@ -320,4 +320,10 @@ def markdown(results: Sequence[Result]) -> str:
                 "limit" if result.client.was_limit else "ok",
             ]
         )
+    return rows
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Return a table with a row per run."""
+    head, *rows = cells(results)
     return table(head, rows)

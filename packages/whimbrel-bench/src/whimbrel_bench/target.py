@@ -12,6 +12,7 @@ import httpx2
 import orjson
 
 from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel.types.arrays import Float32Array
 from whimbrel_bench import clients
 from whimbrel_bench.answers import Shape, check_first, excerpt
 from whimbrel_bench.arrivals import arrival_times
@@ -24,6 +25,7 @@ from whimbrel_bench.backends import (
     make_body,
     make_payload,
     read_path,
+    read_rows,
     read_url,
 )
 from whimbrel_bench.load import Job
@@ -76,7 +78,7 @@ class Load:
     percentiles: tuple[float, ...] = (99.0,)
     new_connections: bool = False
     duration: float | None = None
-    decode: str = "none"
+    keep_bodies: bool = False
 
 
 class Target:
@@ -186,7 +188,7 @@ class Target:
             new_connections=load.new_connections,
             duration=load.duration,
             usage=self.backend.usage,
-            decode=load.decode,
+            keep_bodies=load.keep_bodies,
             verify_tls=self.options.verify_tls if self.endpoint.is_tls else None,
         )
 
@@ -228,12 +230,16 @@ class Target:
             load.percentiles,
             self.name,
         )
-        result = make_result(setting, samples, reports, notes=notes)
-        if load.decode == "none":
-            return result
-        note = "The client reads the vectors of every answer, which is part of this workload and of its time."
-        return replace(result, notes=(*notes, note), client=replace(result.client, was_limit=False))
+        return make_result(setting, samples, reports, notes=notes)
+
+    def rows(self, result: Result) -> dict[int, list[Float32Array]]:
+        """Return the vectors or scores of the first answer to each sample of a run that kept the bodies. Raises SetupError."""
+        bodies = {index: body for report in result.reports for index, body in report.bodies.items()}
+        changed = sorted(index for report in result.reports for index in report.changed)
+        if changed:
+            raise SetupError(f"{self.name} answers request {changed[0]} differently each time.")
+        return {index: read_rows(self.backend, body) for index, body in bodies.items()}
 
 
 def _closed(load: Load) -> Load:
-    return replace(load, rate=float("inf"), concurrency=load.concurrency or 16, duration=None, decode="none")
+    return replace(load, rate=float("inf"), concurrency=load.concurrency or 16, duration=None)

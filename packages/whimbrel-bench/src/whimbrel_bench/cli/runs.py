@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -110,50 +110,25 @@ def run_preset(
 ) -> int:
     """Run a published workload, print its figures beside the published ones, and return the exit code."""
     preset = presets.PRESETS[name](small=scale == "small")
-    is_random = scale == "small" or random_weights or preset.model is None
+    is_random = scale == "small" or random_weights
     if len(servers) > 1:
         raise SetupError("a preset runs on one server.", hint="name one --url, or none for a server of its own")
     with ExitStack() as stack:
         if servers:
-            label, url = servers[0]
+            ((label, url),) = servers
             model = f"the server at {url}"
         else:
-            label = ""
             made = presets.preset_server(preset, random_weights=is_random, arguments=shlex.split(arguments), say=output.say)
-            url = stack.enter_context(made)
-            model = (
-                f"{scale} random weights, layout of {preset.model or 'a table of vectors'}" if is_random else f"{preset.model}"
-            )
-        found = _preset_runs(preset, url, options, output, label=label or "whimbrel")
-    ours = presets.article_figures(found) if name == "article" else presets.figures(next(iter(found.values())))
-    machine = gpu_name() or describe_machine()
-    about = f"{model}; {_amount(found.values())}"
-    typer.echo("\n" + presets.beside_seed(name, ours, hardware=machine if not servers else "of that server", model=about))
-    return output.finish(list(found.values()))
-
-
-def _amount(found: Collection[Result]) -> str:
-    """Return the size of a preset's runs in words."""
-    requests = sum(result.completed for result in found)
-    texts = sum(result.total_input_sequences for result in found)
-    tokens = sum(result.total_input for result in found)
-    early = ", stopped early" if any(result.interrupted for result in found) else ""
-    return f"{requests:,} requests, {texts:,} texts, {tokens:,} tokens{early}"
-
-
-def _for_preset(options: TargetOptions, preset: presets.Preset) -> TargetOptions:
-    return replace(options, backend=preset.backend, extra_body={**preset.extra_body, **options.extra_body})
-
-
-def _preset_runs(preset: presets.Preset, url: str, options: TargetOptions, output: Output, *, label: str) -> dict[str, Result]:
-    """Return the results of a preset's runs, by name."""
-    runs = presets.article_runs(preset) if preset.name == "article" else [(label, preset)]
-    found: dict[str, Result] = {}
-    for title, each in runs:
-        target = Target(url, _for_preset(options, each), name=title)
+            label, url = "whimbrel", stack.enter_context(made)
+            model = f"{scale} random weights, shape of {preset.model}" if is_random else preset.model
+        extra = {**preset.extra_body, **options.extra_body}
+        target = Target(url, replace(options, backend=preset.backend, extra_body=extra), name=label)
         target.connect()
-        target.warm_up(each.samples, each.load)
-        found[title] = run_once(target, each.samples, each.load, output=output, words={}, named=len(runs) > 1)
-        if found[title].interrupted:
-            break
-    return found
+        target.warm_up(preset.samples, preset.load)
+        found = run_once(target, preset.samples, preset.load, output=output, words={}, named=False)
+    early = ", stopped early" if found.interrupted else ""
+    amount = f"{found.completed:,} requests, {found.total_input_sequences:,} texts, {found.total_input:,} tokens{early}"
+    machine = "of that server" if servers else gpu_name() or describe_machine()
+    ours = presets.figures(found)
+    typer.echo("\n" + presets.beside_published(preset, ours, hardware=machine, model=f"{model}; {amount}"))
+    return output.finish([found])

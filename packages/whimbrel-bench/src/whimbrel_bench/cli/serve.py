@@ -114,10 +114,10 @@ def serve(
         option("PATH", "Draw throughput against latency: .html, .svg or .png (needs whimbrel[bench]).", panel=RESULTS_PANEL),
     ] = None,
     preset: Annotated[
-        Literal["gritlm", "token-vectors", "rerank", "article"] | None,
+        Literal["gritlm", "token-vectors", "rerank"] | None,
         option(
             "NAME",
-            "Published workload: gritlm, token-vectors, rerank or article. Starts a server, unless --url names one.",
+            "Published workload: gritlm, token-vectors or rerank. Starts a server, unless --url names one.",
             panel=PRESET_PANEL,
         ),
     ] = None,

@@ -19,7 +19,7 @@ from rich.live import Live
 from rich.text import Text
 
 from whimbrel.cli.console import screen_width
-from whimbrel_bench.top.screen import render
+from whimbrel_bench.top.table import render
 from whimbrel_bench.top.watch import Watch, open_http, total
 
 

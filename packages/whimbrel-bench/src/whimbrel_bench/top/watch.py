@@ -11,8 +11,8 @@ import msgspec
 
 from whimbrel.client.error_mapping import redact_password, to_error, to_failure
 from whimbrel_bench.backends import check_headers
-from whimbrel_bench.top.figures import Figures, ServerFigures, State, make_figures
 from whimbrel_bench.top.page import Page, Rates, has_restarted, models, rates_between, read_page
+from whimbrel_bench.top.table import Figures, ServerFigures, State, make_figures
 
 TIMEOUT: Final = 5.0
 """Seconds for each answer of a server."""

@@ -23,8 +23,9 @@ from statistics import median
 from typing import Final, TypeAlias
 
 import numpy as np
-from common import family
 from numpy.typing import NDArray
+
+from whimbrel_bench.processes import family
 
 Series: TypeAlias = Mapping[str, float]
 """Quantities of a process by name."""

@@ -4,24 +4,138 @@ from __future__ import annotations
 
 import asyncio
 import random
+import socket
+import struct
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import exp, log
 from time import perf_counter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Self, TypeAlias
 
 import numpy as np
-from driver import PATH, Answer, Connection, body_of, request_of, vectors_of
+import orjson
+import pybase64
 
 from whimbrel.types.arrays import Float32Array
 
+PATH: Final = "/v1/embeddings"
+_JSON: Final = {"content-type": "application/json"}
 REFUSALS: Final = (429, 503)
 """Statuses that may refuse a valid request, if they have a Retry-After."""
 _MAX_TEXTS: Final = 300
 _PATIENCE: Final = 120.0
 """Seconds after which a response counts as missing."""
 _MAX_COMPLAINTS: Final = 1000
+
+
+# Requests and answers
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """Response of the server."""
+
+    status: int
+    headers: Mapping[str, str]
+    """Header fields by lower-case name."""
+    body: bytes
+
+
+def body_of(texts: Sequence[str], **fields: Any) -> bytes:
+    """Return the JSON of a request. Vectors come back as base64 unless `encoding_format` is given."""
+    return orjson.dumps({"input": list(texts), "encoding_format": "base64"} | fields)
+
+
+def vectors_of(body: bytes) -> Float32Array:
+    """Return the vectors of a 200 response in order. Raises ValueError if rows are not numbered from 0."""
+    rows = orjson.loads(body)["data"]
+    if [row["index"] for row in rows] != list(range(len(rows))):
+        raise ValueError("the rows are not numbered from 0")
+    vectors = [row["embedding"] for row in rows]
+    if rows and isinstance(vectors[0], str):
+        return np.array([np.frombuffer(pybase64.b64decode(vector), "<f4") for vector in vectors], np.float32)
+    return np.array(vectors, np.float32)
+
+
+def request_of(body: bytes = b"", *, method: str = "POST", path: str = PATH, **headers: str) -> bytes:
+    """Return a request as bytes. `_` in the names of headers stands for `-`."""
+    fields = _JSON | {"host": "127.0.0.1", "content-length": str(len(body))}
+    fields |= {name.replace("_", "-"): value for name, value in headers.items()}
+    lines = [f"{method} {path} HTTP/1.1", *(f"{name}: {value}" for name, value in fields.items()), "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+class Connection:
+    """Bare HTTP/1.1 connection in an event loop. It is cheap for a load generator, and a client can misuse it."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def open(cls, port: int, *, receive_buffer: int = 0) -> Self:
+        """Return a new connection. `receive_buffer` is in bytes; 0 keeps the system's default."""
+        sock = socket.socket()
+        if receive_buffer:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        sock.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", port))
+            return cls(*await asyncio.open_connection(sock=sock))
+        except BaseException:
+            sock.close()
+            raise
+
+    @property
+    def closed(self) -> bool:
+        """Return whether either side has closed the connection. A server closes it after a long idle time."""
+        return self.reader.at_eof() or self.writer.is_closing()
+
+    async def ask(self, request: bytes) -> Answer:
+        """Send a request and read its response. Raises OSError or EOFError if the connection breaks."""
+        self.writer.write(request)
+        await self.writer.drain()
+        status, headers = await self.head()
+        return Answer(status, headers, await self.body(headers))
+
+    async def body(self, headers: Mapping[str, str], *, pause: float = 0.0) -> bytes:
+        """Return the body of a response with these headers, whole or in chunks, with a pause after every 32 KiB."""
+        if headers.get("transfer-encoding") != "chunked":
+            return await self._take(int(headers.get("content-length", 0)), pause)
+        chunks: list[bytes] = []
+        while size := int(await self.reader.readuntil(b"\r\n"), 16):
+            chunks.append((await self._take(size + 2, pause))[:size])
+        await self.reader.readexactly(2)
+        return b"".join(chunks)
+
+    async def _take(self, size: int, pause: float) -> bytes:
+        if not pause:
+            return await self.reader.readexactly(size)
+        taken = bytearray()
+        while len(taken) < size:
+            taken += await self.reader.readexactly(min(2**15, size - len(taken)))
+            await asyncio.sleep(pause)
+        return bytes(taken)
+
+    async def head(self) -> tuple[int, dict[str, str]]:
+        """Return the first line and the headers of a response."""
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode("latin-1").strip().split("\r\n")
+        return int(first.split()[1]), {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+
+    async def close(self, *, reset: bool = False) -> None:
+        """Close the connection, or reset it so that the other side's next byte fails."""
+        if reset:
+            sock = self.writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.writer.transport.abort()
+        self.writer.close()
+        with suppress(OSError):
+            await self.writer.wait_closed()
+
+
+# Clients
 
 
 @dataclass(slots=True)
