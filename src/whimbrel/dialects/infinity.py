@@ -18,16 +18,15 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
-from whimbrel.dialects.common.bodies import check_count, decode, is_packed
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
+from whimbrel.dialects.common.bodies import decode, is_packed
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pair_inputs import text_of
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Route
+from whimbrel.dialects.common.rules import MAX_INPUTS, count
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.dialects.common.usage import Usage, usage
-from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
@@ -55,7 +54,7 @@ class InfinityRerankResponse(msgspec.Struct):
 class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /classify where it has `raw_scores`."""
 
-    input: Annotated[list[str], Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)]
+    input: Annotated[list[str], count(MAX_INPUTS, " texts").says("At most {most} texts.")]
     model: ModelName = None
     raw_scores: _Raw = False
 
@@ -116,9 +115,6 @@ def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedMode
 
 def parse_classify(raw: bytes) -> tuple[InfinityClassifyRequest, Callable[[ServedModel], Request]]:
     body = decode(InfinityClassifyRequest, raw)
-    if not body.input:
-        raise InvalidRequest("is an empty list; give at least one text.", param="input")
-    check_count(len(body.input), MAX_INPUTS, " texts", param="input")
 
     def request(model: ServedModel) -> Request:
         model.card.output("scores")

@@ -38,7 +38,7 @@ class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=-1, lt=2**31)] | None,
         Meta(
             description="The norm that vectors are divided by: 2 (default) the Euclidean, 1 the sum of absolute values, N the "
-            "p-norm of that N; 0 scales the largest absolute value to 32,760; -1 leaves them."
+            f"p-norm of that N; 0 scales the largest absolute value to {_INT16:,}; -1 leaves them."
         ),
     ] = None
 

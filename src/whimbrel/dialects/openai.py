@@ -16,7 +16,6 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, narrowed
 from whimbrel.dialects.common.cuts import CUTS
 from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
@@ -37,6 +36,7 @@ from whimbrel.dialects.common.responses import (
     served_names,
 )
 from whimbrel.dialects.common.route import PLACEHOLDERS, Route, binary_formats
+from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, schema, text_inputs
 from whimbrel.dialects.common.texts import TextObject
 from whimbrel.dialects.common.usage import VLLMUsage, usage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import (
@@ -62,11 +62,10 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
-        Meta(
-            description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and "
-            "524,288 ids. Token ids are taken as they are: no special tokens are put around them. A text may be an object."
+        text_inputs(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS).says(
+            "A text, a list of texts, a list of token ids, or a list of such lists; at most {most} inputs and {ids} ids. Token "
+            "ids are taken as they are: no special tokens are put around them. A text may be an object."
         ),
-        narrowed(any_of=(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS)),
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
@@ -75,11 +74,10 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     modality: Annotated[Literal["text"] | None, Meta(description="The kind of the inputs (Infinity).")] = None
     dimensions: Annotated[
         int | None,
-        Meta(
-            description="Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all "
-            "(Infinity)."
+        schema(
+            "Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all (Infinity).",
+            minimum=0,
         ),
-        narrowed(minimum=0),
     ] = None
     truncate: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride] - `parse_request` replaces the further words
         bool | Literal["right", "left", "never", "END", "START", "NONE"] | None,

@@ -10,29 +10,14 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 
-from whimbrel.dialects.common.body_rules import MAX_IDS
+from whimbrel.dialects.common.faults import MalformedBody, MissingField, UnknownWord
+from whimbrel.dialects.common.rules import MAX_IDS, check
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.wire import whole_numbers
 
 T = TypeVar("T")
 
 _MAX_STRINGS: Final = 100_000
-
-
-class MalformedBody(InvalidRequest):
-    """The body is empty or is not valid JSON."""
-
-
-class MissingField(InvalidRequest):
-    """A field that the body must have is not there."""
-
-
-class Empty(InvalidRequest):
-    """A list of inputs is empty."""
-
-
-class UnknownWord(InvalidRequest):
-    """A field has a value that is none of the words it takes."""
 
 
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
@@ -51,14 +36,17 @@ def is_packed(body: bytes) -> bool:
 
 
 def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
-    """Decode JSON or, if `packed`, MessagePack. Raises InvalidRequest with the path of the fault, and TooLarge."""
+    """Decode JSON or, if `packed`, MessagePack, and check the rules of its fields.
+
+    Raises InvalidRequest with the path of the fault, and TooLarge.
+    """
     if not body or body.isspace():
         raise MalformedBody("the body is empty; send a JSON object.")
     if not packed:
         reject_many(body)
     language = "MessagePack" if packed else "JSON"
     try:
-        return whole_numbers.decode(_decoder(kind, packed), body)
+        decoded: T = whole_numbers.decode(_decoder(kind, packed), body)
     except msgspec.ValidationError as error:
         raise _located(str(error), kind) from None
     except RecursionError:
@@ -67,6 +55,8 @@ def decode(kind: type[T], body: bytes, *, packed: bool = False) -> T:
         raise MalformedBody("the body is not valid UTF-8.") from None
     except (msgspec.MsgspecError, ValueError, MemoryError) as error:
         raise MalformedBody(f"the body is not valid {language}: {error}.") from None
+    check(decoded)
+    return decoded
 
 
 def _located(text: str, kind: type) -> InvalidRequest:
@@ -82,11 +72,6 @@ def _located(text: str, kind: type) -> InvalidRequest:
     choices = _choices(kind, path)
     error_type = UnknownWord if choices else InvalidRequest
     return error_type(f"{_PATH.sub('', text)}{choices}.", location=location)
-
-
-def check_count(count: int, limit: int, noun: str, *, param: str) -> None:
-    if count > limit:
-        raise TooLarge(f"{count:,}{noun}; the limit is {limit:,}. Split the request.", param=param)
 
 
 def reject_many(body: bytes) -> None:

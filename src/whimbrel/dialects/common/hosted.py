@@ -7,8 +7,8 @@ from typing import Annotated, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, narrowed
 from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, text_inputs
 from whimbrel.dialects.common.texts import TextFields, TextObject
 from whimbrel.errors import WhimbrelError
 
@@ -18,11 +18,10 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
-        Meta(
-            description="A text, a list of texts or of objects with a `text`, a list of token ids, or a list of such lists; at "
-            "most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
+        text_inputs(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS).says(
+            "A text, a list of texts or of objects with a `text`, a list of token ids, or a list of such lists; at most {most} "
+            "inputs and {ids} ids. Token ids are taken as they are."
         ),
-        narrowed(any_of=(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS)),
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,

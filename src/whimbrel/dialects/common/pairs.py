@@ -17,18 +17,16 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, check_count
-from whimbrel.dialects.common.body_rules import ONE_PROMPT, ONE_SIDE, Rule, narrowed
 from whimbrel.dialects.common.cuts import Truncation, TruncationSide, parse_truncation
-from whimbrel.dialects.common.pair_inputs import Query, Text, parse_part, text_of
+from whimbrel.dialects.common.pair_inputs import PAIRS, Query, Texts, parse_part, text_of
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
-from whimbrel.dialects.common.texts import AdapterName, ModelName, Priority
+from whimbrel.dialects.common.rules import ONE_PROMPT, ONE_SIDE, Schema, schema
+from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, Priority, RequestId
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
-from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import PairInput, Request
 from whimbrel.types.result import Result
 
@@ -43,7 +41,7 @@ class TextDocument(msgspec.Struct, frozen=True):
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields that both routes take."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *ONE_SIDE)
+    RULES: ClassVar[tuple[Schema, ...]] = (*ONE_PROMPT, *ONE_SIDE)
     model: ModelName = None
     adapter: AdapterName = None
     truncate: Annotated[
@@ -69,7 +67,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=0)] | None,
         Meta(description="Cut documents to N tokens before they are joined with queries; 0 does not (vLLM, Cohere)."),
     ] = None
-    request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
+    request_id: RequestId = None
     score_by: Annotated[
         Literal["dense", "sparse", "multi_vector"] | None,
         Meta(
@@ -78,8 +76,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     dimensions: Annotated[
         int | None,
-        Meta(description="Compare only the first N columns of vectors; for models trained with Matryoshka loss."),
-        narrowed(minimum=1),
+        schema("Compare only the first N columns of vectors; for models trained with Matryoshka loss.", minimum=1),
     ] = None
     explain: Annotated[
         bool | None,
@@ -87,13 +84,13 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
-        Meta(
-            description="For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps "
-            "about 1 / factor of them. Default: as the model does."
+        schema(
+            "For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps about "
+            "1 / factor of them. Default: as the model does.",
+            minimum=1,
         ),
-        narrowed(minimum=1),
     ] = None
-    instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
+    instruction: Instruction = None
     prompt_name: Annotated[
         str | None, Meta(description="The name of one of the model's prompts, which is put before queries.")
     ] = None
@@ -109,13 +106,11 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
 
     query: Query
     documents: Annotated[
-        list[Text],
-        Meta(
-            description="At most 10,000 documents. An object has a `text`, or in its place `data` (vectors) or `ids` and "
-            "`weights` (a sparse vector).",
-            max_length=100_000,
+        Texts,
+        PAIRS.says(
+            "At most {most} documents. An object has a `text`, or in its place `data` (vectors) or `ids` and `weights` (a "
+            "sparse vector)."
         ),
-        narrowed(minItems=1, maxItems=MAX_PAIRS),
     ]
     top_n: Annotated[
         Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
@@ -167,16 +162,10 @@ def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel],
 def request_of(body: RerankRequest) -> Request:
     query = parse_part(body.query, Location("query"))
     pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
-    return pairs_request(body, pairs, ("query", "documents"), listwise=True)
+    return pairs_request(body, pairs, listwise=True)
 
 
-def pairs_request(body: PairFields, pairs: list[PairInput], names: tuple[str, str], *, listwise: bool) -> Request:
-    if not pairs:
-        raise Empty("is empty; give at least one text.", param=names[1])
-    check_count(len(pairs), MAX_PAIRS, " texts", param=names[1])
-    for index, (query, _) in enumerate(pairs):
-        if isinstance(query, str) and not query:
-            raise InvalidRequest("is empty.", param=names[0], item=None if names[0] == "query" else index)
+def pairs_request(body: PairFields, pairs: list[PairInput], *, listwise: bool) -> Request:
     truncate, limit = parse_truncation(body.truncate, body.truncation_side, body.truncate_prompt_tokens, default=False)
     return Request(
         pairs,

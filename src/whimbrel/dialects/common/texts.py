@@ -9,30 +9,28 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, check_count
-from whimbrel.dialects.common.body_rules import (
+from whimbrel.dialects.common.cuts import Truncation
+from whimbrel.dialects.common.rules import (
     ID_LISTS,
     IDS,
-    MAX_INPUTS,
     ONE_PROMPT,
     SPLIT_IS_NOT_CUT,
     TEXT,
     TEXTS,
     TEXTS_WITH_PROMPTS,
-    Rule,
-    narrowed,
+    Schema,
+    schema,
+    text_inputs,
 )
-from whimbrel.dialects.common.cuts import Truncation
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import InputType, OutputName, Request, read_truncate, splits
 
 TokenInputs: TypeAlias = Annotated[
     str | list[str | int | list[int]],
-    Meta(
-        description="A text, a list of texts, a list of token ids, or a list of such lists; at most 2,048 inputs and 524,288 "
-        "ids. Token ids are taken as they are: no special tokens are put around them."
+    text_inputs(TEXT, TEXTS, IDS, ID_LISTS).says(
+        "A text, a list of texts, a list of token ids, or a list of such lists; at most {most} inputs and {ids} ids. Token ids "
+        "are taken as they are: no special tokens are put around them."
     ),
-    narrowed(any_of=(TEXT, TEXTS, IDS, ID_LISTS)),
 ]
 ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")]
 AdapterName: TypeAlias = Annotated[
@@ -43,9 +41,7 @@ AdapterName: TypeAlias = Annotated[
     ),
 ]
 Columns: TypeAlias = Annotated[
-    int | None,
-    Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss."),
-    narrowed(minimum=1),
+    int | None, schema("Keep the first N columns of each vector; for models trained with Matryoshka loss.", minimum=1)
 ]
 PromptName: TypeAlias = Annotated[
     str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
@@ -54,6 +50,10 @@ Priority: TypeAlias = Annotated[
     Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
     Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
 ]
+Instruction: TypeAlias = Annotated[
+    str | None, Meta(description="The task that a reranker with a template is told to judge by.")
+]
+RequestId: TypeAlias = Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")]
 TextUse: TypeAlias = Annotated[
     InputType | None,
     Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
@@ -67,11 +67,9 @@ class TextObject(msgspec.Struct, frozen=True):
 
 
 def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject]) -> Any:
-    """Return texts, pairs of texts, or arrays of token ids. Raises InvalidRequest if kinds are mixed, and TooLarge."""
+    """Return texts, pairs of texts, or arrays of token ids, of a field with the rule `text_inputs`. Raises InvalidRequest."""
     if isinstance(raw, str):
         return [raw]
-    if not raw:
-        raise Empty("is an empty list; give at least one text.", param="input")
     kinds = set(map(type, raw))
     if TextObject in kinds:
         raw = [_text(each, i) if isinstance(each, TextObject) else each for i, each in enumerate(raw)]
@@ -82,7 +80,6 @@ def parse_texts(raw: str | Sequence[str | int | Sequence[int | str] | TextObject
         raise InvalidRequest("texts, token ids and lists of them cannot be mixed in one list.", item=index)
     if kinds == {int}:
         return [_ids(cast(list[int], raw), None)]
-    check_count(len(raw), MAX_INPUTS, " inputs", param="input")
     if kinds == {str}:
         return raw
     rows = cast(list[list[int | str]], raw)
@@ -116,7 +113,7 @@ def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of bodies that encode texts; each dialect declares the forms of `input` that it takes."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
+    RULES: ClassVar[tuple[Schema, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
     input: Any
     model: ModelName = None
     adapter: AdapterName = None

@@ -13,10 +13,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.body_rules import ONE_SIDE, SPLIT_HAS_NO_SIDE, Rule
 from whimbrel.dialects.common.cuts import TruncationSide, parse_truncation
 from whimbrel.dialects.common.responses import ServedModel, created, new_id
-from whimbrel.dialects.common.texts import TextFields, text_request
+from whimbrel.dialects.common.rules import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema
+from whimbrel.dialects.common.texts import RequestId, TextFields, text_request
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.wire import ByteOrder, FloatType
@@ -25,7 +25,7 @@ from whimbrel.wire import ByteOrder, FloatType
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):
     """Fields of vLLM's routes that encode texts."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*TextFields.RULES, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
+    RULES: ClassVar[tuple[Schema, ...]] = (*TextFields.RULES, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
 
     embed_dtype: Annotated[
         FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
@@ -47,7 +47,7 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
         bool | None,
         Meta(description="Put special tokens around texts. Default: true. Token ids are taken as they are (vLLM)."),
     ] = None
-    request_id: Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")] = None
+    request_id: RequestId = None
     user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
 
 

@@ -12,14 +12,14 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
-from whimbrel.dialects.common.bodies import Empty, check_count, decode, is_packed
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, narrowed
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.pair_inputs import LONGEST, TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.rules import TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, text_inputs
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
-from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
+from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
-from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
@@ -32,10 +32,8 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /rerank in TEI's form."""
 
     query: str
-    texts: Annotated[
-        list[str], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
-    ]
-    model: ModelName = None
+    texts: Annotated[list[str], LONGEST, TEXTS_OF_PAIRS.says("At most {most} texts.")]
+    model: TEIModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
@@ -66,10 +64,11 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: Annotated[
         Sequences,
-        Meta(description="A text; a pair, as a list of two texts; or at most 2,048 lists, of one text each, or of two."),
-        narrowed(any_of=(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS)),
+        text_inputs(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS).says(
+            "A text; a pair, as a list of two texts; or at most {most} lists, of one text each, or of two."
+        ),
     ]
-    model: ModelName = None
+    model: TEIModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
@@ -83,9 +82,6 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
     body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
-    if not body.texts:
-        raise Empty("is an empty list; give at least one text.", param="texts")
-    check_count(len(body.texts), MAX_PAIRS, " texts", param="texts")
     pairs = [(body.query, text) for text in body.texts]
 
     def request(model: ServedModel) -> Request:
@@ -133,10 +129,7 @@ def _activation_of(body: PredictRequest, model: ServedModel) -> ActivationName |
 def sequences(inputs: Sequences) -> list[str] | list[Pair]:
     if isinstance(inputs, str):
         return [inputs]
-    if not inputs:
-        raise Empty("is an empty list; give at least one text.", param="input")
     rows = inputs if isinstance(inputs[0], list) else [inputs]
-    check_count(len(rows), MAX_INPUTS, " inputs", param="input")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) not in (1, 2) or not all(isinstance(text, str) for text in row):
             item = index if rows is inputs else None

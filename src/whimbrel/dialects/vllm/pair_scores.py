@@ -12,9 +12,8 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, decode, is_packed
-from whimbrel.dialects.common.body_rules import Rule, any_of, narrowed, present
-from whimbrel.dialects.common.pair_inputs import Queries, Query, Text, Texts, parse_parts
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.pair_inputs import PAIRS, Queries, Query, Text, Texts, parse_parts
 from whimbrel.dialects.common.pairs import (
     PAIR_FIELDS,
     Explained,
@@ -27,16 +26,16 @@ from whimbrel.dialects.common.pairs import (
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
 from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present
 from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
-from whimbrel.errors import InvalidRequest, locate_pairs
-from whimbrel.types.options import MAX_PAIRS
+from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
-_Queries: TypeAlias = Annotated[Query | Queries | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
-_Documents: TypeAlias = Annotated[Text | Texts | None, narrowed(minItems=1, maxItems=MAX_PAIRS)]
+_Queries: TypeAlias = Annotated[Query | Queries | None, PAIRS.says()]
+_Documents: TypeAlias = Annotated[Text | Texts | None, PAIRS.says()]
 FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """The pairs of fields that hold queries and documents; the first pair that is complete counts."""
 
@@ -45,7 +44,7 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     """Body of POST /v1/score: pairs as `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` and
     `data_2`."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
+    RULES: ClassVar[tuple[Schema, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
     queries: Annotated[_Queries, Meta(description="One query for all documents, or one for each document.")] = None
     documents: _Documents = None
     items: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
@@ -90,8 +89,8 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Reque
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
     queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
-    if not queries:
-        raise Empty("is empty; give at least one text.", param=names[0])
+    for index, query in enumerate(queries):
+        NOT_EMPTY.check(query, Location(names[0], index))
     one_query = len(queries) == 1
     if one_query:
         queries = queries * len(documents)
@@ -101,7 +100,7 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Reque
             "1:N or N:N."
         )
         raise InvalidRequest(message, param=names[0])
-    return body, cut_by_format(body, pairs_request(body, list(zip(queries, documents, strict=True)), names, listwise=one_query))
+    return body, cut_by_format(body, pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query))
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:

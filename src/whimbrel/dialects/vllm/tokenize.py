@@ -9,8 +9,8 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.body_rules import MAX_IDS, narrowed
 from whimbrel.dialects.common.responses import ServedModel
+from whimbrel.dialects.common.rules import MAX_IDS, count
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLM
 from whimbrel.errors import Location
@@ -44,8 +44,7 @@ class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, le=2**63 - 1)]],
-        Meta(description="At most 524,288 token ids."),
-        narrowed(maxItems=MAX_IDS),
+        count(MAX_IDS, " token ids", least=0).says("At most {most} token ids."),
     ]
     model: str | None = None
 
