@@ -70,14 +70,14 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, "texts"), ({"texts": []}, "input"), ({"texts": "a"}, "texts"), ({"texts": ["a", 3]}, "texts[1]"), ({"inputs": []}, "input"),
-        ({"texts": ["a"], "inputs": []}, "texts"), ({"images": ["data:"]}, "images"), ({"texts": ["a"], "input_type": "image"}, "input_type"),
+        ({}, "texts"), ({"texts": []}, "texts"), ({"texts": "a"}, "texts"), ({"texts": ["a", 3]}, "texts[1]"), ({"inputs": []}, "inputs"),
+        ({"texts": ["a"], "inputs": []}, "inputs"), ({"images": ["data:"]}, "images"), ({"texts": ["a"], "input_type": "image"}, "input_type"),
         ({"inputs": [{"content": [IMAGE]}]}, "inputs[0].content[0]"), ({"inputs": [{"content": []}]}, "inputs[0].content"),
         ({"inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]}, "inputs[0].content"), ({"inputs": ["a"]}, "inputs[0]"),
         ({"texts": ["a"], "embedding_types": ["float", "int4"]}, "embedding_types[1]"), ({"texts": ["a"], "truncate": "end"}, "truncate"),
         ({"texts": ["a"], "embedding_types": "float"}, "embedding_types"), ({"texts": ["a"], "input_type": "query"}, "input_type"),
         ({"texts": ["a"], "max_tokens": 0}, "max_tokens"), ({"texts": ["a"], "output_dimension": "8"}, "output_dimension"),
-        ({"texts": ["a"], "priority": 2**31}, "priority"), ({"texts": ["a"] * 2049}, "input"),
+        ({"texts": ["a"], "priority": 2**31}, "priority"), ({"texts": ["a"] * 2049}, "texts"),
         ({"texts": ["a"], "output_dimension": 12, "embedding_types": ["float", "binary"]}, "embedding_types"),
     ],
 )  # fmt: skip

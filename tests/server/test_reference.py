@@ -120,7 +120,7 @@ def test_each_field_of_each_request_can_be_linked_to() -> None:
 
 
 def test_examples_are_those_of_the_routes() -> None:
-    commands = re.findall(r"-d &#x27;(.*?)&#x27;</code>", PAGE)
+    commands = re.findall(r"-d '(.*?)'</code>", PAGE)
     examples = [msgspec.json.decode(unescape(command)) for command in commands]
     for route in ROUTES:
         assert msgspec.json.decode(route.example) in examples

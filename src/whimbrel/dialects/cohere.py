@@ -1,6 +1,6 @@
 """Cohere's embed and rerank APIs, versions 2 and 1, for texts. Pure functions over bytes.
 
-/embed truncates texts at their end by default and takes up to 2,048 texts. /rerank takes the fields of Jina and vLLM too, and
+/embed truncates texts at their end by default. /rerank takes the fields of Jina and vLLM too, and
 refuses options that would run a long document in several chunks. Unknown fields are ignored.
 Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types).
 """

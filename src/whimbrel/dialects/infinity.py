@@ -27,6 +27,7 @@ from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerm
 from whimbrel.dialects.common.rules import MAX_INPUTS, count
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
@@ -54,7 +55,7 @@ class InfinityRerankResponse(msgspec.Struct):
 class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /classify where it has `raw_scores`."""
 
-    input: Annotated[list[str], count(MAX_INPUTS, " texts").says("At most {most} texts.")]
+    input: Annotated[list[str], count(MAX_INPUTS, " texts", fault=InvalidRequest).says("At most {most} texts.")]
     model: ModelName = None
     raw_scores: _Raw = False
 

@@ -61,7 +61,7 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     ] = None
     dimensions: Annotated[
         int | None,
-        holds(lambda number: number >= 0, "must be a number of columns, 0 or more.", minimum=0).says(
+        holds(lambda number: number >= 0, "must be a number of columns, is {value:,}.", minimum=0).says(
             "Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all."
         ),
     ] = None

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, count, only, present, schema
+from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, Schema, any_of, count, only, present, schema
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import VectorInput
@@ -65,9 +65,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 Text = str | Document
-Query = Annotated[str, NOT_EMPTY.says()] | Document
-LONGEST: Final = Meta(max_length=100_000)
-"""The limit of a list that is read at all."""
+Query = Annotated[str, schema(**NOT_EMPTY.schema)] | Document
 Queries = Annotated[list[Query], LONGEST]
 Texts = Annotated[list[Text], LONGEST]
 PAIRS: Final = count(MAX_PAIRS, " texts", empty="is empty; give at least one text.")

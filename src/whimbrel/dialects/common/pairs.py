@@ -21,7 +21,7 @@ from whimbrel.dialects.common.cuts import Truncation, TruncationSide, parse_trun
 from whimbrel.dialects.common.pair_inputs import PAIRS, Query, Texts, parse_part, text_of
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
-from whimbrel.dialects.common.rules import ONE_PROMPT, ONE_SIDE, Schema, schema
+from whimbrel.dialects.common.rules import NOT_EMPTY, ONE_PROMPT, ONE_SIDE, Schema, schema
 from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, Priority, RequestId
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
@@ -161,6 +161,7 @@ def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel],
 
 def request_of(body: RerankRequest) -> Request:
     query = parse_part(body.query, Location("query"))
+    NOT_EMPTY.check(query, Location("query"))
     pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
     return pairs_request(body, pairs, listwise=True)
 

@@ -23,6 +23,8 @@ REPLACES: Final = "x-"
 MAX_IDS: Final = 2**19
 """The limit of token ids in a request, all inputs together."""
 MAX_INPUTS: Final = 2048
+LONGEST: Final = Meta(max_length=100_000)
+"""The limit of a list that is read at all."""
 EMPTY: Final = "is an empty list; give at least one text."
 
 
@@ -65,35 +67,35 @@ def _rules(kind: type) -> tuple[tuple[str, str, Rule], ...]:
 
 def _rules_in(info: msgspec.inspect.Type) -> Iterator[Rule]:
     if isinstance(info, msgspec.inspect.Metadata):
-        if info.extra:
-            yield info.extra["rule"]
+        if extra := cast(dict[str, Rule] | None, info.extra):  # pyright: ignore[reportUnknownMemberType]
+            yield extra["rule"]
         yield from _rules_in(info.type)
     elif isinstance(info, msgspec.inspect.UnionType):
         for each in info.types:
             yield from _rules_in(each)
 
 
-def count(most: int, noun: str, *, least: int = 1, empty: str = EMPTY) -> Rule:
-    """Return the rule of the number of items in a list, where the field is one."""
+def count(most: int, noun: str, *, least: int = 1, empty: str = EMPTY, fault: type[InvalidRequest] = Empty) -> Rule:
+    """Return the rule of the number of items in a list, where the field is one. `fault` is the error of an empty list."""
 
     def check_count(value: Any, location: Location) -> None:
         if not isinstance(value, list):
             return
-        items: list[Any] = value
-        if not items and least:
-            raise Empty(empty, location=location)
-        if len(items) > most:
-            raise TooLarge(f"{len(items):,}{noun}; the limit is {most:,}. Split the request.", location=location)
+        num_items = len(cast(list[Any], value))
+        if num_items < least:
+            raise fault(empty, location=location)
+        if num_items > most:
+            raise TooLarge(f"{num_items:,}{noun}; the limit is {most:,}. Split the request.", location=location)
 
     return Rule({**({"minItems": least} if least else {}), "maxItems": most}, check_count, most)
 
 
 def holds(is_allowed: Callable[[Any], bool], otherwise: str, **keywords: Any) -> Rule:
-    """Return the rule that a field has only some values. `otherwise` is the message for any other."""
+    """Return the rule that a field has only some values. `otherwise` is the message for any other, which it names `{value}`."""
 
     def check_value(value: Any, location: Location) -> None:
         if not is_allowed(value):
-            raise InvalidRequest(otherwise, location=location)
+            raise InvalidRequest(otherwise.format(value=value), location=location)
 
     return Rule(keywords, check_value)
 

@@ -14,7 +14,7 @@ from msgspec import Meta
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
+from whimbrel.dialects.common.rules import ID_LISTS, IDS, LONGEST, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
 from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location
@@ -82,7 +82,7 @@ class Sentences(msgspec.Struct, frozen=True):
     source_sentence: str
     sentences: Annotated[
         list[str],
-        Meta(max_length=100_000),
+        LONGEST,
         count(MAX_INPUTS, " sentences", empty="is an empty list; give at least one sentence.").says(),
     ]
 

@@ -26,7 +26,7 @@ from whimbrel.dialects.common.pairs import (
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
 from whimbrel.dialects.common.route import ErrorTerms
-from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present
+from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present, schema
 from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
@@ -34,8 +34,8 @@ from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
-_Queries: TypeAlias = Annotated[Query | Queries | None, PAIRS.says()]
-_Documents: TypeAlias = Annotated[Text | Texts | None, PAIRS.says()]
+_Queries: TypeAlias = Annotated[Query | Queries | None, schema(**PAIRS.schema)]
+_Documents: TypeAlias = Annotated[Text | Texts | None, schema(**PAIRS.schema)]
 FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """The pairs of fields that hold queries and documents; the first pair that is complete counts."""
 
@@ -88,6 +88,8 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Reque
     if first is None or second is None:
         name = names[0] if first is None else names[1]
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
+    for name, value in zip(names, (first, second), strict=True):
+        PAIRS.check(value, Location(name))
     queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
     for index, query in enumerate(queries):
         NOT_EMPTY.check(query, Location(names[0], index))
