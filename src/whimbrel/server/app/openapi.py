@@ -134,7 +134,7 @@ def openapi_json(root_path: str = "") -> bytes:
 
 
 def _replaced(schema: Any) -> Any:
-    """Return a schema in which the keywords of `narrowed` replace those that msgspec derives from types."""
+    """Return a schema in which the keywords of `schema` replace those that msgspec derives from types."""
     if isinstance(schema, dict):
         named = cast(JSON, schema)
         keywords: JSON = {name: _replaced(value) for name, value in named.items()}
