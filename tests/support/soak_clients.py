@@ -333,7 +333,7 @@ _WRONG_BODIES: Final[list[tuple[bytes, int]]] = [
     (b"", 400), (b"{}", 400), (b'{"input": ["a"', 400), (b"[1, 2]", 400), (b'{"input": "\xff"}', 400),
     (b'{"input": "\\ud800"}', 400), (b'{"input": "a", "user": ' + b"[" * 10_000, 400),
     (b'{"input": []}', 400), (b'{"input": ["a", 1]}', 400), (b'{"input": [30522]}', 400),
-    (body_of(["a"], dimensions=0), 400), (body_of(["a"], encoding_format="int7"), 400), (body_of(["a"], model="nope"), 404),
+    (body_of(["a"], dimensions=-1), 400), (body_of(["a"], encoding_format="int7"), 400), (body_of(["a"], model="nope"), 404),
     (body_of(["a"], prompt_name="nope"), 400), (body_of(["a"], truncate_prompt_tokens=-2), 400),
     (body_of(["word " * 400], truncate=False), 400), (body_of(["a"] * 2049), 413), (body_of(["x" * 1_100_000]), 413),
 ]  # fmt: skip
