@@ -22,7 +22,7 @@ from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.load_progress import counting_bytes
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, Overloaded, TooLarge, TooLong, Unavailable
-from whimbrel.model.ops import team
+from whimbrel.model.kernels import team
 from whimbrel.types.request import Request
 
 

@@ -20,8 +20,8 @@ from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.engine import quantize
 from whimbrel.errors import CheckpointError, SetupError
+from whimbrel.model.cpu import cpu
 from whimbrel.model.ops import quantization
-from whimbrel.model.ops.cpu import cpu
 from whimbrel.types.request import Request
 from whimbrel_bench.random_models import Size, write_qwen3
 

@@ -27,8 +27,8 @@ from whimbrel import Engine
 from whimbrel.checkpoint.config import fallback
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.model.fallback import trials
 from whimbrel.model.load import load_model
-from whimbrel.model.ops import trials
 
 FEW = ("albert", "phi3 with a window that the check cuts")
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
+from whimbrel.model.cpu import cpu, has_small_kernels
 from whimbrel.model.ops import tile_products
-from whimbrel.model.ops.cpu import cpu, has_small_kernels
 from whimbrel.model.ops.maxsim import best_matches, maxsim
 from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,10 @@ from comparisons import assert_close
 from hidden_states import hidden_states, least_cosine, loaded, random_ids, reference_states
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.model.kernels.library import kernels
 from whimbrel.model.layer import Layer
+from whimbrel.model.layer_call import LayerCall
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.kernels import kernels
-from whimbrel.model.ops.layer_call import LayerCall
 from whimbrel.model.ops.quantization import Quantization
 
 
@@ -86,7 +85,7 @@ def test_a_layer_in_int8_has_the_bits_of_its_parts(case: str, tmp_path: Path, mo
     card, quantization = read_card(tmp_path, "m", pooling="mean"), Quantization()
     with torch.inference_mode():
         model, _ = load_model(tmp_path, card, device=torch.device("cpu"), dtype=torch.float32, quantization=quantization)
-        monkeypatch.setattr(sys.modules[__name__], "loaded", lambda *_: (card, model))
+        monkeypatch.setattr("hidden_states.loaded", lambda *_: (card, model))
         hidden_states(tmp_path, random_ids(1))
         quantization.finish()
     parts = hidden_states(tmp_path, random_ids())

@@ -16,13 +16,15 @@ from torch import Tensor
 
 import invented_products
 from whimbrel import Engine
-from whimbrel.model.ops import kernels, linear, tile_products, trials
+from whimbrel.model.fallback import trials
+from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
+from whimbrel.model.fallback.trials import begin, cancelling, loading, note_unstable, unrecorded
+from whimbrel.model.kernels import library as kernels
+from whimbrel.model.ops import linear, tile_products
 from whimbrel.model.ops.linear import Linear
 from whimbrel.model.ops.maxsim import maxsim, maxsim_reference
-from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.model.ops.trials import begin, cancelling, loading, note_unstable, unrecorded
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.heads import Activation
 

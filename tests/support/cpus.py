@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.cpu import cpu
 from whimbrel.types.hardware import CPU_LEVELS
 
 

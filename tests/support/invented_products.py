@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from whimbrel.model.ops import linear, tile_products, trials
+from whimbrel.model.fallback import trials
+from whimbrel.model.ops import linear, tile_products
 
 _installed: dict[str, bool] = {}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.cpu import cpu
 
 
 def lacks_bfloat16() -> str | None:

@@ -31,17 +31,17 @@ from torch import Tensor
 
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.errors import Unavailable
+from whimbrel.model.cpu import cpu
+from whimbrel.model.fallback.prepacked import prepacked_problem, version_note
+from whimbrel.model.fallback.trials import loading
 from whimbrel.model.forward import Forward, pad
+from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.cpu import cpu
-from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
-from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.model.ops.tile_products import find_tile_products
-from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
 from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.model.transformer import Transformer

@@ -19,7 +19,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import torch
 
-from whimbrel.model.ops.prepacked import onednn_bfloat16
+from whimbrel.model.fallback.prepacked import onednn_bfloat16
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, CpuLevel
 
 _ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import ClassVar, Final
 
-from whimbrel.model.ops.kernels import Kernels
+from whimbrel.model.kernels.library import Kernels
 
 _MOST_HELPERS: Final = 7
 

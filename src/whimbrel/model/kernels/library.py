@@ -1,11 +1,9 @@
-"""Our own kernels for CPUs, in C++ (`model/native`): packed products, ragged attention, norms, gates, tables, means.
+"""Libraries of our own kernels: packed products, ragged attention, norms, gates, tables, means.
 
-They are a library for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
+There is one for each instruction set, compiled when Whimbrel is built, and called through ctypes, which lets other
 threads run. The most capable library is used that the processor runs and the build has made. WHIMBREL_KERNELS may name a
 lesser one. A row or a seq has the same bits in any batch. `kernels()` is None where there are none: another processor, no
 compiler at the build, or WHIMBREL_KERNELS=off. Callers then use PyTorch's operators.
-
-Shapes: R rows, I input and O output columns, N query heads, K key heads, H head width, B seqs, D model width.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ import logging
 import os
 from collections.abc import Mapping
 from functools import cache
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -22,8 +21,9 @@ import torch
 from torch import Tensor
 
 from whimbrel.errors import SetupError
-from whimbrel.model.native.compile import fingerprint, library
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.cpu import cpu
+from whimbrel.model.kernels import structs
+from whimbrel.model.native.compile import INSTRUCTION_SETS, fingerprint, library
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.hardware import Cpu
 from whimbrel.types.heads import Activation
@@ -44,26 +44,14 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "panel": (_LONG, ()),
     "units": (_LONG, (_INT, _LONG)),
     "pack": (None, (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER)),
-    "linear": (
-        _INT,
-        (_INT, _INT, _POINTER, _INT, _LONG, _LONG, *[_POINTER] * 5, _LONG, _LONG, _POINTER, _INT, _LONG),
-    ),
+    "linear": (_INT, (_POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER, _INT, _LONG)),
     "lead": (_INT, ()),
     "leave": (None, ()),
     "dismiss": (None, ()),
     "help": (None, ()),
-    "attend": (
-        _INT,
-        (
-            _INT, _INT, *[_POINTER, _LONG, _LONG] * 3, _POINTER, _LONG,
-            _LONG, _POINTER, _LONG, _LONG, _LONG, ctypes.c_float, _INT, _LONG, _POINTER, _LONG, _POINTER,
-        ),
-    ),
-    "norm": (None, (_INT, _POINTER, _POINTER, _INT, _POINTER, _POINTER, ctypes.c_double, _LONG, _LONG, _POINTER)),
-    "norm_and_rotate": (
-        _INT,
-        (_POINTER, _INT, *[_LONG] * 4, _POINTER, ctypes.c_double, _POINTER, _POINTER, _LONG, _POINTER),
-    ),
+    "attend": (_INT, (_POINTER,)),
+    "norm": (None, (_POINTER, _POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER)),
+    "norm_and_rotate": (_INT, (_POINTER, _INT, *[_LONG] * 4, _POINTER, ctypes.c_double, _POINTER, _POINTER)),
     "embed": (
         _INT,
         (_POINTER, _INT, _LONG, _POINTER, *[_POINTER, _LONG, _POINTER] * 2, _LONG, _LONG, _POINTER),
@@ -71,9 +59,10 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "means": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER)),
     "normalize": (None, (_POINTER, _LONG, _LONG, ctypes.c_float, _POINTER)),
     "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),
-    "layers": (_INT, (_POINTER, _LONG, _POINTER, _LONG, _LONG, *[_POINTER] * 3, _LONG, _POINTER)),
-}  # fmt: skip
+    "layers": (_INT, (_POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
+}
 _NARROW: Final = torch.bfloat16
+_OTHER_SOURCES: Final = "were compiled from other sources (build Whimbrel anew: pip install -e .)"
 
 
 class Kernels:
@@ -115,14 +104,14 @@ class Kernels:
         query among the keys. `tables` is the address of those of relative positions. `band_ND` holds the numbers that are
         added to a head's scores by the distance of the key, from -M to M (`Bias.band`). Raises MemoryError.
         """
-        strides = [number for x in (q_RNH, k_RKH, v_RKH) for number in (x.data_ptr(), x.stride(0), x.stride(1))]
-        narrow = v_RKH.dtype == _NARROW
-        failed = self._attend(
-            KIND_NUMBERS[self.attention_kind(v_RKH.dtype)], narrow, *strides,
-            out_RNH.data_ptr(), out_RNH.stride(0), len(seqs_B5), seqs_B5.ctypes.data,
-            q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2], scale, causal, -1 if window is None else window,
-            *band_fields(band_ND), tables,
+        seqs = len(seqs_B5), seqs_B5.ctypes.data
+        sizes = q_RNH.shape[1], k_RKH.shape[1], q_RNH.shape[2]
+        attention = structs.Attention(
+            KIND_NUMBERS[self.attention_kind(v_RKH.dtype)], v_RKH.dtype == _NARROW, *map(structs.heads, (q_RNH, k_RKH, v_RKH)),
+            out_RNH.data_ptr(), out_RNH.stride(0), *seqs, *sizes, scale, causal, -1 if window is None else window,
+            *structs.band_fields(band_ND), tables,
         )  # fmt: skip
+        failed = self._attend(ctypes.byref(attention))
         if failed:
             raise MemoryError("attention needs more memory than there is")
 
@@ -154,11 +143,9 @@ class Kernels:
         rows, width = x_RD.shape
         x_RD, added_RD = x_RD.contiguous(), None if added_RD is None else added_RD.contiguous()
         out_RD = torch.empty_like(x_RD)
-        self._norm(
-            centred, x_RD.data_ptr(),
-            None if added_RD is None else added_RD.data_ptr(), added_RD is not None and added_RD.dtype == _NARROW,
-            weight_D.data_ptr(), None if bias_D is None else bias_D.data_ptr(), eps, rows, width, out_RD.data_ptr(),
-        )  # fmt: skip
+        norm = structs.Norm(weight_D.data_ptr(), structs.address(bias_D), eps, centred)
+        narrow = added_RD is not None and added_RD.dtype == _NARROW
+        self._norm(ctypes.byref(norm), x_RD.data_ptr(), structs.address(added_RD), narrow, rows, width, out_RD.data_ptr())
         return out_RD
 
     def embed(self, words_VD: Tensor, ids_R: Tensor, *others: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -207,9 +194,10 @@ class Kernels:
         """
         rows, heads, width = x_RNH.shape
         out_RNH = x_RNH.new_empty(rows, heads, width)
+        angles = structs.rotation(cos_RF, sin_RF)
         failed = self._norm_and_rotate(
-            x_RNH.data_ptr(), x_RNH.dtype == _NARROW, x_RNH.stride(0), rows, heads, width, _address(weight_NH), eps,
-            _address(cos_RF), _address(sin_RF), 0 if cos_RF is None else cos_RF.shape[1], out_RNH.data_ptr(),
+            x_RNH.data_ptr(), x_RNH.dtype == _NARROW, x_RNH.stride(0), rows, heads, width, structs.address(weight_NH), eps,
+            ctypes.byref(angles), out_RNH.data_ptr(),
         )  # fmt: skip
         if failed:
             raise MemoryError("the norm of heads needs more memory than there is")
@@ -220,64 +208,6 @@ class Kernels:
         rows, width = x_RO.shape[0], x_RO.shape[1] // 2
         out_RO = x_RO.new_empty(rows, width)
         self._gate(FUSED[activation], x_RO.data_ptr(), x_RO.dtype == _NARROW, rows, width, out_RO.data_ptr())
-        return out_RO
-
-
-class PackedLinear:
-    """Linear layer: activation(x @ weight.T + bias). x is float32 or bfloat16, whatever the product multiplies.
-
-    int8: weights are rounded to 1/127 of the largest of their column, and a row of x to 1/255 of its range. `smooth_I` is
-    multiplied with the weight's rows, and x divided by it, before both are rounded.
-    """
-
-    def __init__(
-        self,
-        kernels: Kernels,
-        kind: Kind,
-        weight_OI: Tensor,
-        bias_O: Tensor | None,
-        activation: Activation,
-        *,
-        smooth_I: Tensor | None = None,
-    ) -> None:
-        self._linear = kernels.linear
-        self._kind, self._activation = KIND_NUMBERS[kind], FUSED[activation]
-        self._columns, self._inner = weight_OI.shape
-        padded = -(-self._columns // kernels.panel) * kernels.panel
-        units = kernels.units(self._kind, self._inner)
-        quantized = kind == "int8"
-        self._units = torch.empty(padded * units, dtype=torch.int32)
-        self._scales = torch.zeros(padded) if kind in ("int8", "float16") else None
-        self._column_sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
-        self._bias = None if bias_O is None else torch.nn.functional.pad(bias_O.float(), (0, padded - self._columns))
-        weight_OI = weight_OI.float().contiguous()
-        self._factors = None
-        if quantized:
-            self._factors = torch.ones(self._inner) if smooth_I is None else 1 / smooth_I
-            weight_OI = weight_OI if smooth_I is None else weight_OI * smooth_I
-        kernels.pack(
-            self._kind, weight_OI.data_ptr(), self._columns, self._inner,
-            self._units.data_ptr(), _address(self._scales), _address(self._column_sums),
-        )  # fmt: skip
-        parts = (self._units, self._bias, self._scales, self._column_sums, self._factors)
-        self._weight = [_address(part) for part in parts]
-        self.fields = (self._kind, self._activation, *self._weight, self._inner, self._columns)
-        """Members of a product in `native/layer.h`."""
-
-    def __call__(self, x_RI: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the result in `dtype`, float32 or bfloat16. Raises MemoryError."""
-        if x_RI.stride(-1) != 1:
-            x_RI = x_RI.contiguous()
-        rows, inner = x_RI.shape
-        assert inner == self._inner
-        assert x_RI.dtype in (torch.float32, _NARROW)
-        out_RO = torch.empty(rows, self._columns, dtype=dtype)
-        failed = self._linear(
-            self._kind, self._activation, x_RI.data_ptr(), x_RI.dtype == _NARROW, x_RI.stride(0), rows, *self._weight,
-            self._inner, self._columns, out_RO.data_ptr(), dtype == _NARROW, self._columns,
-        )  # fmt: skip
-        if failed:
-            raise MemoryError("a product needs more memory than there is")
         return out_RO
 
 
@@ -294,9 +224,10 @@ def kernels() -> Kernels | None:
         )
     names = names[names.index(wanted) :] if wanted else names
     name = next((each for each in names if library(each).exists()), None)
-    if name is None:
-        return None
-    if (problem := _problem(name)) is not None:
+    if name is None and (names or not any(library(each).exists() for each in INSTRUCTION_SETS)):
+        return None  # they were not built
+    problem = "need AVX2 and FMA, which this processor does not have" if name is None else _problem(name)
+    if name is None or problem is not None:
         logging.getLogger("whimbrel").warning("The kernels %s, and PyTorch's are used.", problem)
         return None
     return Kernels(library(name))
@@ -309,14 +240,20 @@ def kernels_for(tensor: Tensor) -> Kernels | None:
 
 def _problem(name: str) -> str | None:
     try:
-        sources = getattr(ctypes.CDLL(str(library(name))), "whimbrel_sources", None)
+        lib = ctypes.CDLL(str(library(name)))
+        sources, write_layout = lib.whimbrel_sources, lib.whimbrel_layout
     except OSError as error:
         return f"cannot be loaded ({error})"
-    if sources is not None:
-        sources.restype = ctypes.c_uint
-    if sources is None or sources() != fingerprint():
-        return "were compiled from other sources (build Whimbrel anew: pip install -e .)"
-    return None
+    except AttributeError:
+        return _OTHER_SOURCES
+    sources.restype = ctypes.c_uint
+    if sources() != fingerprint():
+        return _OTHER_SOURCES
+    text = ctypes.create_string_buffer(2**14)
+    write_layout(text, ctypes.c_int64(len(text)))
+    theirs, ours = text.value.decode().splitlines(), structs.layout().splitlines()
+    differing = next((f"{a}; not {b}" for a, b in zip_longest(theirs, ours) if a != b), None)
+    return None if differing is None else f"have other structures than Python ({differing})"
 
 
 def instruction_sets(found: Cpu) -> tuple[str, ...]:
@@ -345,35 +282,7 @@ def fast_bfloat16(found: Cpu) -> bool:
     return found.bfloat16 == "native" and found.level == "avx512_bf16"
 
 
-def product_kind(dtype: torch.dtype) -> Kind | None:
-    """Return the kind of our own product for weights of this dtype; None: there is none, or PyTorch's is better."""
-    own = kernels()
-    if own is None or dtype not in (torch.float32, _NARROW):
-        return None
-    return "float32" if dtype == torch.float32 else own.narrow_kind()
-
-
-def dtype_around_int8() -> torch.dtype:
-    """Return the dtype of results of products in int8: bfloat16 where attention is faster in it than in float32."""
-    own = kernels()
-    return torch.float32 if own is None or own.attention_kind(_NARROW) == "float32" else _NARROW
-
-
 def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
     """Return whether `Kernels.norm` takes these tensors. Strides do not matter: a slice of one row is contiguous."""
     of_rows = x_RD.dtype == torch.float32 and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
     return of_rows and (added_RD is None or added_RD.shape == x_RD.shape)
-
-
-def band_fields(band_ND: Tensor | None) -> tuple[int | None, int]:
-    """Return the address of the first head's bias of distance 0, and the numbers from a head to the next."""
-    if band_ND is None:
-        return None, 0
-    assert band_ND.dtype == torch.float32
-    assert band_ND.is_contiguous()
-    width = band_ND.shape[1]
-    return band_ND.data_ptr() + width // 2 * band_ND.element_size(), width
-
-
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()

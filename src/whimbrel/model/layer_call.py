@@ -1,7 +1,7 @@
 """Whole layers of a transformer in one call of our own kernels.
 
 A call from Python costs some 17 microseconds with cold caches, which for one short text is a quarter of its time. The bits are
-those of the calls that it stands for. The structures are those of `native/layer.h`.
+those of the calls that it stands for. `native/layer.h` runs it.
 """
 
 from __future__ import annotations
@@ -9,44 +9,17 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 from torch import Tensor
 
+from whimbrel.model.kernels import structs
+from whimbrel.model.kernels.library import FUSED, KIND_NUMBERS, Kernels
+from whimbrel.model.kernels.products import PackedLinear
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, reach_of
-from whimbrel.model.ops.kernels import FUSED, KIND_NUMBERS, Kernels, PackedLinear, band_fields
 from whimbrel.model.ops.linear import Norm
 from whimbrel.model.ops.positions import Angles
 from whimbrel.types.heads import Activation
-
-_LONG, _POINTER, _DOUBLE = ctypes.c_int64, ctypes.c_void_p, ctypes.c_double
-
-
-class _Product(ctypes.Structure):
-    _fields_ = (
-        ("kind", _LONG), ("activation", _LONG), ("units", _POINTER), ("bias", _POINTER), ("scales", _POINTER),
-        ("column_sums", _POINTER), ("factors", _POINTER), ("inner", _LONG), ("columns", _LONG),
-    )  # fmt: skip
-
-
-class _Norm(ctypes.Structure):
-    _fields_ = (("weight", _POINTER), ("bias", _POINTER), ("eps", _DOUBLE), ("centred", _LONG))
-
-
-class _Layer(ctypes.Structure):
-    _fields_ = (
-        ("narrow", _LONG), ("attention_in", _Norm), ("qkv", _Product), ("head_norm", _POINTER), ("head_eps", _DOUBLE),
-        ("num_heads", _LONG), ("num_key_heads", _LONG), ("head_width", _LONG), ("attention_kind", _LONG),
-        ("score_scale", _DOUBLE), ("causal", _LONG), ("window", _LONG), ("positions", _POINTER),
-        ("rotary", _LONG), ("out", _Product),
-        ("attention_out", _Norm), ("attention_inner_sum", _Norm), ("attention_sum", _Norm), ("mlp_in", _Norm), ("up", _Product),
-        ("gate", _LONG), ("down", _Product), ("mlp_out", _Norm), ("mlp_sum", _Norm),
-    )  # fmt: skip
-
-
-class _Rotation(ctypes.Structure):
-    _fields_ = (("cos", _POINTER), ("sin", _POINTER), ("pairs", _LONG))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,16 +51,13 @@ class LayerParts:
     mlp_sum: Norm | None
 
 
-_NO_NORM: Final = _Norm(None, None, 0.0, 0)
-
-
 class LayerCall:
     """Layers that run in one call, one after another. Their parts must stay as they are, and all have the same bias."""
 
     def __init__(self, own: Kernels, layers: Sequence[LayerParts]) -> None:
         self._parts = layers  # their tensors must live on
         self._run = own.layers
-        self._layers = (_Layer * len(layers))(*(_layer(own, parts) for parts in layers))
+        self._layers = (structs.Layer * len(layers))(*(_layer(own, parts) for parts in layers))
         self._address = ctypes.addressof(self._layers)
         self._bias = layers[0].scores.bias
         assert all(parts.scores.bias is self._bias for parts in layers)
@@ -103,45 +73,37 @@ class LayerCall:
         x_RD = x_RD.contiguous()
         out_RD = torch.empty_like(x_RD)
         seqs_B5 = layout.kernel_seqs
-        rotations = (_Rotation * len(angles))(*map(_rotation, angles))
+        rotations = (structs.Rotation * len(angles))(*map(_rotation, angles))
         band_ND = None if self._bias is None else self._bias.band(reach_of(seqs_B5))
-        failed = self._run(
-            self._address, len(self._layers), x_RD.data_ptr(), num_rows,
-            len(seqs_B5), seqs_B5.ctypes.data, rotations, *band_fields(band_ND), out_RD.data_ptr(),
-        )  # fmt: skip
+        batch = structs.Batch(
+            num_rows, len(seqs_B5), seqs_B5.ctypes.data, ctypes.addressof(rotations), *structs.band_fields(band_ND)
+        )
+        failed = self._run(self._address, len(self._layers), x_RD.data_ptr(), ctypes.byref(batch), out_RD.data_ptr())
         if failed:
             raise MemoryError("a layer needs more memory than there is")
         return out_RD
 
 
-def _layer(own: Kernels, parts: LayerParts) -> _Layer:
+def _layer(own: Kernels, parts: LayerParts) -> structs.Layer:
     scores = parts.scores
     assert scores.softcap is None
-    return _Layer(
-        parts.dtype == torch.bfloat16, _norm(parts.attention_in), _product(parts.qkv),
-        None if parts.head_norm_NH is None else parts.head_norm_NH.data_ptr(), parts.head_eps,
+    return structs.Layer(
+        parts.dtype == torch.bfloat16, _norm(parts.attention_in), parts.qkv.product,
+        structs.address(parts.head_norm_NH), parts.head_eps,
         parts.num_heads, parts.num_key_heads, parts.head_width, KIND_NUMBERS[own.attention_kind(parts.dtype)],
         scores.scale, scores.causal, -1 if scores.window is None else scores.window,
         None if scores.tables is None else scores.tables.address, parts.rotary,
-        _product(parts.out), _norm(parts.attention_out), _norm(parts.attention_inner_sum), _norm(parts.attention_sum),
-        _norm(parts.mlp_in), _product(parts.up), -1 if parts.gate is None else FUSED[parts.gate],
-        _product(parts.down), _norm(parts.mlp_out), _norm(parts.mlp_sum),
+        parts.out.product, _norm(parts.attention_out), _norm(parts.attention_inner_sum), _norm(parts.attention_sum),
+        _norm(parts.mlp_in), parts.up.product, -1 if parts.gate is None else FUSED[parts.gate],
+        parts.down.product, _norm(parts.mlp_out), _norm(parts.mlp_sum),
     )  # fmt: skip
 
 
-def _rotation(angles: Angles | None) -> _Rotation:
-    if angles is None:
-        return _Rotation()
-    cos_RF, sin_RF, _ = angles
-    return _Rotation(cos_RF.data_ptr(), sin_RF.data_ptr(), cos_RF.shape[1])
+def _rotation(angles: Angles | None) -> structs.Rotation:
+    return structs.Rotation() if angles is None else structs.rotation(*angles[:2])
 
 
-def _product(linear: PackedLinear) -> _Product:
-    return _Product(*linear.fields)
-
-
-def _norm(norm: Norm | None) -> _Norm:
+def _norm(norm: Norm | None) -> structs.Norm:
     if norm is None:
-        return _NO_NORM
-    bias = None if norm.bias_D is None else norm.bias_D.data_ptr()
-    return _Norm(norm.weight_D.data_ptr(), bias, norm.eps, norm.centred)
+        return structs.Norm()
+    return structs.Norm(norm.weight_D.data_ptr(), structs.address(norm.bias_D), norm.eps, norm.centred)
