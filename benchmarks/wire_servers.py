@@ -21,6 +21,7 @@ import orjson
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
+from whimbrel.types.scheduling import Scheduling
 
 DIMENSION: Final = 1024
 
@@ -42,7 +43,7 @@ class ReadyEmbedder:
         self.status = "ready"
         self.queued_tokens = 0
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         """The vectors."""
         array = vectors(len(request.texts))
         return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())

@@ -41,7 +41,7 @@ def read(body: dict[str, Any], served: FakeModel | None = None) -> Request:
 
 def test_every_field_of_embed() -> None:
     body = {"texts": ["a"], "model": "m", "output_dimension": 8, "max_tokens": 9, "truncate": "NONE", "priority": 3, "new": 1}
-    assert read(body) == Request(["a"], ("dense",), dimensions=8, max_tokens=9, truncate="never", priority=3)
+    assert read(body) == Request(["a"], ("dense",), dimensions=8, max_tokens=9, truncate="never")
     assert read({"texts": ["a"]}) == Request(["a"], ("dense",), truncate="right")
     assert read(dict.fromkeys(dialect.CohereEmbedRequest.__struct_fields__) | {"texts": ["a"]}) == read({"texts": ["a"]})
     assert read({"texts": ["a"], "truncate": "START"}).truncate == "left"
@@ -126,9 +126,7 @@ def parse_rerank(body: dict[str, Any]) -> Request:
 
 def test_every_field_of_rerank() -> None:
     assert parse_rerank({}) == Request([("q", "a")], ("scores",), listwise=True)
-    assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request(
-        [("q", "a")], ("scores",), listwise=True, priority=4
-    )
+    assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request([("q", "a")], ("scores",), listwise=True)
     nulls = dict.fromkeys(dialect.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
     assert parse_rerank(nulls) == parse_rerank({"relevant_spans": {"mode": "disabled"}}) == parse_rerank({})
     assert parse_rerank({"max_tokens_per_doc": 0}) == parse_rerank({})

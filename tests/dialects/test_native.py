@@ -54,7 +54,6 @@ def test_every_field() -> None:
         max_active_dims=4,
         truncate="never",
         max_tokens=9,
-        priority=-1,
         late_chunking=True,
         split_long=True,
     )

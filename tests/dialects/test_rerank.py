@@ -64,7 +64,6 @@ def test_every_field_of_rerank() -> None:
         score_by="sparse",
         activate=True,
         max_tokens=9,
-        priority=3,
     )
     least = {"query": "q", "documents": ["a"]}
     assert read(least) == Request([("q", "a")], ("scores",), listwise=True, truncate="never")

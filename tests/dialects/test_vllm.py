@@ -102,7 +102,6 @@ def test_every_field_of_pooling() -> None:
         ("dense",),
         dimensions=4,
         normalize=True,
-        priority=2,
         input_type="query",
         truncate="left",
         max_tokens=9,

@@ -138,9 +138,9 @@ def test_a_query_is_admitted_while_only_bulk_fills_the_queue(runner: StepRunner,
     with pytest.raises(Overloaded, match="1,800 tokens wait already; the queue takes 2,000"):
         lanes.submit(bulk(*range(1000, 1009)))
     with pytest.raises(Overloaded):
-        lanes.dispatcher.check_admission(2000, 0, "")
+        lanes.dispatcher.check_admission(2000, ORDINARY)
     jobs += [job(2000), bulk(*range(1000, 1010), priority=-1)]
-    lanes.dispatcher.check_admission(1, 0, "")
+    lanes.dispatcher.check_admission(1, ORDINARY)
     lanes.submit(jobs[-2])
     lanes.submit(jobs[-1])
     with pytest.raises(Overloaded):  # twice the bound is never exceeded

@@ -35,6 +35,7 @@ from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import Scheduling
 
 TEXTS = ["a", "The whimbrel is a wader with a long curved bill.", "far away " * 30, "The", ""]
 OUTPUTS: list[OutputName] = ["dense", "hidden", "token_dense"]
@@ -264,9 +265,8 @@ def test_a_text_whose_deadline_passes_half_way_is_dropped(long_text: tuple[Engin
         subscribe(CounterEvent, lambda event: dropped.append(event.name)),
         subscribe(HistogramEvent, lambda event: sizes.append(event.value) if event.name == "batch_tokens" else None),
     ]
-    late = Request(request.texts, request.outputs, deadline=time.perf_counter() + 0.1)
     with pytest.raises(DeadlineExceeded):
-        engine.run(late)
+        engine.run(request, Scheduling(deadline=time.perf_counter() + 0.1))
     until(lambda: engine._dispatcher._in_flight == 0)  # pyright: ignore
     for end in ends:
         end()

@@ -426,7 +426,7 @@ class Failing:
     status = "ready"
     queued_tokens = 0
 
-    async def run(self, request: Any) -> Any:
+    async def run(self, request: Any, scheduling: Any) -> Any:
         raise ZeroDivisionError(f"scripted, with {request.texts[0]}")
 
 

@@ -277,7 +277,7 @@ class Broken:
 
 def test_H5_an_error_tells_nothing_of_the_inside() -> None:
     class Failing(FakeEmbedder):
-        async def run(self, request: Any) -> Any:
+        async def run(self, request: Any, scheduling: Any) -> Any:
             raise RuntimeError(f"secret of {sys.prefix}")
 
     app = create_app(ModelRegistry(Failing()))

@@ -26,6 +26,7 @@ from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import RequestFinished
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import Scheduling
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 FORMS = ("base64", "float", "npy")
@@ -37,9 +38,9 @@ class Embedder(FakeEmbedder):
 
     async def before(self) -> None: ...
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         await self.before()
-        return await super().run(request)
+        return await super().run(request, scheduling)
 
 
 class World:

@@ -241,7 +241,7 @@ def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
         app = create_app(ModelRegistry(embedder), guards=options)
         for headers in sent:
             assert (await call(app, "POST", PATH, body=b'{"input":"a"}', headers=JSON | headers)).status == 200
-        return [request.tenant for request in embedder.requests]
+        return [scheduling.tenant for scheduling in embedder.schedulings]
 
     keys = ServerLimits(api_keys=("s3cret-1", "s3cret-2"))
     sent = [
@@ -361,7 +361,23 @@ def test_a_client_that_comes_back_says_how_long_it_has_waited(headers: dict[str,
     embedder = FakeEmbedder()
     app = create_app(ModelRegistry(embedder))
     assert asyncio.run(call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON | headers)).status == 200
-    assert embedder.requests[0].waited == seconds
+    assert embedder.schedulings[0].waited == seconds
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "priority"),
+    [
+        (PATH, b'{"input": "a", "priority": -3}', -3), (PATH, b'{"input": "a"}', 0),
+        ("/v2/embed", b'{"texts": ["a"], "priority": 4}', 4), ("/invocations", b'{"input": "a", "priority": 5}', 5),
+        ("/embed", b'{"inputs": "a", "priority": 6}', 0),
+    ],
+)  # fmt: skip
+def test_the_engine_learns_the_priority_of_a_body(path: str, body: bytes, priority: int) -> None:
+    """TEI's API has no priority."""
+    embedder = FakeEmbedder()
+    app = create_app(ModelRegistry(embedder))
+    assert asyncio.run(call(app, "POST", path, body=body, headers=JSON)).status == 200
+    assert embedder.schedulings[0].priority == priority
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])

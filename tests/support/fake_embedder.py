@@ -22,6 +22,7 @@ from whimbrel.server.app.routing import AsyncEmbedder
 from whimbrel.types.card import Card, Encoder, Output, TokenizerCard
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
+from whimbrel.types.scheduling import Scheduling
 
 
 @dataclass
@@ -90,11 +91,13 @@ class FakeEmbedder:
         self.status = "ready"
         self.queued_tokens = 0
         self.requests: list[Request] = []
+        self.schedulings: list[Scheduling] = []
         self.go = asyncio.Event()
         self.go.set()
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         self.requests.append(request)
+        self.schedulings.append(scheduling)
         await self.go.wait()
         shape = len(request.texts), request.dimensions or 4
         return Result(Outputs(np.ones(shape, np.float32)), num_tokens=3 * shape[0], num_truncated=0, timings=Timings())

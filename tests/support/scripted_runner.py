@@ -15,7 +15,7 @@ import pytest
 import whimbrel.model.runner
 from whimbrel import Engine
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, Scheduling
+from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
 from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
@@ -26,6 +26,7 @@ from whimbrel.types.batch import Batch
 from whimbrel.types.card import Card, Output
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import Request
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
 

@@ -18,6 +18,7 @@ from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest, Location, NonFinite, TooLarge, TooLong
 from whimbrel.tokenizer.validation import MAX_CHARACTERS
 from whimbrel.types.request import Request
+from whimbrel.types.scheduling import Scheduling
 
 
 @dataclass(frozen=True)
@@ -167,11 +168,12 @@ def test_a_misspelt_option_is_refused(verb: Verb, models: Models) -> None:
     [
         ({"deadline": float("nan")}, "deadline"), ({"priority": 2**31}, "priority"), ({"priority": True}, "priority"),
         ({"tenant": ["me"]}, "tenant"), ({"tenant": None}, "tenant"), ({"priority": "high"}, "priority"),
+        ({"deadline": "soon"}, "deadline"), ({"waited": -1.0}, "waited"),
     ],
 )  # fmt: skip
 def test_what_the_queue_cannot_compare_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Request(["a"], **fields)
+        Scheduling(**fields)
     assert caught.value.param == param
 
 

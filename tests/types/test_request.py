@@ -56,7 +56,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": "12"}, "max_tokens"),
     ({"late_chunking": "no"}, "late_chunking"),
     ({"split_long": True, "truncate": "left"}, "truncate"),
-    ({"deadline": "soon"}, "deadline"),
     ({"instruction": "judge"}, "instruction"),
     ({"return_offsets": True}, "return_offsets"),
     ({"activate": False}, "activate"),

@@ -33,6 +33,7 @@ from whimbrel.server.app.openapi import openapi_document
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
+from whimbrel.types.scheduling import Scheduling
 
 GOLDEN = Path(__file__).parents[1] / "golden/arrow"
 RANDOM = np.random.default_rng(3)
@@ -46,7 +47,7 @@ EVERYTHING = ("dense", "sparse", "multi_vector", "scores")
 class Embedder(FakeEmbedder):
     """Gives what it is asked for of ALL."""
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         outputs = {name: getattr(ALL, name) for name in request.outputs or ("dense",)}
         return Result(Outputs(**outputs), 11, 0, Timings())
 

@@ -271,7 +271,6 @@ def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
             dimensions=body.output_dimension,
             truncate=CUTS.get(body.truncate, "right"),
             max_tokens=None if body.max_tokens is None else min(body.max_tokens, model.plan.max_length),
-            priority=body.priority or 0,
             **_purpose(model.card, body.input_type),
         )
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Final, Protocol, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher, ReturnRows, ReturnRowsWithOffsets, response_layout
@@ -19,25 +18,10 @@ from whimbrel.outputs.rows import OutputRows, RowSelection
 from whimbrel.types.batch import Batch
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Result, Timings
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq
 
 _ID_BYTES: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """The time at which a request runs, and the seqs beside which it may run."""
-
-    priority: int = 0
-    """Lower numbers run first."""
-    deadline: float = inf
-    """The time (perf_counter) from which the response is of no use."""
-    tenant: str = ""
-    """The caller whose share of the engine the request uses."""
-    waited: float = 0.0
-    """Seconds that the caller waited in earlier tries."""
-    suspects: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Seqs that were on the device when an engine died, and the number of seqs that each may share a batch with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,7 +36,7 @@ class EngineRequest:
     tokenize: float = 0.0
     """Seconds that tokenization took."""
     finish: Finish = field(default_factory=ReturnRows)
-    scheduling: Scheduling = field(default_factory=Scheduling)
+    scheduling: Scheduling = ORDINARY
     num_truncated: int = 0
     num_tokens: int = field(init=False)
     response: ResultLayout = field(init=False)

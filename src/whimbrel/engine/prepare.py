@@ -17,7 +17,7 @@ from typing import Final, TypeVar, cast
 
 import numpy as np
 
-from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import InvalidRequest, Location, TooLarge, Unavailable, WhimbrelError, relocating
 from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets, locate_error
 from whimbrel.outputs.layout import plan_layout, token_mask
@@ -47,6 +47,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Plan, max_length_for
 from whimbrel.types.request import DetokenizeRequest, OutputName, Request, Similarity, TokenizeRequest
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import PairTokens, Seq, TokenInfo
 
 T = TypeVar("T")
@@ -87,7 +88,9 @@ class Preprocessor:
         """Return how tokenizer.json, run as it is, differs from the tokenizer over some texts. Empty: not at all."""
         return compare_with_files(folder, self._card, [each.backend.raw for each in self._tokenizers])
 
-    def preprocess(self, request: Request, *, received: float | None = None) -> EngineRequest:
+    def preprocess(
+        self, request: Request, scheduling: Scheduling = ORDINARY, *, received: float | None = None
+    ) -> EngineRequest:
         """Check and tokenize a request. `received` is when it came (perf_counter); by default now.
 
         Raises InvalidRequest, TooLong, TooLarge.
@@ -107,7 +110,7 @@ class Preprocessor:
             received,
             tokenized.seconds,
             encoded.finish,
-            Scheduling(request.priority, request.deadline, request.tenant, request.waited),
+            scheduling,
             num_truncated=sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut,
         )
         self._check_sizes(engine_request)
@@ -399,12 +402,12 @@ class AsyncPreprocessor:
         self._preprocessor = preprocessor
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-tokenizer")
 
-    async def preprocess(self, request: Request) -> EngineRequest:
+    async def preprocess(self, request: Request, scheduling: Scheduling) -> EngineRequest:
         """Async form of `Preprocessor.preprocess`, for a request that comes now. Raises Unavailable too."""
         received = perf_counter()
         if _is_small(request):
-            return self._preprocessor.preprocess(request, received=received)
-        return await self._in_thread(partial(self._preprocessor.preprocess, request, received=received))
+            return self._preprocessor.preprocess(request, scheduling, received=received)
+        return await self._in_thread(partial(self._preprocessor.preprocess, request, scheduling, received=received))
 
     async def _in_thread(self, action: Callable[[], T]) -> T:
         try:

@@ -185,7 +185,6 @@ def pairs_request(body: PairFields, pairs: list[PairInput], *, listwise: bool) -
         max_tokens=limit,
         max_query_tokens=body.max_tokens_per_query or None,
         max_document_tokens=body.max_tokens_per_doc or None,
-        priority=body.priority or 0,
     )
 
 

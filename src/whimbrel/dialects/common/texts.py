@@ -166,6 +166,5 @@ def text_request(
         input_type="document" if input_type == "passage" else input_type,
         adapter=body.adapter,
         late_chunking=bool(body.late_chunking),
-        priority=body.priority or 0,
         **(default | more),
     )

@@ -12,6 +12,7 @@ import msgspec
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
 from whimbrel.dialects.common.route import Route
+from whimbrel.dialects.common.texts import Priority
 from whimbrel.dialects.vllm.classes import CLASSIFY
 from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE
 from whimbrel.dialects.vllm.pooling import POOLING
@@ -26,6 +27,7 @@ class Invocation:
     """A body of /invocations with `input`. The kind of the model decides how it is read."""
 
     model: str | None
+    priority: int | None
     raw: bytes
     route: Callable[[ServedModel], Route]
     """Return the route that reads the body for a model."""
@@ -42,6 +44,7 @@ class Invocation:
 
 class _Named(msgspec.Struct, frozen=True):
     model: str | None = None
+    priority: Priority = None
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
@@ -53,7 +56,7 @@ def _parse(raw: bytes, route: Callable[[ServedModel], Route]) -> tuple[Invocatio
             "it.",
             param="input",
         )
-    body = Invocation(named.model, raw, route)
+    body = Invocation(named.model, named.priority, raw, route)
     return body, body.request
 
 

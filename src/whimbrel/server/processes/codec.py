@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.outputs.finishers import ReturnRows
 from whimbrel.outputs.layout import ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.shared_memory import align
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.result import Sparse
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
 _COLUMNS: Final = 10

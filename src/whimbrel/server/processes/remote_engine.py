@@ -43,6 +43,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result, Timings
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 
 _INLINE_PAIRS: Final = 256
 """Seqs or pairs above which sharding takes milliseconds, so that it runs in a thread."""
@@ -102,13 +103,13 @@ class RemoteEngine:
         """Tokens that wait here until an engine is up."""
         return sum(pending.request.num_tokens for pending in self._waiting)
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
         """Answer a request, also if engines die meanwhile. Cancelling it drops the texts that have not run yet.
 
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
-        self._check_admission(request)
-        tokenized = await self._preprocessor.preprocess(request)
+        self._check_admission(request, scheduling)
+        tokenized = await self._preprocessor.preprocess(request, scheduling)
         result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
         finish = tokenized.finish
         if isinstance(finish, TokenReduction):
@@ -171,7 +172,7 @@ class RemoteEngine:
             pending.future.cancel()
             self._waiting.pop(pending, None)
 
-    def _check_admission(self, request: Request) -> None:
+    def _check_admission(self, request: Request, scheduling: Scheduling) -> None:
         """Raise Unavailable or Overloaded if the engines would refuse a request, before it is tokenized.
 
         The engine decides exactly. Here a request counts as small if it has no more characters than a batch has tokens. A
@@ -179,20 +180,20 @@ class RemoteEngine:
         """
         if (error := self._unavailable()) is not None:
             raise error
-        if request.priority < 0:  # only the engine knows the tokens ahead of it
+        if scheduling.priority < 0:  # only the engine knows the tokens ahead of it
             return
         boards, waiting = self._boards(), self.waiting_tokens
         num_engines = max(1, len(boards))
         queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
         tokens = request.num_inputs
         rate, jitter = sum(board.rate for board in boards) / num_engines, random.random()  # noqa: S311
-        if request.tenant:
+        if scheduling.tenant:
             admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             return
         small = _num_characters(request.texts) * max(1, len(request.hypotheses)) <= self.plan.max_batch_tokens
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
-        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=request.waited > 0, jitter=jitter)
+        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=scheduling.waited > 0, jitter=jitter)
 
     def _boards(self) -> list[StatusBoard]:
         return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
