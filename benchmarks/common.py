@@ -21,8 +21,8 @@ import numpy as np
 
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.prepare import Preprocessor
 from whimbrel.model.runner import probe
-from whimbrel.tokenizer.tokenizer import Tokenizer
 from whimbrel.types.plan import Options, Plan, make_plan
 from whimbrel.types.request import Request
 from whimbrel_bench.machine import describe_machine
@@ -73,8 +73,8 @@ def default_plan(dtype: str) -> Plan:
 def count_tokens(texts: Sequence[str], max_length: int | None = None) -> int:
     """Return the number of tokens that the packaged model computes for `texts`, cut to its limit or to `max_length`."""
     card = read_card(FOLDER, FOLDER.name)
-    tokenizer = Tokenizer(FOLDER, card, make_plan(Options(max_length=max_length), card, probe()))
-    return sum(seq.ids.size for seq in tokenizer.encode(Request(texts)))
+    plan = make_plan(Options(max_length=max_length), card, probe())
+    return Preprocessor(FOLDER, card, plan).preprocess(Request(texts)).num_tokens
 
 
 def options(doc: str | None, *, dtype: str = "auto", **defaults: Any) -> argparse.ArgumentParser:

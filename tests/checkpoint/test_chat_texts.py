@@ -16,6 +16,7 @@ from sentence_transformers.sentence_transformer.modules import Pooling
 from checkpoints.files import edit_json, write_json
 from checkpoints.rerankers import SIZES, gemma, llama3, qwen, write_reranker
 from checkpoints.tokenizer_files import load
+from encoding import encode_request
 from parity import Parity
 from serving import Server
 from whimbrel import Client, Engine
@@ -145,7 +146,7 @@ def test_texts_of_a_model_with_a_chat_template(name: str, parity: Parity, tmp_pa
         for prompt in ("", "Find facts: ", " Represent this \n", "<|im_end|> " * 40):
             for text in TEXTS:
                 expected = reference.preprocess([text], prompt=prompt)["input_ids"][0].tolist()
-                (seq,) = tokenizer.encode(Request([text], prompt=prompt))
+                (seq,) = encode_request(tokenizer, Request([text], prompt=prompt))
                 assert seq.ids.tolist() == expected
             parity(engine.embed(TEXTS, prompt=prompt), reference.encode(TEXTS, prompt=prompt))
         parity(engine.embed(TEXTS), reference.encode(TEXTS))
@@ -169,7 +170,7 @@ def test_texts_in_chats_are_cut_at_every_length(name: str, side: str, tmp_path: 
         for text in ("one two three four five", "a line\n", "7", "2026 2027\n\n"):
             for prompt in ("", "Find facts: "):
                 expected = reference.preprocess([text], prompt=prompt)["input_ids"][0].tolist()
-                (seq,) = ours.encode(Request([text], prompt=prompt, max_tokens=limit))
+                (seq,) = encode_request(ours, Request([text], prompt=prompt, max_tokens=limit))
                 assert seq.ids.tolist() == expected
 
 

@@ -15,6 +15,7 @@ from transformers.models.auto import tokenization_auto as auto
 from checkpoints import tokenizer_files
 from checkpoints.files import write_json
 from checkpoints.tokenizer_files import FAMILIES, GTE_QWEN2, charsmap, deberta, gemma, llama, qwen, roberta, write, xlm_roberta
+from encoding import encode_request
 from whimbrel.checkpoint.config import reader
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.tokenizer import config
@@ -52,7 +53,7 @@ load = partial(tokenizer_files.load, pooling="mean", tokenizer="transformers")
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """An empty seq is refused, where transformers has one."""
     try:
-        return tokenizer.encode(Request([text]))[0].ids.tolist()
+        return encode_request(tokenizer, Request([text]))[0].ids.tolist()
     except InvalidRequest:
         return []
 
@@ -380,7 +381,7 @@ def vocabulary(family: str) -> dict[str, int]:
 def test_truncation_keeps_what_stands_around_a_text(side: str, family: str, tmp_path: Path) -> None:
     write(tmp_path, family, {"truncation_side": side})
     tokenizer = load(tmp_path)
-    short, long = (tokenizer.encode(Request([text]))[0].ids for text in ("bird", "bird " * 100))
+    short, long = (encode_request(tokenizer, Request([text]))[0].ids for text in ("bird", "bird " * 100))
     assert long.size == 60
     assert long[-1] == short[-1]
     assert family == "qwen3" or long[0] == short[0]
@@ -483,7 +484,7 @@ def test_a_panic_over_a_text_is_the_text_s_fault(error: BaseException, tmp_path:
     monkeypatch.setattr(tokenizer.backend, "raw", Panics())
     expected = InvalidRequest if "split" in str(error) else type(error)
     with pytest.raises(expected):
-        tokenizer.encode(Request(["bird"]))
+        encode_request(tokenizer, Request(["bird"]))
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen3", "llama"])

@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
+from whimbrel.types.texts import Pair, Truncate
 from whimbrel.types.validation import fields_struct, raise_for_field
-
-Truncate: TypeAlias = Literal["right", "left", "never"]
-"""End that is cut from a text above the limit; with "never" such a text is an error."""
 
 OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
 """Outputs of a model.
@@ -40,9 +38,6 @@ ScoringOutput: TypeAlias = Literal["dense", "sparse", "multi_vector"]
 
 InputType: TypeAlias = Literal["query", "document"]
 """Role of a text, for models that encode queries and documents differently."""
-
-Pair: TypeAlias = tuple[str, str]
-"""A query and a document, or any two texts that are scored together."""
 
 VectorInput: TypeAlias = NDArray[Any] | tuple[Int32Array, Float32Array]
 """Vectors in place of a text: a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse vector.
