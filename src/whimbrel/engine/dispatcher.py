@@ -99,6 +99,7 @@ class Dispatcher:
             self._scheduler.add(
                 job,
                 job.seqs,
+                job.num_tokens,
                 priority=scheduling.priority,
                 deadline=scheduling.deadline,
                 tenant=scheduling.tenant,

@@ -19,7 +19,7 @@ from whimbrel.types.batch import Batch
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Seq, count_tokens
 
 _ID_BYTES: Final = 4
 
@@ -38,12 +38,14 @@ class EngineRequest:
     finish: Finish = field(default_factory=ReturnRows)
     scheduling: Scheduling = ORDINARY
     num_truncated: int = 0
-    num_tokens: int = field(init=False)
+    num_tokens: int = -1
+    """Tokens of all seqs; counted here if nobody has, and handed on from then on."""
     response: ResultLayout = field(init=False)
     """The layout of the response: the rows, or the scores of pairs."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_tokens", sum(seq.ids.size for seq in self.seqs))
+        if self.num_tokens < 0:
+            object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
         object.__setattr__(self, "response", response_layout(self.layout, self.finish))
 
     @property
@@ -84,7 +86,7 @@ class Job:
     def __post_init__(self) -> None:
         skipped = self.finisher.skipped_seqs
         self.seqs = [seq for seq in self.request.seqs if seq.index not in skipped] if skipped else self.request.seqs
-        self.num_tokens = sum(seq.ids.size for seq in self.seqs)
+        self.num_tokens = count_tokens(self.seqs) if skipped else self.request.num_tokens
         self.num_pending = len(self.seqs) + self.finisher.num_steps
 
     @property

@@ -95,15 +95,15 @@ class FairQueue(Generic[K]):
         self._tenants: OrderedDict[str, _TenantQueue[K]] = OrderedDict()
         self._numbers = count()
 
-    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq], *, head_start: float = 0.0) -> None:
-        """Queue the seqs of a job that has none here, in the order in which they run.
+    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq], tokens: int, *, head_start: float = 0.0) -> None:
+        """Queue the seqs of a job that has none here, of `tokens` tokens, in the order in which they run.
 
         `head_start` is the number of tokens that ran while the caller waited in earlier tries.
         """
         if not seqs:
             return
         tenant = self._tenants.setdefault(tenant_name, _TenantQueue())
-        queue = tenant.queues[job] = _JobQueue(job, deque(seqs), sum(seq.ids.size for seq in seqs))
+        queue = tenant.queues[job] = _JobQueue(job, deque(seqs), tokens)
         tenant.add(next(self._numbers), queue, head_start)
         tenant.tokens += queue.tokens
         self.tokens += queue.tokens

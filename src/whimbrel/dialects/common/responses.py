@@ -85,8 +85,8 @@ def json_answer(value: object, result: Result, *, as_text: bool = False, times: 
 
     A large answer is printed in chunks while it is sent, so that other requests run in between.
     """
-    arrays = encoded_outputs(result.outputs, "float32", "little")
-    size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
+    outputs = ((name, getattr(result.outputs, name)) for name in SENT_OUTPUTS)
+    size = times * sum(output.nbytes * (1 if name in _FLAT else 2) for name, output in outputs if output is not None)
     is_large = size > STREAM_ABOVE * (20 if as_text else 4)
     return Response(json_chunks(value), memory_bytes=size) if is_large else to_json(value)
 

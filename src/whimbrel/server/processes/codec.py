@@ -45,6 +45,7 @@ class _Header(msgspec.Struct, array_like=True):
     pairs: PairScoring | None
     scheduling: Scheduling
     num_truncated: int
+    num_tokens: int
 
 
 def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[bytes, list[NDArray[Any]], int]:
@@ -68,6 +69,7 @@ def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[byte
         replace(request.finish, pair_tokens=None) if isinstance(request.finish, PairScoring) else None,
         scheduling,
         request.num_truncated,
+        request.num_tokens,
     )
     return msgspec.msgpack.encode(header, enc_hook=place), arrays, size
 
@@ -95,6 +97,7 @@ def decode_request(header: bytes, source: _Source) -> EngineRequest:
         decoded.pairs or ReturnRows(),
         decoded.scheduling,
         decoded.num_truncated,
+        decoded.num_tokens,
     )
 
 

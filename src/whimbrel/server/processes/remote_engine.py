@@ -35,7 +35,7 @@ from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
-from whimbrel.server.processes.replica import Pending, Replica, fail
+from whimbrel.server.processes.replica import Replica, Unanswered, fail
 from whimbrel.server.processes.sharding import Shard, merge_shards, split_into_shards
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry.trace import count
@@ -75,7 +75,7 @@ class RemoteEngine:
         self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
-        self._waiting: dict[Pending, None] = {}
+        self._waiting: dict[Unanswered, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
@@ -155,7 +155,7 @@ class RemoteEngine:
             raise shard.locate_error(error) from None
 
     async def _answer(self, request: EngineRequest, *, home: int | None = None) -> Result:
-        pending = Pending(request, asyncio.get_running_loop().create_future(), home=home)
+        pending = Unanswered(request, asyncio.get_running_loop().create_future(), home=home)
         self._dispatch(pending)
         try:
             if isinf(request.scheduling.deadline):
@@ -247,7 +247,7 @@ class RemoteEngine:
         for pending in waiting:
             self._dispatch(pending)
 
-    def _dispatch(self, pending: Pending) -> None:
+    def _dispatch(self, pending: Unanswered) -> None:
         """Send a request to the replica with the fewest outstanding tokens, or let it wait until an engine is up."""
         if pending.future.done():
             return
@@ -269,7 +269,7 @@ class RemoteEngine:
         else:
             self._waiting[pending] = None
 
-    def _attribute_crash(self, replica: Replica, unanswered: dict[int, Pending], blame: float) -> None:
+    def _attribute_crash(self, replica: Replica, unanswered: dict[int, Unanswered], blame: float) -> None:
         """Mark the seqs of these requests that the dead engine ran as suspects."""
         batches = replica.board.in_flight() if replica.board is not None else []
         for batch in batches:
