@@ -36,7 +36,7 @@ _MAX_GROWTH: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ListParams:
-    """How lists are encoded: everything that their tokenizer needs besides the pairs."""
+    """Parameters of the encoding of lists: everything that their tokenizer needs besides the pairs."""
 
     instruction: str | None = None
     max_query_tokens: int | None = None

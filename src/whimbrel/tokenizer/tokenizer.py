@@ -86,7 +86,7 @@ class ChatFrame:
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
-    """How texts are encoded: everything that a tokenizer needs besides them, resolved against its card."""
+    """Parameters of the encoding of texts: everything that a tokenizer needs besides them, resolved against its card."""
 
     limit: TruncationLimit
     prompt: str = ""
