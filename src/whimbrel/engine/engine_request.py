@@ -39,7 +39,7 @@ class EngineRequest:
     scheduling: Scheduling = ORDINARY
     num_truncated: int = 0
     num_tokens: int = -1
-    """Tokens of all seqs; counted here if nobody has, and handed on from then on."""
+    """Tokens of all seqs, counted once; negative: they are counted here."""
     response: ResultLayout = field(init=False)
     """The layout of the response: the rows, or the scores of pairs."""
 

@@ -1,4 +1,4 @@
-"""Requests, independent of any API dialect, and the types of their fields. Who sends them, and when they run, is beside them
+"""Requests, independent of any API dialect, and the types of their fields. Their owners and deadlines are beside them
 (scheduling.py).
 
 A `Request` that exists has fields of valid types that do not contradict each other. Checks that need the model

@@ -1,6 +1,6 @@
 """Scheduling of a request: its owner, its urgency and its deadline.
 
-A value beside the `Request`, which says only what is computed. It reaches the scheduler unchanged.
+A value beside the `Request`, which knows none of these. It reaches the scheduler unchanged.
 """
 
 from __future__ import annotations
