@@ -17,6 +17,7 @@ from scripted_runner import response_of
 from stepped_runner import Start, StepRunner, answer, bulk, error, job
 from whimbrel.engine.engine_request import Job
 from whimbrel.errors import DeadlineExceeded, Overloaded
+from whimbrel.types.scheduling import ORDINARY
 
 
 def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
