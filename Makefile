@@ -1,19 +1,20 @@
-# make serve      build the environment and serve the packaged model on http://127.0.0.1:8000 (ARGS="MODEL --port 9000 ...")
-# make test       build the environment and run the tests, without those that repeat a point with other inputs
-# make test-all   run all tests but the slow ones
-# make test-cpus  run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
-# make check      run all tests, also as on lesser processors, and check format, lint and types
-# make recipes    install the programs of docs/recipes.md and PEFT into the environment, and run each recipe with its program
-# make vllm-check run vLLM's released tests of pooling servers against whimbrel serve, and write docs/reference/vllm-tests.md
-# make format     format the code and repair what ruff can
-# make soak       run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
-# make bench      run the benchmarks of BENCHMARKS.md
-# make peers      build the environments of other engines and run them beside ours (benchmarks/peers; ARGS="--rounds 7")
-# make models     run the parity tests and write docs/models.md from what they measure
-# make docs       build the docs site in site/; a broken link is an error
-# make pictures   draw the pictures of README and of the playground anew: docs/pictures
-# make lock       resolve the dependencies anew into requirements/
-# make clean      remove the environment and caches
+# make serve       build the environment and serve the packaged model on http://127.0.0.1:8000 (ARGS="MODEL --port 9000 ...")
+# make test        build the environment and run the tests, without those that repeat a point with other inputs
+# make test-all    run all tests but the slow ones
+# make test-cpus   run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
+# make test-native run the tests of the kernels in C++ with the compiler's sanitizers
+# make check       run all tests, also as on lesser processors, and check format, lint and types
+# make recipes     install the programs of docs/recipes.md and PEFT into the environment, and run each recipe with its program
+# make vllm-check  run vLLM's released tests of pooling servers against whimbrel serve, and write docs/reference/vllm-tests.md
+# make format      format the code and repair what ruff can
+# make soak        run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
+# make bench       run the benchmarks of BENCHMARKS.md
+# make peers       build the environments of other engines and run them beside ours (benchmarks/peers; ARGS="--rounds 7")
+# make models      run the parity tests and write docs/models.md from what they measure
+# make docs        build the docs site in site/; a broken link is an error
+# make pictures    draw the pictures of README and of the playground anew: docs/pictures
+# make lock        resolve the dependencies anew into requirements/
+# make clean       remove the environment and caches
 #
 # With any of these: PYTHON=python3.12 chooses the interpreter, TORCH=cpu takes PyTorch's small CPU build, VENV=path another
 # place for the environment (.venv).
@@ -26,8 +27,9 @@ SECONDS ?= 300
 unexport PYTHONDONTWRITEBYTECODE
 
 BIN := $(VENV)/bin
+NATIVE := $(wildcard src/whimbrel/model/native/*.h src/whimbrel/model/native/*.cpp)
 
-.PHONY: help serve test test-all test-cpus recipes vllm-check check check-code format soak bench peers models docs pictures lock clean
+.PHONY: help serve test test-all test-cpus test-native recipes vllm-check check check-code format soak bench peers models docs pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -52,16 +54,21 @@ recipes: $(VENV)/.whimbrel-dev
 vllm-check: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/vllm_check --page $(ARGS)
 
-check: check-code test-all test-cpus recipes
+test-native: $(VENV)/.whimbrel-dev
+	$(BIN)/python tests/support/sanitized.py $(ARGS)
+
+check: check-code test-all test-cpus test-native recipes
 
 check-code: docs
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror $(NATIVE)
 	$(BIN)/ruff check .
 	$(BIN)/basedpyright --pythonpath $(BIN)/python
 
 format: $(VENV)/.whimbrel-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	$(BIN)/clang-format -i $(NATIVE)
 
 soak: $(VENV)/.whimbrel-dev
 	$(BIN)/pytest -m slow
@@ -70,11 +77,8 @@ soak: $(VENV)/.whimbrel-dev
 
 bench: $(VENV)/.whimbrel-dev
 	$(BIN)/python benchmarks/engine.py
-	$(BIN)/python benchmarks/blocks.py
 	$(BIN)/python benchmarks/server.py
 	$(BIN)/python benchmarks/wire.py
-	$(BIN)/python benchmarks/client.py
-	$(BIN)/python benchmarks/boundary.py
 	$(BIN)/python benchmarks/latency.py
 	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/overload.py

@@ -1,41 +1,38 @@
-"""Shared helpers of the benchmarks: texts, plans and token counts, worker processes, tables."""
+"""Shared by all scripts: texts, the packaged model's plan and tokens, contenders in turns, tables and conditions."""
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
-import platform
 import random
 import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from importlib.metadata import version
 from itertools import accumulate
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
+from statistics import median
 from time import perf_counter, sleep
 from typing import Any, Final, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.engine.prepare import Preprocessor
 from whimbrel.model.runner import probe
-from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.types.arrays import Float32Array
 from whimbrel.types.plan import Options, Plan, make_plan
 from whimbrel.types.request import Request
+from whimbrel_bench.machine import describe_machine
+from whimbrel_bench.processes import others_cores
+from whimbrel_bench.tables import table
 
 T = TypeVar("T")
 
 FOLDER: Final = resolve_checkpoint(None).folder
 NUM_CORES: Final = len(os.sched_getaffinity(0))
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
-
 MIXED: Final = (4, 200)
 SHORT: Final = (4, 24)
 
@@ -76,96 +73,56 @@ def default_plan(dtype: str) -> Plan:
 def count_tokens(texts: Sequence[str], max_length: int | None = None) -> int:
     """Return the number of tokens that the packaged model computes for `texts`, cut to its limit or to `max_length`."""
     card = read_card(FOLDER, FOLDER.name)
-    tokenizer = Tokenizer(FOLDER, card, make_plan(Options(max_length=max_length), card, probe()))
-    return sum(seq.ids.size for seq in tokenizer.encode(Request(texts)))
+    plan = make_plan(Options(max_length=max_length), card, probe())
+    return Preprocessor(FOLDER, card, plan).preprocess(Request(texts)).num_tokens
 
 
-def min_cosine(a_ND: Float32Array, b_ND: Float32Array) -> float:
-    """Return the smallest cosine between rows of the same index."""
-    a, b = a_ND.astype(np.float64), b_ND.astype(np.float64)
-    cosines: NDArray[np.float64] = (a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)
-    return float(cosines.min())
+def options(doc: str | None, *, dtype: str = "auto", **defaults: Any) -> argparse.ArgumentParser:
+    """Return a parser with --dtype, and an option of the same type for each default; False is a flag."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dtype", default=dtype, help="default: %(default)s")
+    for name, default in defaults.items():
+        flag = f"--{name.replace('_', '-')}"
+        if default is False:
+            parser.add_argument(flag, action="store_true")
+        else:
+            parser.add_argument(flag, type=type(default), default=default, help="default: %(default)s")
+    return parser
 
 
-def compare(*contenders: Callable[[], object], rounds: int, pause: float = 0.0) -> list[list[float]]:
+def turns(*contenders: Callable[[], object], rounds: int, pause: float = 0.0) -> list[list[float]]:
     """Return the seconds of each contender in each round. They take turns, after a round that is not counted.
 
-    `pause` is the seconds before each call. OpenMP threads spin for some milliseconds after their work is done.
+    A contender that returns a float has timed itself. `pause` is the seconds before each call: OpenMP threads spin for some
+    milliseconds after their work is done.
     """
     found: list[list[float]] = [[] for _ in contenders]
     for number in range(rounds + 1):
+        note(f"round {number} of {rounds}")
         for contender, seconds in zip(contenders, found, strict=True):
             sleep(pause)
             started = perf_counter()
-            contender()
+            own = contender()
             if number:
-                seconds.append(perf_counter() - started)
+                seconds.append(own if isinstance(own, float) else perf_counter() - started)
     return found
 
 
-class Worker:
-    """Process that calls `make(*args)` once, and the returned function once per `ask`.
-
-    `make` must be a top-level function of a module. The process ends with its parent.
-    """
-
-    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        context.Process(target=_work, args=(theirs, make, args), daemon=True).start()
-        theirs.close()
-
-    def ask(self, message: Any) -> Any:
-        """Call the function with `message` and wait. Raises EOFError if it failed; the traceback is on stderr."""
-        self._pipe.send(message)
-        return self._pipe.recv()
+def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
+    """Return cells: the ratio of the medians, of the fastest rounds, and the smallest and largest of one round."""
+    each = [b / a for a, b in zip(ours, theirs, strict=True)]
+    between = f"{min(each):.2f} to {max(each):.2f}"
+    return [f"{median(theirs) / median(ours):.2f}", f"{min(theirs) / min(ours):.2f}", between]
 
 
-def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
-    function = make(*args)
-    with suppress(EOFError):  # the parent has ended
-        while True:
-            pipe.send(function(pipe.recv()))
-
-
-def _read(path: Path) -> str:
-    """Return the contents of a file in /proc, or "" if the process has just ended."""
-    try:
-        return path.read_text()
-    except (FileNotFoundError, ProcessLookupError):
-        return ""
-
-
-def family(pid: int) -> list[int]:
-    """Return a process and its descendants."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [pid, *(i for task in tasks for child in _read(task).split() for i in family(int(child)))]
-
-
-def cpu_seconds(pid: int) -> float:
-    """Return the processor time of a process and its descendants, including those that ended."""
-    stats = [_read(Path(f"/proc/{i}/stat")).rpartition(")")[2].split() for i in family(pid)]
-    return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
-
-
-def peak_mebibytes(pid: int) -> float:
-    """Return the sum of the peak resident memory of a process and of each descendant, in MiB."""
-    lines = [line for i in family(pid) for line in _read(Path(f"/proc/{i}/status")).splitlines()]
-    return sum(int(line.split()[1]) for line in lines if line.startswith("VmHWM:")) / 1024
-
-
-def _others_seconds() -> float:
-    """Return the processor time of the machine outside this process and its descendants."""
-    user, nice, system, _idle, _iowait, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
-    return (user + nice + system + sum(more)) / _TICKS - cpu_seconds(os.getpid())
-
-
-_AT_START: Final = perf_counter(), _others_seconds()
-
-
-def others_cores() -> float:
-    """Return the cores that other work has taken on average since this process started."""
-    return (_others_seconds() - _AT_START[1]) / (perf_counter() - _AT_START[0])
+def min_cosine(a_ND: Any, b_ND: Any) -> float:
+    """Return the smallest cosine between rows of the same index; of scores their correlation."""
+    a, b = np.asarray(a_ND, np.float64), np.asarray(b_ND, np.float64)
+    if a.shape != b.shape:
+        return float("nan")
+    if a.ndim == 1 or a.shape[1] == 1:
+        return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+    return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
 
 
 def note(text: str) -> None:
@@ -173,28 +130,22 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def print_table(header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     """Print a Markdown table. The first column is text, the others are numbers."""
-    print(f"| {' | '.join(header)} |")
-    print(f"|---|{'---:|' * (len(header) - 1)}")
-    for row in rows:
-        print(f"| {' | '.join(map(str, row))} |")
+    print(f"\n{table(head, [[str(cell) for cell in row] for row in rows])}")
+
+
+def commit() -> str:
+    """Return the commit of the checkout, and whether its sources are others."""
+    git = ("git", "-C", str(Path(__file__).parent))
+    found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
+    return found + (" with changes in src" if changed else "")
 
 
 def print_setting(plan: Plan | None, **settings: object) -> None:
     """Print one line with the machine, the versions and the load."""
-    git = ("git", "-C", str(Path(__file__).parent))
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
-    cpu = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
-    parts = [
-        f"commit {commit}{' with changes in src' if changed else ''}",
-        cpu[1] if cpu else platform.machine(),
-        f"{NUM_CORES} cores",
-        f"of which other work took {others_cores():.2f}",
-        f"torch {version('torch')}",
-    ]
-    if plan is not None:
-        parts += [f"device {plan.device}", plan.dtype]
+    parts = [f"commit {commit()}", describe_machine(), f"of which other work took {others_cores():.2f}"]
+    parts += [f"torch {version('torch')}", *([f"device {plan.device}", plan.dtype] if plan is not None else [])]
     parts += [f"{name.replace('_', ' ')} {value}" for name, value in settings.items()]
-    print(f"\n{', '.join(parts)}")
+    print(f"\n{re.sub(r' +', ' ', ', '.join(parts))}")

@@ -2,14 +2,13 @@
 
     python benchmarks/cross_encoder.py [--dtype float32|bfloat16] [--rounds 5]
 
-The model is as large as mxbai-rerank-base-v1, but for its vocabulary: the packaged model's tokenizer, because lookups cost next
-to nothing. Each contender has its own process and all cores, and they take turns. Beside the seconds, the ratio of processor
-time is printed, which other work on the machine changes less. Scores are compared before.
+The model is as large as mxbai-rerank-base-v1, except for its vocabulary: the packaged model's tokenizer, because lookups cost
+next to nothing. Each contender has its own process and all cores, and they take turns. Beside the seconds, the ratio of
+processor time is printed, which other work on the machine changes less. Scores are compared before.
 """
 
 from __future__ import annotations
 
-import argparse
 import shutil
 from collections.abc import Callable
 from importlib.metadata import version
@@ -20,9 +19,10 @@ from time import perf_counter, process_time
 from typing import Any, Final, TypeAlias
 
 import numpy as np
-from common import FOLDER, NUM_CORES, Worker, default_plan, make_texts, note, print_setting, print_table
+from common import FOLDER, NUM_CORES, default_plan, make_texts, note, options, print_setting, print_table
 
 from whimbrel.types.arrays import Float32Array
+from whimbrel_bench.processes import Worker
 
 Pairs: TypeAlias = list[tuple[str, str]]
 Timed: TypeAlias = tuple[float, float, Float32Array]
@@ -96,10 +96,7 @@ def measure(engine: Worker, peer: Worker, pairs: Pairs, rounds: int) -> list[str
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="float32", choices=["bfloat16", "float32"])
-    parser.add_argument("--rounds", type=int, default=5)
-    args = parser.parse_args()
+    args = options(__doc__, dtype="float32", rounds=5).parse_args()
     with TemporaryDirectory() as folder:
         write_checkpoint(Path(folder))
         engine, peer = Worker(make_engine, folder, args.dtype), Worker(make_cross_encoder, folder, args.dtype)

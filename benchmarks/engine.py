@@ -11,12 +11,11 @@ used the cores. That slows Sentence Transformers more, because its threads wait 
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 from importlib.metadata import version
 from statistics import median
 from time import perf_counter
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 from common import (
@@ -24,30 +23,31 @@ from common import (
     MIXED,
     NUM_CORES,
     SHORT,
-    Worker,
     chunks,
     count_tokens,
     default_plan,
     make_texts,
     min_cosine,
     note,
+    options,
     print_setting,
     print_table,
-)
+    ratios,
+    turns,
+)  # fmt: skip
 
 from whimbrel.types.arrays import Float32Array
+from whimbrel_bench.processes import Worker
 
 Calls: TypeAlias = list[list[str]]
 Timed: TypeAlias = tuple[float, Float32Array]
 
-
-def make_workloads() -> dict[str, Calls]:
-    """Return lists of texts. Each list is the argument of one call, and calls run one after another."""
-    return {
-        "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
-        "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
-        "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
-    }
+WORKLOADS: Final[dict[str, Calls]] = {
+    "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
+    "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
+    "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
+}
+"""Lists of texts. Each list is the argument of one call, and calls run one after another."""
 
 
 def make_engine(dtype: str) -> Callable[[Calls], Timed]:
@@ -78,39 +78,21 @@ def time_calls(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls],
     return run
 
 
-def measure(engine: Worker, peer: Worker, calls: Calls, rounds: int) -> list[str]:
-    """Return a row of the table without the workload's name."""
-    cosine = min_cosine(engine.ask(calls)[1], peer.ask(calls)[1])
-    pairs = [(engine.ask(calls)[0], peer.ask(calls)[0]) for _ in range(rounds)]
-    ours, theirs = (median(seconds) for seconds in zip(*pairs, strict=True))
-    ratios = [b / a for a, b in pairs]
-    tokens = sum(map(count_tokens, calls))
-    return [
-        f"{tokens:,}",
-        f"{tokens / ours:,.0f}",
-        f"{tokens / theirs:,.0f}",
-        f"{theirs / ours:.2f}",
-        f"{min(b for _, b in pairs) / min(a for a, _ in pairs):.2f}",
-        f"{min(ratios):.2f} to {max(ratios):.2f}",
-        f"{cosine:.6f}",
-    ]
-
-
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default="auto", choices=["auto", "bfloat16", "float32"])
-    parser.add_argument("--rounds", type=int, default=7)
-    args = parser.parse_args()
+    args = options(__doc__, rounds=7).parse_args()
     plan = default_plan(args.dtype)
-    engine, peer = Worker(make_engine, plan.dtype), Worker(make_sentence_transformers, plan.dtype)
+    workers = Worker(make_engine, plan.dtype), Worker(make_sentence_transformers, plan.dtype)
     rows: list[list[str]] = []
-    for name, calls in make_workloads().items():
+    for name, calls in WORKLOADS.items():
         note(name)
-        rows.append([name, *measure(engine, peer, calls, args.rounds)])
-    peer_rate = "Sentence Transformers, tokens/s"
-    header = ["workload", "tokens", "engine, tokens/s", peer_rate, "ratio", "fastest", "rounds", "smallest cosine"]
-    print_table(header, rows)
+        cosine = min_cosine(*(worker.ask(calls)[1] for worker in workers))
+        ours, theirs = turns(*(lambda each=each, calls=calls: each.ask(calls)[0] for each in workers), rounds=args.rounds)
+        tokens = sum(map(count_tokens, calls))
+        rates = [f"{tokens / median(each):,.0f}" for each in (ours, theirs)]
+        rows.append([name, f"{tokens:,}", *rates, *ratios(ours, theirs), f"{cosine:.6f}"])
+    head = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s", "ratio", "fastest", "rounds"]
+    print_table([*head, "smallest cosine"], rows)
     print_setting(plan, sentence_transformers=version("sentence-transformers"), rounds=args.rounds)
 
 

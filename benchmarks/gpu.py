@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py [--models minilm,bge-base,qwen3] [--tokens 32,128,512] [--rounds 5] [--small] [--profile]
 
-Both compute in bfloat16, each in a process of its own, on the same texts of exactly so many tokens. Sentence Transformers runs
+Both compute in bfloat16, each in a process of its own, on the same texts of exactly that length. Sentence Transformers runs
 with its default of 32 texts at a time and with 256, longest texts first, as it does. The engine gets all texts in one request,
 and then the same texts in requests of 256 from eight threads. They take turns, after a round that is not counted. A ratio is
 that of the medians, over the better of Sentence Transformers' two: above 1 the engine is faster. A second table has the time of
@@ -12,10 +12,7 @@ try the program on a CPU.
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable
@@ -27,10 +24,11 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from common import FOLDER, Worker, chunks, min_cosine, note, print_table
+from common import chunks, min_cosine, note, options, print_table
 
-from whimbrel.bench.random_models import Size, write_qwen3
-from whimbrel.bench.words import CANDIDATES
+from whimbrel_bench.processes import Worker
+from whimbrel_bench.random_models import Size, write_bert, write_qwen3
+from whimbrel_bench.words import CANDIDATES
 
 SIZES: Final = {
     "minilm": Size(384, 1536, 6, 12),
@@ -42,30 +40,6 @@ _BATCHES: Final = (32, 256)
 """Numbers of texts that Sentence Transformers runs at a time."""
 _REQUEST: Final = 256
 _THREADS: Final = 8
-
-
-def write_model(name: str, size: Size, folder: Path) -> None:
-    """Write random weights: of a Qwen3-Embedding, or of a BERT with the packaged model's tokenizer and mean pooling."""
-    if name == "qwen3":
-        write_qwen3(folder, size, CANDIDATES)
-        return
-    import torch
-    import transformers
-
-    config: Any = transformers.BertConfig(
-        hidden_size=size.hidden,
-        intermediate_size=size.inner,
-        num_hidden_layers=size.layers,
-        num_attention_heads=size.heads,
-    )
-    transformers.BertModel(config).to(torch.bfloat16).save_pretrained(folder)  # pyright: ignore
-    for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"):
-        shutil.copy(FOLDER / file, folder)
-    shutil.copytree(FOLDER / "1_Pooling", folder / "1_Pooling")
-    pooling = json.loads((FOLDER / "1_Pooling/config.json").read_text())
-    (folder / "1_Pooling/config.json").write_text(json.dumps(pooling | {"word_embedding_dimension": size.hidden}))
-    shutil.copy(FOLDER / "modules.json", folder)
-    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
 
 
 def make_engine(folder: str) -> Callable[[Any], Any]:
@@ -164,20 +138,16 @@ def measure(tokens: int, num_texts: int, rounds: int, workers: tuple[Worker, Wor
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="minilm,bge-base,qwen3")
-    parser.add_argument("--tokens", default="32,128,512")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--small", action="store_true")
-    parser.add_argument("--profile", action="store_true")
-    args = parser.parse_args()
+    defaults = {"models": "minilm,bge-base,qwen3", "tokens": "32,128,512", "rounds": 5}
+    args = options(__doc__, **defaults, small=False, profile=False).parse_args()
     rows: list[list[str]] = []
     alone: list[list[str]] = []
     header = ["model", "tokens of a text", "texts", "one request, tokens/s", "concurrent, tokens/s"]
     header += [*(f"Sentence Transformers, {size}" for size in _BATCHES), "ratio", "ratio, concurrent", "smallest cosine"]
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as folder:
-            write_model(name, (_SMALL if args.small else SIZES)[name], Path(folder))
+            size = (_SMALL if args.small else SIZES)[name]
+            (write_qwen3 if name == "qwen3" else write_bert)(Path(folder), size)
             workers = Worker(make_engine, folder), Worker(make_sentence_transformers, folder)
             total = 2**10 if args.small else 2**17 if name == "qwen3" else 2**18
             for tokens in map(int, args.tokens.split(",")):
@@ -192,7 +162,6 @@ def main() -> None:
                 for kernel, count, elapsed in kernels[:20]:
                     note(f"  {elapsed:9.3f} ms {count:6} {kernel[:150]}")
     print_table(header, rows)
-    print()
     print_table(["model", "tokens of the text", "engine, ms", "Sentence Transformers, ms", "ratio"], alone)
     import torch
 

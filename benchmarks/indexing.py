@@ -27,42 +27,43 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
 
+import httpx2
 import numpy as np
-from common import default_plan, family, note, print_setting, print_table
-from driver import Connection, Serving, body_of, request_of, serving
+from common import default_plan, note, options, print_setting, print_table
 
 from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.waiting_memory import share_waiting_memory
+from whimbrel_bench.processes import mebibytes
+from whimbrel_bench.server import Serving, serving
 
 _CLIENT: Final = Path(__file__).parent / "indexing_client.py"
 _EVERY: Final = 0.25
-_QUERY: Final = request_of(body_of(["where do curlews winter"]))
+_QUERY: Final = {"input": "where do curlews winter", "encoding_format": "base64"}
 
 
 @dataclass(slots=True)
 class Watch:
-    """Latencies of the single queries in seconds, and the memory of the server in bytes."""
+    """Latencies of the single queries in seconds, and the memory of the server in MiB."""
 
     seconds: list[float] = field(default_factory=list[float])
     failed: int = 0
-    most_memory: int = 0
+    most_memory: float = 0.0
 
     def milliseconds(self, percentile: float) -> float:
         return float(np.percentile(self.seconds, percentile)) * 1e3
 
     async def run(self, server: Serving) -> None:
-        connection = await Connection.open(server.port)
         memory = asyncio.create_task(self._memory(server))
-        try:
-            while True:
-                started = perf_counter()
-                answer = await connection.ask(_QUERY)
-                self.seconds.append(perf_counter() - started)
-                self.failed += answer.status != 200
-                await asyncio.sleep(max(0.0, started + _EVERY - perf_counter()))
-        finally:
-            memory.cancel()
-            await connection.close()
+        async with httpx2.AsyncClient(base_url=server.url, timeout=600) as client:
+            try:
+                while True:
+                    started = perf_counter()
+                    answer = await client.post("/v1/embeddings", json=_QUERY)
+                    self.seconds.append(perf_counter() - started)
+                    self.failed += answer.status_code != 200
+                    await asyncio.sleep(max(0.0, started + _EVERY - perf_counter()))
+            finally:
+                memory.cancel()
 
     async def _memory(self, server: Serving) -> None:
         while True:
@@ -70,16 +71,9 @@ class Watch:
             await asyncio.sleep(1.0)
 
 
-def memory_of(pid: int) -> int:
-    """Return the proportional set size of a process and its children, in bytes."""
-    total = 0
-    for each in family(pid):
-        try:
-            lines = Path(f"/proc/{each}/smaps_rollup").read_text().splitlines()
-        except OSError:  # it has just ended
-            continue
-        total += sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
-    return total
+def memory_of(pid: int) -> float:
+    """Return the proportional set size of a process and its children, in MiB."""
+    return mebibytes(pid, "smaps_rollup", "Pss")
 
 
 async def measure(server: Serving, name: str, threads: int, args: argparse.Namespace) -> tuple[Watch, Watch, dict[str, Any]]:
@@ -90,8 +84,8 @@ async def measure(server: Serving, name: str, threads: int, args: argparse.Names
         if seconds is not None:
             await asyncio.sleep(seconds)
         else:
-            url, model = f"http://127.0.0.1:{server.port}", "sentence-transformers/all-MiniLM-L6-v2"
-            command = [args.python, str(_CLIENT), name, url, str(threads), str(args.chunks), model]
+            model = "sentence-transformers/all-MiniLM-L6-v2"
+            command = [args.python, str(_CLIENT), name, server.url, str(threads), str(args.chunks), model]
             process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE)
             out, _ = await process.communicate()
             if process.returncode:
@@ -117,20 +111,13 @@ def other_work(count: int) -> Generator[None]:
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--clients", default="openai,langchain,llamaindex,haystack")
-    parser.add_argument("--threads", default="8,32,128")
-    parser.add_argument("--chunks", type=int, default=20_000)
-    parser.add_argument("--beside", type=int, default=1, help="processes that compute without end")
-    parser.add_argument("--idle", type=float, default=120.0, help="seconds in which queries run alone")
-    parser.add_argument("--python", default=sys.executable, help="interpreter that has the clients")
-    parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
-    args = parser.parse_args()
+    defaults = {"clients": "openai,langchain,llamaindex,haystack", "threads": "8,32,128", "chunks": 20_000}
+    args = options(__doc__, **defaults, beside=1, idle=120.0, python=sys.executable, serve="").parse_args()
     plan, bound = default_plan("auto"), share_waiting_memory(usable_memory()).total
     rows: list[list[str]] = []
     for name in args.clients.split(","):
         for threads in map(int, args.threads.split(",")):
-            with serving(plan.dtype, *shlex.split(args.serve)) as server, other_work(args.beside):
+            with serving(None, "--dtype", plan.dtype, *shlex.split(args.serve)) as server, other_work(args.beside):
                 at_rest = memory_of(server.pid)
                 alone, beside, told = asyncio.run(measure(server, name, threads, args))
             for reason, count in told["reasons"].items():
@@ -140,7 +127,7 @@ def main() -> None:
                 name, f"{threads}", f"{told['calls']:,}", f"{told['failed']:,}", f"{told['seconds']:,.0f}",
                 f"{args.chunks / told['seconds']:,.1f}", f"{len(beside.seconds):,}", f"{beside.failed}",
                 f"{alone.milliseconds(99):,.0f}", f"{p99:,.0f}", f"{ratio:.2f}",
-                f"{(beside.most_memory - at_rest) / 2**20:,.0f}", f"{bound / 2**20:,.0f}",
+                f"{beside.most_memory - at_rest:,.0f}", f"{bound / 2**20:,.0f}",
             ])  # fmt: skip
             note(" | ".join(rows[-1]))
     print_table(

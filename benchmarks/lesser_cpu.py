@@ -41,7 +41,7 @@ _BITS: Final = {
     "amx_fp16": ("MASK_1_EAX", 21),
     "avx_ifma": ("MASK_1_EAX", 23),
 }
-"""Where CPUID tells of a feature: the variable that hides it, and the bit. Source: Intel's manual, volume 2, CPUID, leaf 7."""
+"""Bits by which CPUID tells of a feature, and the variable that hides it. Source: Intel's manual, volume 2, CPUID, leaf 7."""
 
 _AMX: Final = {"amx_bf16", "amx_tile", "amx_int8", "amx_fp16"}
 _AVX512: Final = {name for name in _BITS if name.startswith("avx512")}

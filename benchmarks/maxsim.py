@@ -1,6 +1,6 @@
-"""MaxSim on a CPU: seconds against other implementations, types of stored vectors, memory, and reranking through the server.
+"""MaxSim on a CPU: seconds against other implementations, and reranking with a cache of documents.
 
-    python benchmarks/maxsim.py [--threads 1,2] [--rounds 15] [--requests 128] [--full] [--device auto] [--quick]
+    python benchmarks/maxsim.py [--threads 1,2] [--rounds 15] [--full] [--device auto] [--quick]
 
 1. Queries of 32 tokens, eight in a round, one after another, against 1,000 documents of 20 to 300 tokens each. The width is
    128, the type float32, and all contenders have the same number of threads. Contenders are Whimbrel; padded documents with
@@ -8,9 +8,8 @@
    does); and PyLate's rank.rerank and maxsim-cpu if they are installed (`pip install maxsim-cpu`, `pip install pylate`; PyLate
    needs other versions of our dependencies). Times are of one query. "Peak" is the fastest torch.mm of float32, "reading" is
    one read of the documents' bytes.
-2. The same documents in other stored types, Whimbrel only. Products are float32 for all types.
-3. A scan of a float16 store: extra memory for a tenth of it and for all of it.
-4. `reranking.py`: the workload of vLLM #35330 through the server, and reranks with cached documents.
+2. Reranks of 100 documents through the server, with a random model in ColBERT's layout: new documents and cached ones in turn.
+   The workload of vLLM #35330 is `whimbrel bench serve --preset rerank`.
 
 Each number of threads has its own process, in which contenders take turns, A B A B, after a round that is not counted. Ratios
 are those of the medians and of the fastest rounds. --quick runs everything at a small size; its numbers mean nothing.
@@ -18,7 +17,6 @@ are those of the medians and of the fastest rounds. --quick runs everything at a
 
 from __future__ import annotations
 
-import argparse
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,24 +26,28 @@ from importlib import import_module
 from math import prod
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from common import NUM_CORES, Worker, compare, note, print_setting, print_table
-from reranking import rerank, warm
+from common import NUM_CORES, chunks, make_texts, note, options, print_setting, print_table, turns
 from torch import Tensor
 
 from whimbrel.model.ops.maxsim import TokenVectors, maxsim
 from whimbrel.types.arrays import Int64Array
+from whimbrel_bench.backends import Sample
+from whimbrel_bench.processes import Worker
+from whimbrel_bench.random_models import Size, write_colbert
+from whimbrel_bench.server import serving
+from whimbrel_bench.target import Load, Target, TargetOptions
 
 WIDTH: Final = 128
 QUERY_TOKENS: Final = 32
 NUM_QUERIES: Final = 8
 """Queries in a round. The first calls after a pause are slow, until each thread runs on its own core."""
 OURS: Final = "Whimbrel"
-STORED: Final = ("float32", "float16", "bfloat16", "int8 and a factor for each row", "bits")
 PAUSE: Final = 0.02
 PEAKS: Final = ((1024, 1024, 1024), (2048, 2048, 2048), (1024, 128, 1024), (4096, 128, 128))
 
@@ -68,10 +70,9 @@ def unit_vectors(count: int, *, seed: int) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """Seconds of each round for one query, and other cells of the tables."""
+    """Seconds of each round for one query, and other cells of the table."""
 
     contenders: Times
-    stored: Times
     reading: list[float]
     peak: tuple[float, float]
     """FLOP/s of the fastest product, by its median and by its fastest round."""
@@ -80,7 +81,7 @@ class Measurement:
 
 
 def make_comparison(threads: int, num_documents: int) -> Callable[[int], Measurement]:
-    """Measure the first two tables, with one number of threads."""
+    """Measure the first table, with one number of threads."""
     os.environ["RAYON_NUM_THREADS"] = str(threads)  # maxsim-cpu
     torch.set_num_threads(threads)
     offsets = offsets_of(num_documents, (20, 300))
@@ -90,7 +91,6 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], Measure
     score = partial(ours, pool if threads > 1 else None, threads)
     documents = [rows[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
     contenders = {OURS: partial(score, TokenVectors.of(rows, offsets)), **others(documents)}
-    stored = {name: partial(score, store(rows, offsets, name)) for name in STORED}
     products = [product(*shape) for shape in PEAKS]
 
     def all_of(named: Mapping[str, Scorer]) -> list[Callable[[], None]]:
@@ -99,14 +99,11 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], Measure
     def run(rounds: int) -> Measurement:
         found = {name: np.array([each(query) for query in queries]) for name, each in contenders.items()}
         differences = {name: float(np.abs(scores - found[OURS]).max()) for name, scores in found.items()}
-        seconds = compare(*all_of(contenders), rows.sum, *products, rounds=rounds, pause=PAUSE)
+        seconds = turns(*all_of(contenders), rows.sum, *products, rounds=rounds, pause=PAUSE)
         times = dict(zip(contenders, map(for_one, seconds), strict=False))
         reading, *peaks = seconds[len(contenders) :]
         rates = [(flop / median(each), flop / min(each)) for (_, flop), each in zip(map(flops, PEAKS), peaks, strict=True)]
-        by_type = dict(zip(stored, map(for_one, compare(*all_of(stored), rounds=rounds, pause=PAUSE)), strict=True))
-        return Measurement(
-            times, by_type, reading, (max(rate[0] for rate in rates), max(rate[1] for rate in rates)), differences
-        )
+        return Measurement(times, reading, (max(rate[0] for rate in rates), max(rate[1] for rate in rates)), differences)
 
     return run
 
@@ -179,51 +176,37 @@ def product(m: int, k: int, n: int) -> Callable[[], None]:
     return run
 
 
-def store(rows: Tensor, offsets: Int64Array, name: str) -> TokenVectors:
-    """Return the vectors in a stored type."""
-    if name.startswith("int8"):
-        scales = rows.abs().amax(dim=1) / 127
-        return TokenVectors.of((rows / scales[:, None]).round().to(torch.int8), offsets, scales)
-    if name == "bits":
-        return TokenVectors.of(torch.from_numpy(np.packbits(rows.numpy() > 0, axis=1)), offsets)
-    return TokenVectors.of(rows.to(getattr(torch, name)), offsets)
+# Reranking
 
 
-# Memory
+def warm(rounds: int, count: int, size: Size, *, device: str, dtype: str) -> None:
+    """Print the table of reranks through the server with new documents, and with cached ones."""
+    (query,), texts = make_texts(1, words=(29, 29)), make_texts(count * (rounds + 2), words=(80, 240), seed=1)
+    lists = chunks(texts, count)
+    seconds: dict[str, list[float]] = {"new": [], "kept": [], "the query alone": []}
+    cache = ("--document-cache-bytes", "2000000000")
+    with TemporaryDirectory() as name:
+        write_colbert(Path(name), size, query_tokens=QUERY_TOKENS, document_tokens=512)
+        note("a cache of documents")
+        with serving(name, "--device", device, "--dtype", dtype, *cache) as server:
+            target = Target(server.url, TargetOptions("rerank", extra_body={"return_documents": False}))
+            target.connect()
+            for documents in lists:
+                for what, those in (("new", documents), ("kept", lists[0]), ("the query alone", [" "])):
+                    result = target.run([Sample(tuple(those), query)], Load(concurrency=1, processes=1))
+                    if result.failed:
+                        raise SystemExit(result.errors[0])
+                    seconds[what].append(float(result.latencies[0]))
+    medians = {what: median(each[2:]) for what, each in seconds.items()}
+    rows = [[what, f"{1e3 * each:.1f}", f"{medians['new'] / each:.1f}"] for what, each in medians.items()]
+    print_table([f"{count} documents of 80 to 240 words", "ms", "new ones / these"], rows)
 
 
-def make_scan(num_documents: int) -> Callable[[int], tuple[float, float, float]]:
-    """Scan some of the documents. Return the seconds, MiB of their vectors, and MiB by which the process grew at most."""
-    torch.set_num_threads(1)
-    offsets = offsets_of(num_documents, (20, 40))
-    rows, query = torch.empty(int(offsets[-1]), WIDTH, dtype=torch.float16), unit_vectors(QUERY_TOKENS, seed=1)
-    for start in range(0, len(rows), 2**16):
-        part = rows[start : start + 2**16]
-        part[:] = unit_vectors(len(part), seed=start)
-    documents = TokenVectors.of(rows, offsets)
-
-    def run(count: int) -> tuple[float, float, float]:
-        some = TokenVectors(rows, documents.starts_N[:count], documents.ends_N[:count])
-        seconds: list[float] = []
-        Path("/proc/self/clear_refs").write_text("5")  # reset the peak
-        before = resident("VmRSS")
-        seconds = compare(partial(ours, None, 1, some, query), rounds=3)[0]
-        return median(seconds), 2 * WIDTH * int(some.ends_N[-1]) / 2**20, resident("VmHWM") - before
-
-    return run
-
-
-def resident(name: str) -> float:
-    """Return a line of /proc/self/status in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(name)) / 1024
-
-
-# Tables
+# Table
 
 
 def report(threads: int, found: Measurement, num_documents: int) -> None:
-    """Print the first two tables."""
+    """Print the first table."""
     num_tokens = int(offsets_of(num_documents, (20, 300))[-1])
     flop = 2 * QUERY_TOKENS * WIDTH * num_tokens
     middle, fastest = found.peak
@@ -238,47 +221,25 @@ def report(threads: int, found: Measurement, num_documents: int) -> None:
     title = f"{num_documents:,} documents, {num_tokens:,} tokens; threads: {threads}"
     reading = f"reading the documents takes {1e3 * median(found.reading):.2f} ms, fastest {1e3 * min(found.reading):.2f}"
     print(f"\n{title}; peak {middle / 1e9:.1f} GFLOP/s, fastest {fastest / 1e9:.1f}; {reading}\n")
-    base, float32 = found.contenders[OURS], found.stored[STORED[0]]
+    base = found.contenders[OURS]
     rows = [[*row(name, each, base), f"{found.differences[name]:.1e}"] for name, each in found.contenders.items()]
     print_table(["", *columns, "largest difference"], rows)
-    print()
-    print_table(["stored as", *columns], [row(name, each, float32) for name, each in found.stored.items()])
-
-
-def scan(num_documents: int) -> None:
-    """Print the third table."""
-    worker = Worker(make_scan, num_documents)
-    worker.ask(num_documents // 10)
-    rows: list[list[object]] = []
-    for count in (num_documents // 10, num_documents):
-        seconds, size, growth = worker.ask(count)
-        rows.append([f"{count:,}", f"{size:.0f}", f"{1e3 * seconds:.0f}", f"{size / 1024 / seconds:.1f}", f"{growth:.1f}"])
-    print()
-    print_table(["stored documents of 20 to 40 tokens, float16", "MiB", "ms", "GiB/s", "memory grew by at most, MiB"], rows)
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--threads", default=f"1,{NUM_CORES}" if NUM_CORES > 1 else "1")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--requests", type=int, default=128, help="through the server, to each route; 0: none")
-    parser.add_argument("--full", action="store_true", help="the served model has jina-colbert-v2's full size")
-    parser.add_argument("--device", default="auto", help="of the served model")
-    parser.add_argument("--dtype", default="auto", help="of the served model")
-    parser.add_argument("--quick", action="store_true")
-    args = parser.parse_args()
-    sizes: Mapping[str, int] = {"documents": 1000, "stored": 100_000}
+    threads = f"1,{NUM_CORES}" if NUM_CORES > 1 else "1"
+    args = options(__doc__, threads=threads, rounds=15, full=False, device="auto", quick=False).parse_args()
+    count, size = 100, Size(384, 1536, 6, 12)
+    if args.full:
+        size = Size(1024, 4096, 24, 16)
+    documents = 1000
     if args.quick:
-        sizes, args.rounds, args.requests = {"documents": 50, "stored": 500}, 1, min(args.requests, 4)
+        documents, args.rounds, count, size = 50, 1, 10, Size(128, 512, 2, 2)
     for threads in map(int, args.threads.split(",")):
         note(f"kernels, {threads} threads")
-        report(threads, Worker(make_comparison, threads, sizes["documents"]).ask(args.rounds), sizes["documents"])
-    note("memory")
-    scan(sizes["stored"])
-    if args.requests:
-        rerank(args.requests, full=args.full, device=args.device, dtype=args.dtype, quick=args.quick)
-        warm(args.rounds, full=args.full, device=args.device, dtype=args.dtype, quick=args.quick)
+        report(threads, Worker(make_comparison, threads, documents).ask(args.rounds), documents)
+    warm(args.rounds, count, size, device=args.device, dtype=args.dtype)
     print_setting(None, rounds=args.rounds)
 
 

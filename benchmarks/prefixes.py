@@ -35,8 +35,9 @@ from typing import Any, Final
 import numpy as np
 import torch
 import transformers
-from common import FOLDER, compare, make_texts, note, print_setting, print_table
-from prefix_servers import Builds, served_rerank, split_texts
+from common import FOLDER, make_texts, note, print_setting, print_table, turns
+from common import options as arguments
+from prefix_servers import builder_in, served_rerank, split_texts
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -44,9 +45,9 @@ from tokenizers import AddedToken, Tokenizer
 
 from whimbrel import Engine
 from whimbrel.types.request import Request
+from whimbrel_bench.presets import SENTENCE, SENTENCES
+from whimbrel_bench.random_models import Size
 
-SENTENCES: Final = (8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 112, 128, 144, 160, 176, 192)
-SENTENCE: Final = "retrieval benchmark sentence "
 CONTROLS: Final = ("<|im_start|>", "<|im_end|>", "<think>", "</think>")
 CHAT: Final = (
     '{%- set query = messages | selectattr("role", "eq", "query") | map(attribute="content") | first -%}\n'
@@ -120,7 +121,7 @@ def rerank(folder: str, rounds: int, options: dict[str, Any], *, num_documents: 
             return theirs.predict([(query, each) for each in documents], batch_size=32)
 
         names = ("each pair whole", "prefix once per batch", "prefix once", "prefix from the cache", "Sentence Transformers")
-        seconds = compare(whole, once_per_batch, once, known, sentence_transformers, rounds=rounds)
+        seconds = turns(whole, once_per_batch, once, known, sentence_transformers, rounds=rounds)
         sizes = cached.preprocessor.preprocess(Request([(queries[0], each) for each in documents], ("scores",))).seqs
         own = [seq.ids.size - seq.prefix_tokens for seq in sizes]
         note(f"prefix of {sizes[0].prefix_tokens} tokens, own tokens {min(own)} to {max(own)}")
@@ -173,7 +174,7 @@ def split_and_whole(folder: str, rounds: int, options: dict[str, Any], *, size: 
     request = Request([("", SENTENCE * count) for count in SENTENCES], ("scores",))
     limit = options | {"max_batch_tokens": size}
     with Engine(folder, **limit, chunked_prefill=False) as whole, Engine(folder, **limit, chunked_prefill=True) as split:
-        seconds = compare(partial(whole.run, request), partial(split.run, request), rounds=rounds)
+        seconds = turns(partial(whole.run, request), partial(split.run, request), rounds=rounds)
         found, expected = (np.asarray(each.run(request).outputs.scores) for each in (split, whole))
         print_setting(split.plan, largest_difference=f"{np.abs(found - expected).max():.1e}")
     first = median(seconds[0])
@@ -194,16 +195,9 @@ def _timed(action: Callable[[], object]) -> Callable[[], float]:
 
 def main() -> None:
     """Print all tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--full", action="store_true")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--device", default="auto")
-    parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--long", type=int, default=8192)
+    build = Path(__file__).parents[1] / "build/peers"
+    parser = arguments(__doc__, full=False, quick=False, device="auto", rounds=5, long=8192, vllm=False, build=build)
     parser.add_argument("--tables", default="1,2,3,4", type=lambda text: text.split(","))
-    parser.add_argument("--vllm", action="store_true")
-    parser.add_argument("--build", type=Path, default=Path(__file__).parents[1] / "build/peers")
     args = parser.parse_args()
     rounds, long_tokens = (1, 2048) if args.quick else (args.rounds, args.long)
     options: dict[str, Any] = {"device": args.device, "dtype": args.dtype}
@@ -230,13 +224,15 @@ def main() -> None:
 
 def over_http(folder: Path, sizes: Sizes, args: argparse.Namespace, rounds: int) -> None:
     """Print the tables of servers."""
-    builds, model = Builds(folder / "build" if args.quick else args.build), folder / "token-vectors"
+    builder, model = builder_in(folder / "build" if args.quick else args.build), folder / "token-vectors"
+    size = Size(sizes["hidden_size"], sizes["intermediate_size"], sizes["num_hidden_layers"], sizes["num_attention_heads"],
+                sizes["num_key_value_heads"], sizes["head_dim"])  # fmt: skip
     model.mkdir()
     columns = ["ms", "this / first", "rounds", "processor, s", "agreement"]
-    rows = split_texts(model, sizes, builds, dtype=args.dtype, rounds=rounds, vllm=args.vllm)
+    rows = split_texts(model, size, builder, dtype=args.dtype, rounds=rounds, vllm=args.vllm)
     print_table(["token vectors of #39533, four clients", *columns], rows)
     if args.vllm:
-        rows = served_rerank(folder, builds, dtype=args.dtype, rounds=rounds)
+        rows = served_rerank(folder, builder, dtype=args.dtype, rounds=rounds)
         print_table(["a rerank over HTTP", *columns], rows)
 
 

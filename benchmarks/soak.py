@@ -12,7 +12,7 @@ After each round the server becomes idle. Its metrics must then have every reque
 queue must be empty, and the resources of its processes are sampled. At the end the server is stopped. It must leave no
 process, file or shared memory, its exit code must be 0, and its log must have the kills and no other fault. The samples must
 not grow: a quantity leaks if it grows faster per 1,000 requests than one limit of the table and further in total than the
-other. A short run finds large leaks only (`leaks.py`).
+other. A short run finds large leaks only (`tests/support/leaks.py`).
 
 Every vector is compared with that of the in-process Engine, bit by bit. Requests may be refused with 429 or 503 and a
 Retry-After, and with 504 if they have a deadline, but rarely. Anything else is a failure, and the exit code is 1.
@@ -20,7 +20,6 @@ Retry-After, and with 504 if they have a deadline, but rarely. Anything else is 
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import random
@@ -40,13 +39,17 @@ from typing import Final
 
 import msgspec
 import uvloop
-from clients import REFUSALS, Client, Tally
 from common import MIXED, SHORT, default_plan, make_texts, note, print_setting, print_table
-from driver import PATH, Serving, has, is_ready, read_metrics, serving, total
-from leaks import LIMITS, Family, Limit, Sample, Trend, trends
+from common import options as arguments
 from prometheus_client import Metric
 
 from whimbrel import Engine
+from whimbrel_bench.server import Serving, serving, total
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
+
+from leaks import LIMITS, Family, Limit, Sample, Trend, trends
+from soak_clients import PATH, REFUSALS, Client, Tally
 
 MAX_REFUSED: Final = 0.05
 """Maximum fraction of refused requests without a deadline."""
@@ -106,7 +109,7 @@ def soak(options: Options) -> Report:
     tally = Tally()
     rng = random.Random(options.seed)
     started = perf_counter()
-    with serving(plan.dtype, *options.serve) as server:
+    with serving(None, "--dtype", plan.dtype, *options.serve) as server:
         family = Family(server.pid, "supervisor")
         samples: list[Sample] = []
         while (run := perf_counter() - started) < options.seconds or len(samples) < _MIN_ROUNDS:
@@ -160,9 +163,9 @@ def _counts(sample: Sample) -> dict[str, dict[str, float]]:
 
 def _unsettled_reason(server: Serving, tally: Tally) -> str:
     """Return why the server is not idle or its metrics do not add up; empty if all is well."""
-    if not is_ready(server.port):
+    if not server.is_ready():
         return "it is not ready"
-    metrics = read_metrics(server.port)
+    metrics = server.metrics()
     if waiting := total(metrics, "whimbrel_queue_tokens"):
         return f"{waiting:,.0f} tokens wait"
     seen = {f"requests of status {status}": number for status, number in tally.statuses.items()}
@@ -178,7 +181,8 @@ def _unsettled_reason(server: Serving, tally: Tally) -> str:
 
 def _metric_conflicts(metrics: Sequence[Metric], ended: float) -> str:
     """Return the metrics that disagree about the number of requests; empty if none do."""
-    others = {name: total(metrics, name, route=PATH) for name in _EQUAL_COUNTERS if has(metrics, name)}
+    known = {sample.name for metric in metrics for sample in metric.samples}
+    others = {name: total(metrics, name, route=PATH) for name in _EQUAL_COUNTERS if name in known}
     wrong = [f"{name} is {number:,.0f}" for name, number in others.items() if number != ended]
     if under_way := total(metrics, "whimbrel_requests_in_flight", route=PATH):
         wrong.append(f"{under_way:,.0f} requests are under way")
@@ -233,27 +237,12 @@ def report(found: Report) -> None:
 
 def main() -> None:
     """Run the soak test from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    defaults = Options()
-    parser.add_argument("--seconds", type=float, default=defaults.seconds)
-    parser.add_argument("--round", type=float, default=defaults.round_seconds, help="seconds of load between two rests")
-    parser.add_argument("--clients", type=int, default=defaults.clients)
-    parser.add_argument("--kill-every", type=int, default=defaults.kill_every, help="rounds from one kill to the next")
-    parser.add_argument("--seed", type=int, default=defaults.seed)
-    parser.add_argument("--dtype", default=defaults.dtype, choices=["auto", "bfloat16", "float32"])
-    parser.add_argument("--serve", default="", help="further arguments of `whimbrel serve`, in one string")
-    parser.add_argument("--series", type=Path, help="write what was held at each rest here, as JSON Lines")
+    parser = arguments(__doc__, seconds=300.0, round=10.0, clients=6, kill_every=4, seed=0, serve="", series=Path())
     args = parser.parse_args()
     options = Options(
-        seconds=args.seconds,
-        round_seconds=args.round,
-        clients=args.clients,
-        kill_every=args.kill_every,
-        seed=args.seed,
-        dtype=args.dtype,
-        serve=tuple(shlex.split(args.serve)),
-        series=args.series,
-    )
+        args.seconds, args.round, args.clients, args.kill_every, args.seed, args.dtype, tuple(shlex.split(args.serve)),
+        series=args.series if args.series != Path() else None,
+    )  # fmt: skip
     found = soak(options)
     report(found)
     print_setting(default_plan(args.dtype), clients=args.clients, round=f"{args.round:g} s", seed=args.seed)

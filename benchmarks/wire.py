@@ -1,47 +1,43 @@
-"""Cost of responses on the wire, with an engine that costs nothing because its arrays are ready.
+"""Cost of responses on the wire and in clients, with an engine that costs nothing because its arrays are ready.
 
-    python benchmarks/wire.py [--rounds 15] [--seconds 2] [--quick]
+    python benchmarks/wire.py [--rounds 15] [--texts 50000] [--quick]
 
 1. The response of POST /v1/embeddings for 128 rows of 384 to 3,072 dimensions, in microseconds: construction alone, then
    float, base64 and raw bytes, each as the server writes it, with all chunks made; `orjson.dumps` of the bare array, as the
    lower bound of printing; and each row's `.tolist()` in the same object, constructed only, and printed by orjson and json.
-2. Raw bytes of 256 x 1,024 float32 per response over 16 connections, in MiB/s: Whimbrel with one worker and with two; FastAPI
-   on uvicorn with httptools and uvloop, and with the defaults of both; and bare TCP without requests, with one stream and with
-   16 in a thread each. Another process reads, with threads that receive into a buffer.
-3. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, in seconds
+2. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, in seconds
    from the first request to the last array in the client. FastAPI with JSON, orjson and raw bytes, read by an asyncio client
    (httpx2) with json, orjson and `np.frombuffer`; Whimbrel with the same client, and with AsyncClient. Then 256 texts, raw.
+3. AsyncClient against AsyncOpenAI: `--texts` short texts. AsyncOpenAI has its defaults (base64, 2 retries), and all its
+   requests are gathered, with a fixed number of texts in each. Processor time is that of the client's process.
 
 Contenders take turns, and the first round is not counted. Numbers are medians over the rounds, and ratios are within this run.
-FastAPI and uvicorn are skipped with a note if they are not installed.
+Clients and servers share the machine. FastAPI is skipped with a note if it is not installed.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import json
-import socket
 import subprocess
 import sys
 from collections.abc import Awaitable, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, nullcontext
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from types import SimpleNamespace
 from typing import Any, Final
 from unittest.mock import patch
 
 import httpx2
 import numpy as np
+import openai as sdk
 import orjson
-from common import note, print_setting, print_table
-from driver import request_of
-from wire_servers import DIMENSION, ROWS
+from common import chunks, note, options, print_setting, print_table, turns
+from wire_servers import DIMENSION, vectors
 
 from whimbrel import AsyncClient
 from whimbrel.dialects import openai
@@ -52,11 +48,11 @@ from whimbrel.types.result import Outputs, Result, Timings
 NUM_ROWS: Final = 128
 DIMENSIONS: Final = (384, 768, 1536, 3072)
 CONSTRUCTION: Final = "construction"
-CONNECTIONS: Final = 16
-ONE_STREAM: Final = "one TCP stream"
-OTHERS: Final = (ONE_STREAM, "tcp", "fastapi", "fastapi-plain")
 NUM_REQUESTS: Final = 100
 _MIN_SECONDS: Final = 0.005
+_BATCHES: Final = (2048, 512, 32)
+_LONE: Final = 500
+"""Texts in the case of one text per request, which is too slow for all of them."""
 
 
 # Constructing and printing
@@ -72,25 +68,21 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
         written = openai.render_response(body, result, model)
         return len(written) if isinstance(written, bytes) else sum(map(len, written.chunks))
 
+    def listed() -> dict[str, Any]:
+        rows = enumerate(result.dense)
+        data = [{"object": "embedding", "index": i, "embedding": vector.tolist()} for i, vector in rows]
+        usage = {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
+        return {"object": "list", "data": data, "model": "model", "usage": usage}
+
     return {
         CONSTRUCTION: partial(answer, "float"),
         "float": partial(answer, "float"),
         "base64": partial(answer, "base64"),
         "bytes": partial(answer, "bytes"),
         "bare array, orjson": lambda: orjson.dumps(vectors_ND, option=orjson.OPT_SERIALIZE_NUMPY),
-        "tolist, construction": lambda: tolist_response(result),
-        "tolist, orjson": lambda: orjson.dumps(tolist_response(result)),
-        "tolist, json": lambda: json.dumps(tolist_response(result)).encode(),
-    }
-
-
-def tolist_response(result: Result) -> dict[str, Any]:
-    """Return the response object with a Python float per number."""
-    return {
-        "object": "list",
-        "data": [{"object": "embedding", "index": i, "embedding": vector.tolist()} for i, vector in enumerate(result.dense)],
-        "model": "model",
-        "usage": {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens},
+        "tolist, construction": listed,
+        "tolist, orjson": lambda: orjson.dumps(listed()),
+        "tolist, json": lambda: json.dumps(listed()).encode(),
     }
 
 
@@ -110,110 +102,34 @@ def measure_printing(rounds: int) -> None:
     tune_glibc_malloc()  # as a worker does
     rng = np.random.default_rng(0)
     arrays = [rng.standard_normal((NUM_ROWS, dimension), np.float32) for dimension in DIMENSIONS]
-    cases = [make_cases(array / np.linalg.norm(array, axis=1, keepdims=True)) for array in arrays]
-    found = [
-        [{name: seconds_of(name, function) for name, function in functions.items()} for functions in cases]
-        for _ in range(rounds + 1)
-    ]
-    each = [{name: median(one[i][name] for one in found[1:]) for name in functions} for i, functions in enumerate(cases)]
+    columns: list[dict[str, float]] = []
+    for array in arrays:
+        cases = make_cases(array / np.linalg.norm(array, axis=1, keepdims=True))
+        seconds = turns(*(partial(seconds_of, *case) for case in cases.items()), rounds=rounds)
+        columns.append(dict(zip(cases, map(median, seconds), strict=True)))
     print_table(
         [f"{NUM_ROWS} rows, us", *map(str, DIMENSIONS)],
-        [[name, *(f"{times[name] * 1e6:,.0f}" for times in each)] for name in each[0]],
-    )
-    print()
-    ratios = {
-        "construction: tolist / ours": ("tolist, construction", CONSTRUCTION),
-        "JSON floats: bare orjson / ours": ("bare array, orjson", "float"),
-        "float / base64": ("float", "base64"),
-        "float / bytes": ("float", "bytes"),
-        "tolist with json / float": ("tolist, json", "float"),
-    }
-    print_table(
-        ["ratio", *map(str, DIMENSIONS)],
-        [[name, *(f"{times[top] / times[bottom]:.3g}" for times in each)] for name, (top, bottom) in ratios.items()],
+        [[name, *(f"{times[name] * 1e6:,.0f}" for times in columns)] for name in columns[0]],
     )
 
 
-# Servers
+# The article and the clients
 
 
-def start(kind: str, stack: ExitStack) -> int:
-    """Return the port of a server that runs until `stack` is closed."""
+def start(kind: str, stack: ExitStack) -> str:
+    """Return the URL of a server that runs until `stack` is closed."""
     command = [sys.executable, str(Path(__file__).with_name("wire_servers.py")), kind]
     process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
     stack.callback(process.kill)
     assert process.stdout is not None
-    return int(process.stdout.readline())
+    return f"http://127.0.0.1:{int(process.stdout.readline())}"
 
 
-def stream_rate(port: int, request: bytes, seconds: float, connections: int = CONNECTIONS) -> float:
-    """Return the MiB/s of responses over all connections, or of any bytes if there is no request."""
-    end = perf_counter() + seconds
-
-    def read(_: int) -> int:
-        buffer = bytearray(2**20)
-        received = 0
-        with socket.create_connection(("127.0.0.1", port)) as connection:
-            while perf_counter() < end:
-                received += _answer(connection, request, buffer) if request else connection.recv_into(buffer)
-        return received
-
-    with ThreadPoolExecutor(connections) as pool:
-        started = perf_counter()
-        return sum(pool.map(read, range(connections))) / 2**20 / (perf_counter() - started)
-
-
-def _answer(connection: socket.socket, request: bytes, buffer: bytearray) -> int:
-    """Receive one response and return the size of its body."""
-    connection.sendall(request)
-    count = connection.recv_into(buffer)
-    while (end := buffer.find(b"\r\n\r\n", 0, count)) < 0:
-        count += connection.recv_into(memoryview(buffer)[count:])
-    head = bytes(buffer[:end]).lower()
-    assert head.startswith(b"http/1.1 200"), head
-    size = int(head.partition(b"content-length: ")[2].partition(b"\r\n")[0])
-    left = size - (count - end - 4)
-    while left > 0:
-        left -= connection.recv_into(buffer, min(left, len(buffer)))
-    return size
-
-
-def measure_stream(ports: Mapping[str, int], rounds: int, seconds: float) -> None:
-    """Measure part 2."""
-    body = {"input": ["a"] * ROWS, "encoding_format": "bytes_only"}
-    request = request_of(orjson.dumps(body))
-    contenders = {name: partial(stream_rate, port, b"" if name == "tcp" else request, seconds) for name, port in ports.items()}
-    contenders[ONE_STREAM] = partial(stream_rate, ports["tcp"], b"", seconds, 1)
-    found: dict[str, list[float]] = {name: [] for name in contenders}
-    for number in range(rounds + 1):
-        for name, contender in contenders.items():
-            rate = contender()
-            if number:
-                found[name].append(rate)
-    rates = {name: median(each) for name, each in found.items()}
-    print()
-    print_table(
-        [
-            f"{ROWS} x {DIMENSION} float32, {CONNECTIONS} connections",
-            "MiB/s",
-            *(f"of {name}" for name in OTHERS if name in rates),
-        ],
-        [
-            [name, f"{rate:,.0f}", *(f"{rate / rates[other]:.2f}" for other in OTHERS if other in rates)]
-            for name, rate in rates.items()
-        ],
-    )
-
-
-# The article
-
-
-async def ask_all(port: int, path: str, rows: int, fields: Mapping[str, Any], read: Callable[[bytes], Any]) -> None:
+async def ask_all(url: str, path: str, rows: int, fields: Mapping[str, Any], read: Callable[[bytes], Any]) -> None:
     """Send all requests at once and read each response as an array."""
     body = orjson.dumps({"input": ["a"] * rows} | fields)
-    async with httpx2.AsyncClient(
-        base_url=f"http://127.0.0.1:{port}", timeout=60, limits=httpx2.Limits(max_connections=NUM_REQUESTS)
-    ) as client:
+    limits = httpx2.Limits(max_connections=NUM_REQUESTS)
+    async with httpx2.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
 
         async def one() -> None:
             response = await client.post(path, content=body, headers={"content-type": "application/json"})
@@ -222,9 +138,9 @@ async def ask_all(port: int, path: str, rows: int, fields: Mapping[str, Any], re
         await asyncio.gather(*(one() for _ in range(NUM_REQUESTS)))
 
 
-async def embed_all(port: int, rows: int) -> None:
+async def embed_all(url: str, rows: int) -> None:
     """Send all requests through AsyncClient."""
-    async with AsyncClient(f"http://127.0.0.1:{port}") as client:
+    async with AsyncClient(url) as client:
         await asyncio.gather(*(client.embed(["a"] * rows) for _ in range(NUM_REQUESTS)))
 
 
@@ -238,62 +154,94 @@ def from_openai(content: bytes) -> Float32Array:
     return np.array([row["embedding"] for row in orjson.loads(content)["data"]], np.float32)
 
 
-def measure_article(ports: Mapping[str, int], rounds: int) -> None:
-    """Measure part 3."""
+def measure_article(ours: str, theirs: str | None, rounds: int) -> None:
+    """Measure part 2."""
+    path, raw = "/v1/embeddings", {"encoding_format": "bytes_only"}
     cases: dict[str, Callable[[], Awaitable[None]]] = {}
-    ours, theirs = ports["whimbrel"], ports.get("fastapi", 0)
-    path = "/v1/embeddings"
-    if theirs:
-        cases["32 texts: FastAPI, JSON"] = lambda: ask_all(theirs, "/json", 32, {}, lambda text: np.array(json.loads(text)))
-        cases["32 texts: FastAPI, orjson"] = lambda: ask_all(
-            theirs, "/orjson", 32, {}, lambda text: np.array(orjson.loads(text))
-        )
-        cases["32 texts: FastAPI, raw"] = lambda: ask_all(theirs, "/raw", 32, {}, from_raw)
-    cases["32 texts: Whimbrel, JSON floats"] = lambda: ask_all(ours, path, 32, {"encoding_format": "float"}, from_openai)
-    cases["32 texts: Whimbrel, raw"] = lambda: ask_all(ours, path, 32, {"encoding_format": "bytes_only"}, from_raw)
-    cases["32 texts: Whimbrel, AsyncClient"] = lambda: embed_all(ours, 32)
-    if theirs:
-        cases["256 texts: FastAPI, raw"] = lambda: ask_all(theirs, "/raw", 256, {}, from_raw)
-    cases["256 texts: Whimbrel, raw"] = lambda: ask_all(ours, path, 256, {"encoding_format": "bytes_only"}, from_raw)
-    cases["256 texts: Whimbrel, AsyncClient"] = lambda: embed_all(ours, 256)
-    found: dict[str, list[float]] = {name: [] for name in cases}
-    for number in range(rounds + 1):
-        for name, case in cases.items():
-            started = perf_counter()
-            asyncio.run(_awaited(case))
-            if number:
-                found[name].append(perf_counter() - started)
-    seconds = {name: median(each) for name, each in found.items()}
+    for count in (32, 256):
+        if theirs and count == 32:
+            cases["32 texts: FastAPI, JSON"] = partial(
+                ask_all, theirs, "/json", 32, {}, lambda text: np.array(json.loads(text))
+            )
+            cases["32 texts: FastAPI, orjson"] = partial(
+                ask_all, theirs, "/orjson", 32, {}, lambda text: np.array(orjson.loads(text))
+            )
+        if theirs:
+            cases[f"{count} texts: FastAPI, raw"] = partial(ask_all, theirs, "/raw", count, {}, from_raw)
+        if count == 32:
+            floats = {"encoding_format": "float"}
+            cases["32 texts: Whimbrel, JSON floats"] = partial(ask_all, ours, path, 32, floats, from_openai)
+        cases[f"{count} texts: Whimbrel, raw"] = partial(ask_all, ours, path, count, raw, from_raw)
+        cases[f"{count} texts: Whimbrel, AsyncClient"] = partial(embed_all, ours, count)
+    found = turns(*(partial(run, case) for case in cases.values()), rounds=rounds)
+    seconds = dict(zip(cases, map(median, found), strict=True))
     first = {name.partition(":")[0]: value for name, value in reversed(seconds.items())}
-    print()
     print_table(
         [f"{NUM_REQUESTS} requests x {DIMENSION} dimensions", "seconds", "times as fast as the first"],
         [[name, f"{value:.3f}", f"{first[name.partition(':')[0]] / value:.2f}"] for name, value in seconds.items()],
     )
 
 
-async def _awaited(case: Callable[[], Awaitable[None]]) -> None:
-    await case()
+def run(case: Callable[[], Awaitable[Any]]) -> Any:
+    """Run a case in an event loop of its own."""
+
+    async def awaited() -> Any:
+        return await case()
+
+    return asyncio.run(awaited())
+
+
+async def by_sdk(size: int, url: str, texts: list[str]) -> Any:
+    async with sdk.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        asked = (client.embeddings.create(model="ready", input=part) for part in chunks(texts, size))
+        return [row.embedding for answer in await asyncio.gather(*asked) for row in answer.data]
+
+
+async def by_client(url: str, texts: list[str]) -> Any:
+    async with AsyncClient(url) as client:
+        return await client.embed(texts)
+
+
+def measure_clients(url: str, count: int, rounds: int) -> None:
+    """Measure part 3."""
+    texts = [f"text number {number}" for number in range(count)]
+    contenders: dict[str, tuple[Callable[..., Awaitable[Any]], list[str]]] = {"AsyncClient": (by_client, texts)}
+    contenders |= {f"AsyncOpenAI, {size:,} texts in a request": (partial(by_sdk, size), texts) for size in _BATCHES}
+    contenders["AsyncOpenAI, a text in a request"] = (partial(by_sdk, 1), texts[:_LONE])
+    processor: dict[str, list[float]] = {name: [] for name in contenders}
+
+    def ask(name: str) -> float:
+        embed, some = contenders[name]
+        started, before = perf_counter(), process_time()
+        found = run(partial(embed, url, some))
+        seconds = perf_counter() - started
+        processor[name].append((process_time() - before) / len(some))
+        np.testing.assert_array_equal(np.asarray(found[0], np.float32), vectors(1)[0])
+        return seconds / len(some)
+
+    seconds = dict(zip(contenders, turns(*(partial(ask, name) for name in contenders), rounds=rounds), strict=True))
+    base = median(seconds["AsyncClient"])
+    rows = [
+        [name, f"{1 / median(each):,.0f}", f"{1 / min(each):,.0f}", f"{base / median(each):.3f}",
+         f"{1e6 * median(processor[name][1:]):.2f}"]
+        for name, each in seconds.items()
+    ]  # fmt: skip
+    print_table(["", "texts/s", "fastest", "of AsyncClient", "client's processor time, ms per 1,000 texts"], rows)
 
 
 def main() -> None:
     """Run the benchmark."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--seconds", type=float, default=2.0, help="of each round of part 2")
-    parser.add_argument("--quick", action="store_true", help="only whether it runs")
-    args = parser.parse_args()
-    rounds, seconds = (1, 0.2) if args.quick else (args.rounds, args.seconds)
+    args = options(__doc__, rounds=15, texts=50_000, quick=False).parse_args()
+    rounds, texts = (1, 2000) if args.quick else (args.rounds, args.texts)
     measure_printing(rounds)
-    missing = [name for name in ("fastapi", "uvicorn") if find_spec(name) is None]
-    if missing:
-        note(f"not installed, so not compared with: {', '.join(missing)}")
     with ExitStack() as stack:
-        theirs = [] if missing else ["fastapi", "fastapi-plain"]
-        ports = {kind: start(kind, stack) for kind in ("whimbrel", "whimbrel-2", "tcp", *theirs)}
-        measure_stream(ports, rounds, seconds)
-        measure_article(ports, max(1, rounds // 3))
-    print_setting(None, orjson=orjson.__version__, numpy=np.__version__, rounds=rounds)
+        ours = start("whimbrel", stack)
+        has_theirs = find_spec("fastapi") is not None and find_spec("uvicorn") is not None
+        if not has_theirs:
+            note("FastAPI is not installed, so it is not compared with")
+        measure_article(ours, start("fastapi", stack) if has_theirs else None, max(1, rounds // 3))
+        measure_clients(ours, texts, max(1, rounds // 3))
+    print_setting(None, orjson=orjson.__version__, numpy=np.__version__, rounds=rounds, texts=texts)
 
 
 if __name__ == "__main__":

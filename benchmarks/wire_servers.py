@@ -1,23 +1,17 @@
 """The servers of wire.py, each a process of its own that serves ready arrays on a free port and prints it.
 
-    python benchmarks/wire_servers.py whimbrel|whimbrel-2|fastapi|fastapi-plain|tcp
+    python benchmarks/wire_servers.py whimbrel|fastapi
 
-- whimbrel: a worker of `whimbrel serve`, over an embedder that computes nothing; whimbrel-2: two of them on one socket.
-- fastapi: FastAPI on uvicorn, with one worker, httptools and uvloop; fastapi-plain: with h11 and asyncio, which is what
-  installing the two brings. The body is a pydantic model with the fields of OpenAI's API. /json goes through .tolist() and the
-  framework's own JSON, /orjson prints the array, /raw gives its bytes. POST /v1/embeddings is /raw.
-- tcp: sends the bytes of a response again and again to whoever connects.
+- whimbrel: a worker of `whimbrel serve`, over an embedder that computes nothing.
+- fastapi: FastAPI on uvicorn, with one worker, httptools and uvloop. The body is a pydantic model with the fields of OpenAI's
+  API. /json goes through .tolist() and the framework's own JSON, /orjson prints the array, /raw gives its bytes.
 """
 
 from __future__ import annotations
 
-import ctypes
-import os
-import signal
 import socket
 import sys
-import threading
-from functools import cache, partial
+from functools import cache
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
@@ -27,10 +21,9 @@ import orjson
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
+from whimbrel.types.scheduling import Scheduling
 
 DIMENSION: Final = 1024
-ROWS: Final = 256
-_PR_SET_PDEATHSIG: Final = 1
 
 
 @cache
@@ -50,7 +43,7 @@ class ReadyEmbedder:
         self.status = "ready"
         self.queued_tokens = 0
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         """The vectors."""
         array = vectors(len(request.texts))
         return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())
@@ -75,14 +68,7 @@ def serve_whimbrel(listener: socket.socket) -> None:
     uvloop.run(serve())
 
 
-def serve_two(listener: socket.socket) -> None:
-    """Two of ours, as `whimbrel serve --workers 2` has them. The other dies with this one (Linux)."""
-    if os.fork() == 0:
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    serve_whimbrel(listener)
-
-
-def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = "uvloop") -> None:
+def serve_fastapi(listener: socket.socket) -> None:
     """The article's."""
     import uvicorn
     from fastapi import FastAPI
@@ -108,39 +94,20 @@ def serve_fastapi(listener: socket.socket, http: Any = "httptools", loop: Any = 
     async def as_raw(body: Any) -> Any:
         return Response(vectors(len(body.input)).tobytes(), media_type="application/octet-stream")
 
-    for path, handler in (("/json", as_json), ("/orjson", as_orjson), ("/raw", as_raw), ("/v1/embeddings", as_raw)):
+    for path, handler in (("/json", as_json), ("/orjson", as_orjson), ("/raw", as_raw)):
         handler.__annotations__["body"] = Body
         app.post(path, response_model=None)(handler)
-    uvicorn.Server(uvicorn.Config(app, log_level="error", http=http, loop=loop)).run(sockets=[listener])
+    uvicorn.Server(uvicorn.Config(app, log_level="error", http="httptools", loop="uvloop")).run(sockets=[listener])
 
 
-def serve_tcp(listener: socket.socket) -> None:
-    """A bare stream."""
-    data = vectors(ROWS).tobytes()
-
-    def stream(connection: socket.socket) -> None:
-        try:
-            while True:
-                connection.sendall(data)
-        except OSError:
-            connection.close()
-
-    while True:
-        threading.Thread(target=stream, args=(listener.accept()[0],), daemon=True).start()
+SERVERS: Final = {"whimbrel": serve_whimbrel, "fastapi": serve_fastapi}
 
 
 def main() -> None:
     """Serve until killed."""
-    kinds = {
-        "whimbrel": serve_whimbrel,
-        "whimbrel-2": serve_two,
-        "fastapi": serve_fastapi,
-        "fastapi-plain": partial(serve_fastapi, http="h11", loop="asyncio"),
-        "tcp": serve_tcp,
-    }
     listener = socket.create_server(("127.0.0.1", 0), backlog=256)
     print(listener.getsockname()[1], flush=True)
-    kinds[sys.argv[1]](listener)
+    SERVERS[sys.argv[1]](listener)
 
 
 if __name__ == "__main__":

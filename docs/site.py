@@ -13,14 +13,13 @@ import re
 import shutil
 import subprocess
 import sys
-from dataclasses import fields
 from inspect import get_annotations
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from whimbrel import AsyncClient, AsyncEngine, Client, Engine, errors
-from whimbrel.server.app.limits import DEFAULTS, LIMITS_VARIABLE, ServerLimits
-from whimbrel.server.http.limits import HttpLimits
+from whimbrel.server.settings_table import TABLE, flag_name
 from whimbrel.types.options import ScoreOptions, TextOptions
 from whimbrel.types.plan import Options
 
@@ -35,7 +34,7 @@ ROOT_PAGES = {
 _WIDTH = 100
 COMMANDS = (
     "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
-    "bench offline", "bench compare",
+    "bench offline", "bench compare", "config show",
 )  # fmt: skip
 
 
@@ -101,14 +100,25 @@ def first_sentence(each: type) -> str:
 
 
 def limits() -> str:
-    """Return the table of all limits of a server process that `WHIMBREL_GUARDS` can change."""
-    described = {**field_docs(HttpLimits), **field_docs(ServerLimits)}
+    """Return the table of the limits of connections and bodies."""
+    bodies = [TABLE["max_body_bytes"], TABLE["max_inflight_bytes"]]
     rows = [
-        f"| `{item.name}` | {_number(getattr(DEFAULTS, item.name))} | {described.get(item.name, 'Number of headers.')} |"
-        for item in fields(ServerLimits)
-        if item.type in ("PositiveInt", "Seconds")
+        f"| `{row.key}` | {row.computed or f'{row.default:,.0f}'} | {row.text} |"
+        for row in [*(row for row in TABLE.values() if row.group == "HTTP"), *bodies]
     ]
-    return "\n".join([f"| field of `{LIMITS_VARIABLE}` | default | meaning |", "|---|---|---|", *rows])
+    return "\n".join(["| setting | default | meaning |", "|---|---|---|", *rows])
+
+
+def settings() -> str:
+    """Return the tables of all settings, a group after the other."""
+    parts: list[str] = []
+    for group, rows in groupby(TABLE.values(), key=lambda row: row.group):
+        parts.append(f"## {group}\n\n| setting | default | meaning |\n|---|---|---|")
+        for row in rows:
+            name = f"`{row.key}`" + (f", `{flag_name(row.key)}`" if row.has_flag else "")
+            parts.append(f"| {name} | {row.shown_default or 'none'} | {row.text} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def field_docs(each: type) -> dict[str, str]:
@@ -120,10 +130,6 @@ def field_docs(each: type) -> dict[str, str]:
         if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr) and isinstance(doc.value, ast.Constant):
             found[ast.unparse(field.target)] = str(doc.value.value)
     return found
-
-
-def _number(value: Any) -> str:
-    return f"{value:,.0f}"
 
 
 def options() -> str:
@@ -170,7 +176,8 @@ def _parameter(each: inspect.Parameter) -> str:
 
 
 GENERATED = {
-    "COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits, "OPTIONS": options, "CLASSES": classes,
+    "COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits, "SETTINGS": settings, "OPTIONS": options,
+    "CLASSES": classes,
 }  # fmt: skip
 """What stands for `<!-- generated: NAME -->` in a page."""
 

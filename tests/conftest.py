@@ -16,7 +16,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-import invented
+import invented_products
 from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from promises import promise_of
@@ -30,6 +30,8 @@ from whimbrel.telemetry import trace
 
 if TYPE_CHECKING:
     from exchanges import Small
+
+pytest.register_assert_rewrite("command", "comparisons")
 
 for name in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT, signal.SIGCHLD):
     if signal.getsignal(name) == signal.SIG_IGN:  # by a shell's background job or nohup; servers would inherit it
@@ -48,10 +50,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _products(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Products as the machine has them, or invented ones (invented.py)."""
+    """Products as the machine has them, or invented ones (invented_products.py)."""
     with pytest.MonkeyPatch.context() as patch:
         if request.config.getoption("--invented-products"):
-            invented.install(patch)
+            invented_products.install(patch)
         yield
 
 
@@ -114,7 +116,7 @@ def parity(request: pytest.FixtureRequest) -> Parity:
 
 @pytest.fixture(autouse=True)
 def _only_the_living_listen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a test subscribes to, such as the metrics of an app that it makes, it hears until it ends."""
+    """Subscriptions that a test makes, such as the metrics of its app, end with the test."""
     monkeypatch.setattr(trace, "_subscribers", dict(trace._subscribers))
 
 
@@ -126,7 +128,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
-    """What a parity test has declared, if it passes, is written or checked."""
+    """Write or check the rows that a parity test has declared, if it passes."""
     result = yield
     if isinstance(parity := pyfuncitem.funcargs.get("parity"), Parity):
         if WRITTEN in pyfuncitem.config.stash:

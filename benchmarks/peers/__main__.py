@@ -28,32 +28,16 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from common import note
+from common import note, options
 from engines import Measured, measure_model
 from environments import Builder, Peer, PeerFailure, read_table
 from models import write_models
 from report import print_report, setting
-from servers import SERVED, measure_servers
+from servers import SERVED, Served, measure_servers
 from workloads import MODELS, make_calibration, make_workloads
 
-from load import Served
-
-ROOT = Path(__file__).parents[2]
-
-
-def parse_arguments() -> argparse.Namespace:
-    """Return the arguments of the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", action="append", default=[], help="peers whose name contains this")
-    parser.add_argument("--workload", default="", help="workloads of engines whose name contains this")
-    parser.add_argument("--tasks", default="dense,rerank,token-vectors,sparse", type=lambda text: text.split(","))
-    parser.add_argument("--kind", choices=["engines", "servers"], help="default: both")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--quick", action="store_true", help="fewer texts, to test that all runs")
-    parser.add_argument("--out", type=Path, help="file for the results as JSON")
-    parser.add_argument("--build", type=Path, default=ROOT / "build/peers")
-    parser.add_argument("--table", type=Path, default=Path(__file__).parent / "peers.toml")
-    return parser.parse_args()
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 
 
 def install(peers: list[Peer], builder: Builder, failures: dict[str, str]) -> list[Peer]:
@@ -106,7 +90,13 @@ def run_servers(
 
 def main() -> None:
     """Run the comparison."""
-    args = parse_arguments()
+    parser = options(
+        __doc__, workload="", kind="", rounds=3, quick=False, build=ROOT / "build/peers", table=HERE / "peers.toml"
+    )
+    parser.add_argument("--only", action="append", default=[], help="peers whose name contains this")
+    parser.add_argument("--tasks", default="dense,rerank,token-vectors,sparse", type=lambda text: text.split(","))
+    parser.add_argument("--out", type=Path, help="file for the results as JSON")
+    args = parser.parse_args()
     table = read_table(args.table)
     (args.build / "logs").mkdir(parents=True, exist_ok=True)
     builder = Builder(table, args.build.resolve())

@@ -16,11 +16,13 @@ from time import perf_counter
 from typing import Final
 
 import numpy as np
-from common import NUM_CORES, count_tokens, cpu_seconds, note
+from common import NUM_CORES, count_tokens, min_cosine, note
 from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_in
 from models import MAX_TOKENS
 from numpy.typing import NDArray
 from workloads import MODELS, Workload
+
+from whimbrel_bench.processes import cpu_seconds
 
 MIN_COSINES: Final = {"float32": 0.98, "bfloat16": 0.98, "its default": 0.98, "int8": 0.9}
 """Limits below which a result counts as wrong, by dtype."""
@@ -194,22 +196,11 @@ def _compare(
     reference = saved.get(REFERENCE)
     if reference is not None:
         for row in rows:
-            row.cosine = _cosine(saved[row.peer.name], reference)
+            rows_ND, sizes = saved[row.peer.name]
+            row.cosine = min_cosine(rows_ND, reference[0]) if np.array_equal(sizes, reference[1]) else float("nan")
     return rows
 
 
 def _drop(engines: dict[str, Engine], failures: dict[str, str], row: Measured, failure: PeerFailure) -> None:
     failures[f"{row.peer.name}, {row.workload.name}"] = str(failure)
     engines.pop(row.peer.name).stop()
-
-
-def _cosine(
-    rows: tuple[NDArray[np.float32], NDArray[np.int64]], reference: tuple[NDArray[np.float32], NDArray[np.int64]]
-) -> float:
-    """Return the smallest cosine of two rows, the correlation of scores, or NaN for results of other shapes."""
-    if rows[0].shape != reference[0].shape or not np.array_equal(rows[1], reference[1]):
-        return float("nan")
-    a, b = rows[0].astype(np.float64), reference[0].astype(np.float64)
-    if a.shape[1] == 1:
-        return float(np.corrcoef(a[:, 0], b[:, 0])[0, 1])
-    return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())

@@ -143,7 +143,12 @@ def run_step(command: Sequence[str], log: Path, *, what: str, variables: dict[st
 
 
 def reason_in(log: Path) -> str:
-    """Return the line of a log that says what failed: the last error, else the last line."""
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    """Return the line of a log that says what failed."""
+    return reason_of(log.read_text(errors="replace"))
+
+
+def reason_of(text: str) -> str:
+    """Return the last error in a text, else its last line."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
     useful = [line for line in lines if _USEFUL.search(line)]
     return (useful or lines or ["no output"])[-1][:_MAX_REASON]

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import platform
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median, quantiles
+from statistics import median
 from typing import Any, Final
 
+import numpy as np
 import torch
-from common import NUM_CORES, others_cores, print_table
+from common import NUM_CORES, commit, print_table
 from engines import MIN_COSINES, Measured
 from environments import OURS, SINGLE, Builder, Peer
+from servers import Served
 
-from load import Served
+from whimbrel_bench.processes import others_cores
 
 _FEATURES: Final = (
     "avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
@@ -30,16 +31,13 @@ _PACKAGES: Final = (
 
 def setting(builder: Builder, peers: Sequence[Peer], failures: dict[str, str], rounds: int) -> dict[str, Any]:
     """Return the command, the commit, the hardware and the versions."""
-    git = ("git", "-C", str(Path(__file__).parent))
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
-    changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../../src"], check=False).returncode
     name = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     found = torch.cpu.get_capabilities()  # of lesser_cpu.py too, which /proc/cpuinfo knows nothing of
     features = [each for each in _FEATURES if found.get(each)]
     environments = {peer.environment for peer in peers if builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),
-        "commit": commit + (" with changes in src" if changed else ""),
+        "commit": commit(),
         "hardware": {"cpu": name[1] if name else platform.machine(), "cores": NUM_CORES, "features": features},
         "others_cores": round(others_cores(), 2),
         "python": sys.version.split()[0],
@@ -66,7 +64,7 @@ def print_report(measured: list[Measured], served: list[Served], failures: dict[
     if served:
         _print_servers(results["servers"])
     if failures:
-        print("\nNot measured:\n")
+        print("\nNot measured:")
         print_table(["peer", "reason"], [[name, reason.replace("|", "\\|")] for name, reason in failures.items()])
     hardware = results["hardware"]
     cores = f"{hardware['cores']} cores, of which other work took {results['others_cores']}, {', '.join(hardware['features'])}"
@@ -104,22 +102,23 @@ def _engine_row(row: Measured, rows: list[Measured]) -> dict[str, Any]:
 
 def _server_row(row: Served, rows: list[Served]) -> dict[str, Any]:
     ours = _base(rows, row.workload, OURS)
-    latencies = quantiles([each for one in row.rounds for each in one.latencies], n=100, method="inclusive")
+    latencies = 1e3 * np.concatenate([each.latencies for each in row.rounds])
+    seconds = [each.duration for each in row.rounds]
     return {
         "workload": row.workload,
         "texts": row.texts,
         "peer": row.peer.name,
         "dtype": row.peer.dtype,
-        "seconds": [round(each.seconds, 5) for each in row.rounds],
+        "seconds": [round(each, 5) for each in seconds],
         "median": round(row.median, 5),
         "ratio": round(row.median / ours.median, 3) if ours else None,
-        "cpu": round(row.cpu, 2),
-        "cpu_ratio": round(row.cpu / ours.cpu, 3) if ours and ours.cpu else None,
-        "p50_ms": round(1e3 * latencies[49], 2),
-        "p99_ms": round(1e3 * latencies[98], 2),
+        "cpu": round(median(row.cpu), 2),
+        "cpu_ratio": round(median(row.cpu) / median(ours.cpu), 3) if ours and median(ours.cpu) else None,
+        "p50_ms": round(float(np.percentile(latencies, 50)), 2),
+        "p99_ms": round(float(np.percentile(latencies, 99)), 2),
         "cosine": row.cosine,
-        "server_cores": round(max(row.server_cores), 2),
-        "client_cores": round(max(each.client_cores for each in row.rounds), 2),
+        "server_cores": round(max(cpu / each for cpu, each in zip(row.cpu, seconds, strict=True)), 2),
+        "client_cores": round(max(each.client.busiest for each in row.rounds), 2),
     }
 
 
@@ -127,9 +126,7 @@ def _print_summary(rows: list[dict[str, Any]]) -> None:
     """Print a table of ratios: a row for each peer, a column for each workload."""
     workloads, peers = (list(dict.fromkeys(row[key] for row in rows)) for key in ("workload", "peer"))
     found = {(row["peer"], row["workload"]): row for row in rows}
-    print(
-        "\nRatios: the peer's median over that of Whimbrel in bfloat16 (float32 if that's all). Above 1 Whimbrel is faster.\n"
-    )
+    print("\nRatios: the peer's median over that of Whimbrel in bfloat16 (float32 if that's all). Above 1 Whimbrel is faster.")
     print_table(["engine", *workloads], [[peer, *(_ratio(found.get((peer, each))) for each in workloads)] for peer in peers])
 
 
@@ -142,22 +139,11 @@ def _ratio(row: dict[str, Any] | None) -> str:
 
 
 def _print_engines(rows: list[dict[str, Any]]) -> None:
-    header = [
-        "engine",
-        "dtype",
-        "ms",
-        "tokens/s",
-        "ratio",
-        "fastest",
-        "rounds",
-        "processor time",
-        "ratio to float32",
-        "smallest cosine",
-    ]
+    header = ["engine", "dtype", "ms", "tokens/s", "ratio", "fastest", "rounds", "processor time", "ratio to float32"]
     for workload in dict.fromkeys(row["workload"] for row in rows):
         these = [row for row in rows if row["workload"] == workload]
-        print(f"\n{workload}, {these[0]['tokens']:,} tokens:\n")
-        print_table(header, [_engine_cells(row) for row in these])
+        print(f"\n{workload}, {these[0]['tokens']:,} tokens:")
+        print_table([*header, "smallest cosine"], [_engine_cells(row) for row in these])
     limits = ", ".join(f"{dtype} {limit}" for dtype, limit in MIN_COSINES.items())
     print(f"\nThe cosine is to Sentence Transformers in float32; for scores it is their correlation. Wrong: below {limits}.")
     print("Processor time is the ratio of the processes' seconds on all cores, which other work changes less.")
@@ -174,21 +160,10 @@ def _engine_cells(row: dict[str, Any]) -> list[str]:
 
 
 def _print_servers(rows: list[dict[str, Any]]) -> None:
-    header = [
-        "server",
-        "dtype",
-        "texts/s",
-        "ratio",
-        "processor time",
-        "p50, ms",
-        "p99, ms",
-        "its cores",
-        "generator's cores",
-        "smallest cosine",
-    ]
+    header = ["server", "dtype", "texts/s", "ratio", "processor time", "p50, ms", "p99, ms", "its cores", "generator's cores"]
     for workload in dict.fromkeys(row["workload"] for row in rows):
-        print(f"\nServers, {workload}:\n")
-        print_table(header, [_server_cells(row) for row in rows if row["workload"] == workload])
+        print(f"\nServers, {workload}:")
+        print_table([*header, "smallest cosine"], [_server_cells(row) for row in rows if row["workload"] == workload])
 
 
 def _server_cells(row: dict[str, Any]) -> list[str]:

@@ -9,6 +9,7 @@ one dies. It also bounds connections, heads and rates, which this app leaves to 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,9 +21,10 @@ from whimbrel.engine.async_engine import AsyncEngine
 from whimbrel.engine.engine import Engine
 from whimbrel.errors import SetupError
 from whimbrel.server.app import app as server_app
-from whimbrel.server.app.limits import ServerLimits, read_server_limits
-from whimbrel.server.app.proxies import read_proxies, read_root_path
+from whimbrel.server.app.from_settings import read_server_limits
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.server.settings_table import read_settings
 from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.plan import Options
 from whimbrel.types.waiting_memory import share_waiting_memory
@@ -34,31 +36,32 @@ def create_app(
     api_key_file: str | Path | None = None,
     allowed_hosts: Sequence[str] = (),
     cors_origins: Sequence[str] = (),
-    public_metrics: bool = False,
-    playground: bool = True,
-    root_path: str = "",
+    public_metrics: bool | None = None,
+    playground: bool | None = None,
+    root_path: str | None = None,
     forwarded_allow_ips: Sequence[str] = (),
     **options: Unpack[Options],
 ) -> ASGIApp:
     """Return an app that serves models: folders, Hub ids or loaded Engines; by default the packaged all-MiniLM-L6-v2.
 
-    The arguments are those of `whimbrel serve` of the same names; `options` are those of Engine, for every model that is loaded
-    here. The models are loaded when the server around the app starts it, or with the first request where nothing starts it, as
-    in an app that is mounted into another. They are closed when it stops. A server with several workers loads them in each.
+    The arguments are settings of `whimbrel serve`, which variables state otherwise. `options` are those of Engine, for every
+    model that is loaded here. The models are loaded when the server around the app starts it, or with the first request where
+    nothing starts it, as in an app that is mounted into another. They are closed when it stops. A server with several workers
+    loads them in each.
     By default any Host header is accepted. Raises SetupError for wrong arguments.
     """
-    limits = read_server_limits(
-        address=None,
-        api_keys=api_keys,
-        api_key_file=None if api_key_file is None else Path(api_key_file),
-        allowed_hosts=allowed_hosts,
-        cors_origins=cors_origins,
-        public_metrics=public_metrics,
-        playground=playground,
-        root_path=read_root_path(root_path),
-        forwarded_allow_ips=read_proxies(forwarded_allow_ips),
-        max_inflight_bytes=share_waiting_memory(usable_memory()).bodies,
-    )
+    given = {
+        "api_key": tuple(api_keys),
+        "api_key_file": None if api_key_file is None else Path(api_key_file),
+        "allowed_host": tuple(allowed_hosts),
+        "cors_origin": tuple(cors_origins),
+        "public_metrics": public_metrics,
+        "playground": playground,
+        "root_path": root_path,
+        "forwarded_allow_ips": tuple(forwarded_allow_ips),
+    }
+    settings = read_settings(given, (), os.environ)
+    limits = read_server_limits(settings, address=None, max_inflight_bytes=share_waiting_memory(usable_memory()).bodies)
     return _App(models, limits, options)
 
 

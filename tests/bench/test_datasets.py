@@ -9,11 +9,11 @@ from tokenizers import Tokenizer
 
 from bench_servers import always, answer, fake_server
 from serving import Server
-from whimbrel.bench.backends import Sample, find_backend, make_body, read_url
-from whimbrel.bench.datasets import DatasetOptions, make_samples
-from whimbrel.bench.target import Target, TargetOptions
-from whimbrel.bench.words import Words, approximate, local_words, select_words, server_words
 from whimbrel.errors import SetupError
+from whimbrel_bench.backends import Sample, find_backend, make_body, read_url
+from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.target import Target, TargetOptions
+from whimbrel_bench.words import Words, approximate, local_words, select_words, server_words
 
 
 @pytest.fixture(scope="module")

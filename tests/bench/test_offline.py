@@ -8,18 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoints import SIZES, sentence_layout, write_bert
+from checkpoints.encoders import SIZES, write_bert
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel import Engine
-from whimbrel.bench.compare import check_same, compare, engine_pair
-from whimbrel.bench.datasets import DatasetOptions, make_samples
-from whimbrel.bench.flops import flops_per_token
-from whimbrel.bench.offline import OfflineOptions, compared, measure, run_offline, to_json
-from whimbrel.bench.words import local_words
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.bench.offline import report
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.model.ops.peak import measure_peak
 from whimbrel.types.arrays import Float32Array
+from whimbrel_bench.cli.offline import report
+from whimbrel_bench.compare import check_same, compare, engine_pair
+from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.flops import flops_per_token
+from whimbrel_bench.offline import OfflineOptions, compared, measure, run_offline, to_json
+from whimbrel_bench.words import local_words
 
 
 def options(model: str | None = None, **changes: int) -> OfflineOptions:

@@ -7,22 +7,20 @@ import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
-from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
-from whimbrel.bench import picture
-from whimbrel.bench.arrivals import arrival_times, read_rate
-from whimbrel.bench.backends import Sample
-from whimbrel.bench.chart import chart, log_ticks, nice_ticks
-from whimbrel.bench.cosines import cosines
-from whimbrel.bench.intervals import ratio_of_medians
-from whimbrel.bench.load import Report
-from whimbrel.bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
-from whimbrel.bench.sweep import Point, points, read_rates
-from whimbrel.cli.bench.output import command_line
 from whimbrel.errors import SetupError
+from whimbrel_bench import picture
+from whimbrel_bench.arrivals import arrival_times, read_rate
+from whimbrel_bench.backends import Sample
+from whimbrel_bench.cli.output import command_line
+from whimbrel_bench.cosines import cosines
+from whimbrel_bench.intervals import ratio_of_medians
+from whimbrel_bench.load import Report
+from whimbrel_bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
+from whimbrel_bench.sweep import read_rates
 
 SAMPLES = [Sample(("a", "b"), num_tokens=10), Sample(("c",), num_tokens=5)]
 
@@ -263,38 +261,14 @@ def test_the_page_is_self_contained(tmp_path: Path) -> None:
     parser.found = []
     parser.feed(page)
     assert parser.found == []
-    assert not re.search(r"url\(|@import|https?://", page.replace("http://www.w3.org/2000/svg", ""))
+    assert not re.search(r"url\(|@import|https?://", re.sub(r"http://www\.w3\.org/\d+/\w+|url\(#", "", page))
     assert "a &lt;b&gt; &amp; c" in page
     assert "two &lt;cores&gt;" in page
     assert page.count("<tr>") == 7
-    assert page.count("<circle") == 12
-
-
-def test_the_chart_shows_every_point_inside_its_frame() -> None:
-    found = points(sweep_results())
-    svg = ElementTree.fromstring(chart(found, "99"))
-    circles = [each for each in svg.iter() if each.tag.endswith("circle")]
-    assert len(circles) == 2 * len(found)
-    for circle in circles:
-        assert 80 <= float(circle.attrib["cx"]) <= 840
-        assert 20 <= float(circle.attrib["cy"]) <= 400
-        assert "answered" in next(iter(circle)).text  # pyright: ignore[reportOperatorIssue]
-    one = [Point("a", 1.0, 10.0, 5.0, 5.0)]
-    assert "<circle" in chart(one, "99")
-
-
-def test_ticks_enclose_the_values() -> None:
-    for most in (0.3, 7, 19.9, 100, 12345):
-        ticks = nice_ticks(most)
-        assert ticks[0] == 0 <= most <= ticks[-1] + 1e-9
-        assert len(ticks) <= 8
-    for least, most in ((0.3, 0.4), (1, 1), (3, 7000), (20, 100)):
-        ticks = log_ticks(least, most)
-        assert ticks[0] <= least <= most <= ticks[-1]
+    assert page.count('id="line2d_') >= 4, "a line for the median and one for the percentile of each server"
 
 
 def test_png(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
     picture.draw(tmp_path / "sweep.png", sweep_results(), {"model": "m"})
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-import taught
 from browsing import Watched, chromium, watched
+from checkpoints import fitted
 from serving import Server
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ def watch(browser: Browser) -> Iterator[Watched]:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server of MiniLM and of a model for each tab, by the names of their kinds."""
     folder = tmp_path_factory.mktemp("taught")
-    for kind, write in taught.KINDS.items():
+    for kind, write in fitted.KINDS.items():
         write(folder / kind)
-    models = ["sentence-transformers/all-MiniLM-L6-v2", *(str(folder / kind) for kind in taught.KINDS)]
-    names = [word for name in ("all-MiniLM-L6-v2", *taught.KINDS) for word in ("--served-name", name)]
+    models = ["sentence-transformers/all-MiniLM-L6-v2", *(str(folder / kind) for kind in fitted.KINDS)]
+    names = [word for name in ("all-MiniLM-L6-v2", *fitted.KINDS) for word in ("--served-name", name)]
     with Server(*models, *names, "--dtype", "float32") as server:
         yield server
     shutil.rmtree(folder)  # half a gigabyte

@@ -23,7 +23,7 @@ from whimbrel import Client
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-TABS = ("compare", "late", "sparse", "rerank", "classify", "entities", "tokens", "map", "request")
+TABS = ("compare", "late", "sparse", "rerank", "classify", "entities", "tokens", "request")
 
 
 def open_tab(watch: Watched, served: Server, tab: str) -> Locator:
@@ -241,27 +241,6 @@ def test_tokens(watch: Watched, served: Server) -> None:
     assert "limit of 8 tokens" in panel.locator(".notice.warn").inner_text()
 
 
-def test_map(watch: Watched, served: Server) -> None:
-    panel = open_tab(watch, served, "map")
-    texts = lines(panel, "Texts")
-    with Client(served.url, model="all-MiniLM-L6-v2") as client:
-        vectors = client.embed(texts).astype(np.float64)
-    dots = panel.locator(".dot")
-    shown = np.array([numbers(dots, "x"), numbers(dots, "y")]).T
-    centred = vectors - vectors.mean(0)
-    _, _, axes = np.linalg.svd(centred, full_matrices=False)
-    expected = centred @ axes[:2].T
-    expected *= np.sign((expected * shown).sum(0))  # axes have no sign of their own
-    np.testing.assert_allclose(shown, expected, rtol=0, atol=1e-4)
-    dots.nth(5).click(force=True)
-    expect(dots.nth(5)).to_have_attribute("aria-selected", "true")
-    near = panel.locator(".neighbour")
-    cosines = vectors @ vectors[5]
-    order = [index for index in np.argsort(-cosines) if index != 5][: near.count()]
-    assert [int(each) for each in words(near, "index")] == order
-    np.testing.assert_allclose(numbers(near, "cosine"), cosines[order], rtol=0, atol=1e-6)
-
-
 RUN_ALL = "import json, sys\nfor code in json.load(sys.stdin):\n    exec(code, {})\n    print('ran')"
 
 
@@ -271,43 +250,37 @@ def test_requests_run_as_they_are(watch: Watched, served: Server) -> None:
         page.locator(f"#tab-{tab}").click()
         expect(page.locator(f"#panel-{tab} .output > *").first).to_be_visible()
     page.locator("#tab-request").click()
-    codes = _codes(page.locator("#panel-request"))
+    panel = page.locator("#panel-request")
+    expect(panel.locator("#snippet")).to_contain_text("curl")
+    codes = _codes(panel, "As sent")
     assert {path for path, _ in codes["curl"]} == {
         "/v1/classify", "/v1/token_classify", "/tokenize", "/v1/embed", "/v1/rerank", "/v1/score", "/v1/embeddings"
     }  # fmt: skip
-    curls = [code.replace("curl ", "curl -sS --fail-with-body ", 1) for _, code in codes["curl"]]
+    examples = _codes(panel, "Ollama")
+    assert {path for path, _ in examples["curl"]} == {"/api/embed", "/api/embeddings", "/api/show", "/api/pull"}
+    curls = [code.replace("curl ", "curl -sS --fail-with-body ", 1) for _, code in codes["curl"] + examples["curl"]]
     command = ["bash", "-c", "set -e\n" + "\n".join(f"{code}\necho; echo ran" for code in curls)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.count("\nran\n")) == (0, len(curls)), done.stdout[-500:] + done.stderr
-    # tests/server/test_pages.py runs the code for other clients, which take seconds to import.
-    pythons = [code for _, code in codes["python"] if re.search("^(from whimbrel|import requests)", code, re.MULTILINE)]
-    assert len(pythons) < len(codes["python"])
+    pythons = [code for _, code in codes["python"]]
     command = [sys.executable, "-W", "ignore", "-c", RUN_ALL]
     done = subprocess.run(command, input=json.dumps(pythons), capture_output=True, text=True, timeout=120, check=False)
     assert (done.returncode, done.stdout.count("\nran\n")) == (0, len(pythons)), done.stdout[-500:] + done.stderr
 
 
-def _codes(panel: Locator) -> dict[str, list[tuple[str, str]]]:
-    """Return the code of one call of each path, for all APIs: (path, code) of curl and of Python."""
+def _codes(panel: Locator, api: str) -> dict[str, list[tuple[str, str]]]:
+    """Return the code of one call of each path of an API: (path, code) of curl and of Python."""
+    panel.get_by_label("API", exact=True).select_option(api)
     codes: dict[str, list[tuple[str, str]]] = {"curl": [], "python": []}
-    seen: set[str] = set()
     for number, title in enumerate(panel.get_by_label("Call", exact=True).locator("option").all_inner_texts()):
-        path = title.split("POST ")[1].split(",")[0]
-        if path in seen:
+        path = title.split("POST ")[1].split(",")[0].split(":")[0]
+        if path in {known for known, _ in codes["curl"]}:
             continue
-        seen.add(path)
         panel.get_by_label("Call", exact=True).select_option(str(number))
-        for api in _options(panel, "API"):
-            panel.get_by_label("API", exact=True).select_option(api)
-            for language in _options(panel, "Language"):
-                if (kind := language.removesuffix("-client")) in codes:
-                    panel.get_by_label("Language", exact=True).select_option(language)
-                    codes[kind].append((path, panel.locator("#snippet").inner_text()))
+        for language, found in codes.items():
+            panel.get_by_label("Language", exact=True).select_option(language)
+            found.append((path, panel.locator("#snippet").inner_text()))
     return codes
-
-
-def _options(panel: Locator, label: str) -> list[str]:
-    return panel.get_by_label(label, exact=True).locator("option").evaluate_all("(nodes) => nodes.map((node) => node.value)")
 
 
 def test_every_tab_by_keyboard(watch: Watched, served: Server) -> None:
@@ -371,7 +344,7 @@ def test_the_served_bytes_are_the_vectors(served: Server) -> None:
 
 
 @pytest.mark.pictures
-@pytest.mark.parametrize("tab", ["compare", "late", "sparse", "rerank", "entities", "map"])
+@pytest.mark.parametrize("tab", ["compare", "late", "sparse", "rerank", "entities"])
 def test_pictures(browser: Browser, served: Server, tab: str) -> None:
     """Draw a tab for README and the docs: twice as many pixels as the page has, below 200 kB."""
     with watched(browser, viewport={"width": 1280, "height": 820}, device_scale_factor=2, color_scheme="light") as watch:

@@ -1,4 +1,4 @@
-"""Keys that nobody knows: those that are metadata, those that a person accepts, and all others, which are refused."""
+"""Unknown keys: metadata, keys that a person accepts, and all others, which are refused."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 from transformers import AutoConfig, AutoModel
 
-from checkpoints import edit_json, sentence_layout, write_bert
-from tokenizer_files import write
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import write
 from whimbrel import Engine
 from whimbrel.checkpoint.metadata import METADATA
 from whimbrel.checkpoint.reader import read_card
@@ -104,7 +106,7 @@ def test_metadata_that_people_write(key: str) -> None:
 
 
 def test_a_value_that_is_known_to_matter_is_not_accepted(folder: Path) -> None:
-    """Only a key that nobody knows can be accepted."""
+    """Only an unknown key can be accepted."""
     edit_json(folder / "config.json", is_decoder=True)
     with pytest.raises(CheckpointError, match=r"config\.json: is_decoder: True is not supported") as refused:
         read_card(folder, "m", accept_config=["is_decoder"])

@@ -1,4 +1,4 @@
-"""What the card reads, and that whatever it does not know is refused with file and key."""
+"""Cards: the files that are read, and refusal, with file and key, of every setting that is unknown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import Any
 
 import pytest
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta
+from checkpoints.encoders import write_bert, write_roberta
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.types.heads import Normalize
@@ -140,7 +142,7 @@ def test_what_is_not_known_is_refused(file: str, key: str, changes: dict[str, An
 
 
 def test_what_transformers_is_to_load_a_model_with(folder: Path) -> None:
-    """As jina-embeddings-v2 says it: it must not change a vector."""
+    """Options for loading that jina-embeddings-v2 states change no vector."""
     edit_json(folder / "sentence_bert_config.json", model_args={"trust_remote_code": True, "torch_dtype": "bfloat16"})
     read_card(folder, "m")
     edit_json(folder / "sentence_bert_config.json", model_args={"trust_remote_code": True, "add_pooling_layer": True})

@@ -14,12 +14,12 @@ import torch
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from sentence_transformers.base.modules import Dense, Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
-from test_llm_rerankers import PAIRS as LONG_PAIRS
-from test_llm_rerankers import qwen
-from test_llm_rerankers import write as write_decoder
-from test_scores import PAIRS, SPLIT
 
-from checkpoints import edit_json, write_bert, write_json, write_roberta
+from checkpoints.classifiers import PAIRS, SPLIT_PAIRS
+from checkpoints.encoders import write_bert, write_roberta
+from checkpoints.files import edit_json, write_json
+from checkpoints.rerankers import PAIRS as LONG_PAIRS
+from checkpoints.rerankers import qwen, write_reranker
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
@@ -41,7 +41,7 @@ def transformer(folder: Path, write: Any = write_bert) -> Transformer:
 def decoder(folder: Path) -> Transformer:
     """A causal model whose tokenizer has a chat template, so that its inputs may be texts and messages."""
     content, stated = copy.deepcopy(qwen())
-    write_decoder(folder, "Qwen3", (content, stated | {"chat_template": CHAT}), "Model", max_position_embeddings=300)
+    write_reranker(folder, "Qwen3", (content, stated | {"chat_template": CHAT}), "Model", max_position_embeddings=300)
     return Transformer(str(folder), max_seq_length=300)
 
 
@@ -103,10 +103,10 @@ def test_cross_encoders_of_several_modules(name: str, parity: Parity, tmp_path: 
     made = CrossEncoder(modules=chain, device="cpu", activation_fn=activation, prompts={"query": "birds: "})
     reference = save(made, tmp_path / "saved")
     with Engine(str(tmp_path / "saved"), dtype="float32") as engine:
-        found = engine.score(*SPLIT)
+        found = engine.score(*SPLIT_PAIRS)
         parity(found, reference.predict(PAIRS))
-        parity(engine.score(*SPLIT, activate=False), reference.predict(PAIRS, activation_fn=torch.nn.Identity()))
-        parity(engine.score(*SPLIT, prompt="query"), reference.predict(PAIRS, prompt_name="query"))
+        parity(engine.score(*SPLIT_PAIRS, activate=False), reference.predict(PAIRS, activation_fn=torch.nn.Identity()))
+        parity(engine.score(*SPLIT_PAIRS, prompt="query"), reference.predict(PAIRS, prompt_name="query"))
         for pair, together in zip(PAIRS, found, strict=True):
             assert np.array_equal(engine.score(*pair), together[None])
         if reference.num_labels == 1:
@@ -203,7 +203,7 @@ def test_a_cut_wider_than_the_vectors_cuts_nothing(parity: Parity, tmp_path: Pat
         parity(engine.embed(TEXTS), reference.encode(TEXTS))
 
 
-# What is refused
+# Refusals
 
 REFUSED: dict[str, tuple[list[torch.nn.Module], str]] = {
     "pooled before there are tokens of that width": ([Pooling(20, "mean")], r"1_Pooling/config\.json: embedding_dimension"),

@@ -9,15 +9,16 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-import test_llm_rerankers as llm
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Normalize, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 
-from checkpoints import edit_json, write_json
+from checkpoints.files import edit_json, write_json
+from checkpoints.rerankers import SIZES, gemma, llama3, qwen, write_reranker
+from checkpoints.tokenizer_files import load
+from encoding import encode_request
 from parity import Parity
 from serving import Server
-from tokenizer_files import load
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
@@ -114,20 +115,20 @@ TEXTS = [
 ]
 PROMPTS = {"query": "Find facts: ", "document": "", "spaces": " Represent this \n"}
 CASES: dict[str, tuple[str, Any, str, str]] = {
-    "qwen 2.5": (CHATML, llm.qwen, "Qwen2", "lasttoken"),
-    "qwen 3": (QWEN3, llm.qwen, "Qwen3", "lasttoken"),
-    "qwen 3.5": (QWEN35, llm.qwen, "Qwen3", "lasttoken"),
-    "llama 3": (LLAMA, llm.llama3, "Llama", "mean"),
-    "gemma 3": (GEMMA, llm.gemma, "Gemma", "mean"),
-    "prompt at the end": (TAIL, llm.qwen, "Qwen3", "lasttoken"),
+    "qwen 2.5": (CHATML, qwen, "Qwen2", "lasttoken"),
+    "qwen 3": (QWEN3, qwen, "Qwen3", "lasttoken"),
+    "qwen 3.5": (QWEN35, qwen, "Qwen3", "lasttoken"),
+    "llama 3": (LLAMA, llama3, "Llama", "mean"),
+    "gemma 3": (GEMMA, gemma, "Gemma", "mean"),
+    "prompt at the end": (TAIL, qwen, "Qwen3", "lasttoken"),
 }
 
 
 def save(folder: Path, template: str, tokenizer: Any, kind: str, mode: Any, *, max_length: int = 60, **stated: Any) -> None:
     """A checkpoint as a new SentenceTransformer over a model with a chat template saves it."""
     content, config = tokenizer()
-    llm.write(folder / "plain", kind, (content, config | {"chat_template": template} | stated), form="Model")
-    chain = [Transformer(str(folder / "plain")), Pooling(llm.SIZES["hidden_size"], mode, include_prompt=False), Normalize()]
+    write_reranker(folder / "plain", kind, (content, config | {"chat_template": template} | stated), form="Model")
+    chain = [Transformer(str(folder / "plain")), Pooling(SIZES["hidden_size"], mode, include_prompt=False), Normalize()]
     model = SentenceTransformer(modules=chain, device="cpu", prompts=PROMPTS)
     model.max_seq_length = max_length
     model.save_pretrained(str(folder / "saved"))
@@ -145,7 +146,7 @@ def test_texts_of_a_model_with_a_chat_template(name: str, parity: Parity, tmp_pa
         for prompt in ("", "Find facts: ", " Represent this \n", "<|im_end|> " * 40):
             for text in TEXTS:
                 expected = reference.preprocess([text], prompt=prompt)["input_ids"][0].tolist()
-                (seq,) = tokenizer.encode(Request([text], prompt=prompt))
+                (seq,) = encode_request(tokenizer, Request([text], prompt=prompt))
                 assert seq.ids.tolist() == expected
             parity(engine.embed(TEXTS, prompt=prompt), reference.encode(TEXTS, prompt=prompt))
         parity(engine.embed(TEXTS), reference.encode(TEXTS))
@@ -169,7 +170,7 @@ def test_texts_in_chats_are_cut_at_every_length(name: str, side: str, tmp_path: 
         for text in ("one two three four five", "a line\n", "7", "2026 2027\n\n"):
             for prompt in ("", "Find facts: "):
                 expected = reference.preprocess([text], prompt=prompt)["input_ids"][0].tolist()
-                (seq,) = ours.encode(Request([text], prompt=prompt, max_tokens=limit))
+                (seq,) = encode_request(ours, Request([text], prompt=prompt, max_tokens=limit))
                 assert seq.ids.tolist() == expected
 
 
@@ -191,7 +192,7 @@ def test_variables_of_a_chat_template_and_its_file(parity: Parity, tmp_path: Pat
 
 
 def test_one_of_several_chat_templates(tmp_path: Path) -> None:
-    """Of a list of templates that which is called default is used, as transformers does."""
+    """The template named default is used of a list, as transformers does."""
     save(tmp_path, *CASES["qwen 3"])
     expected = read_card(tmp_path / "saved", "m").text_template
     (tmp_path / "saved/chat_template.jinja").unlink()

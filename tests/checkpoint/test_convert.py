@@ -20,10 +20,12 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_bge_m3 import write_m3
 from typer.testing import CliRunner
 
-from checkpoints import sentence_layout, write_bert, write_json
+from checkpoints.bge_m3 import write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.files import write_json
+from checkpoints.sentence_layout import sentence_layout
 from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.checkpoint.convert import Converted
@@ -64,7 +66,7 @@ def write_dense(folder: Path) -> None:
 
 
 def left_of(out: Path) -> list[str]:
-    """What lies beside the source."""
+    """Return the files that lie beside the source."""
     return sorted(each.name for each in out.parent.iterdir() if each.name != "source")
 
 
@@ -120,7 +122,7 @@ def test_pickled_weights_are_never_read_without_being_asked(source: Path) -> Non
 
 
 class Evil:
-    """What would write a file when it is unpickled."""
+    """An object that would write a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -303,7 +305,7 @@ def reading(source: Path, out: Path) -> Generator[tuple[subprocess.Popen[bytes],
 
 
 def has_ended(process: int) -> bool:
-    """Whether no process has this id, or only one that nobody has waited for."""
+    """Return True if no process has this id, or only a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except FileNotFoundError:

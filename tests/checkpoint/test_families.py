@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
 from transformers import AutoModel, AutoTokenizer
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta, write_xlmr
+from checkpoints.encoders import write_bert, write_roberta, write_xlmr
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
 

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from checkpoints import sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import write_json
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError

@@ -1,4 +1,4 @@
-"""What checkpoints of late-interaction models say that is not supported: refused with file and key."""
+"""Unsupported settings of late-interaction checkpoints: each is refused with file and key."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from checkpoints import edit_json, write_json
-from late_models import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.late_references import checkpoints_of
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.colbert import read_expansion
 from whimbrel.checkpoint.reader import read_card
@@ -31,13 +31,7 @@ CASES: dict[str, Callable[[Path], None]] = {
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @cache
-    def make(case: str) -> Path:
-        folder = tmp_path_factory.mktemp("late")
-        CASES[case](folder)
-        return folder
-
-    return make
+    return checkpoints_of(tmp_path_factory, CASES)
 
 
 ST, BERT = "config_sentence_transformers.json", "sentence_bert_config.json"

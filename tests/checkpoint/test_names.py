@@ -12,7 +12,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
-from checkpoints import sentence_layout, write_bert
+from checkpoints.encoders import write_bert
+from checkpoints.sentence_layout import sentence_layout
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.locate import default_names, resolve_checkpoint

@@ -1,7 +1,7 @@
 """Files as models on the hub have them, every key: they must be read. Sizes are small; the numbers are compared elsewhere.
 
 Of each file only what its kind does not have anyway is listed. Where a model's own files could not be had, those of models
-saved from it were; what is left is from memory.
+saved from it were; the others are from memory.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from checkpoints import OLD, write_json
-from tokenizer_files import FAMILIES, qwen
+from checkpoints.files import write_json
+from checkpoints.sentence_layout import OLD
+from checkpoints.tokenizer_files import FAMILIES, qwen
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.types.card import PoolingOption
 
@@ -120,7 +121,7 @@ CODE: JSON = {"model_args": {"trust_remote_code": True}}
 
 @dataclass(frozen=True)
 class Files:
-    """What a model has, and what is read of it."""
+    """The files of a model, and the settings that are read from them."""
 
     config: JSON
     tokenizer: str
@@ -132,7 +133,7 @@ class Files:
     transformer: JSON = field(default_factory=dict)
     files: JSON = field(default_factory=dict)
     stated: PoolingOption | None = None
-    """What the user has to say."""
+    """Pooling that the user has to state, because no file does."""
 
 
 PUBLISHED = {

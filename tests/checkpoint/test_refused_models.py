@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_roberta
+from checkpoints.encoders import write_bert, write_roberta
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel.cli.main import app
 
 PAGE = Path(__file__).parents[2] / "docs/reference/support.md"
@@ -51,7 +53,7 @@ CONFIGS: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def refusal(name: str, folder: Path) -> str:
-    """What `show` says. The page names the model."""
+    """Return the error of `show`, with the name by which the page calls the model."""
     assert name in PAGE.read_text(encoding="utf-8")
     result = CliRunner().invoke(app, ["show", str(folder)])
     assert result.exit_code == 1

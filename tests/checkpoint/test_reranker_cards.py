@@ -1,4 +1,4 @@
-"""What the files of a reranker that is a language model may say, and what is refused with file and key."""
+"""Files of rerankers that are language models: supported settings, and refusals with file and key."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import error, run
-from test_llm_rerankers import CHAT, JSON, LONG_QUERY, gemma, mxbai_recipe, qwen, write, write_sentence_layout
 from transformers import AutoTokenizer
 
-from checkpoints import edit_json, write_json
+from checkpoints.files import edit_json, write_json
+from checkpoints.rerankers import CHAT, JSON, LONG_QUERY, gemma, mxbai_recipe, qwen, write_reranker, write_sentence_layout
+from command import error, run
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS
@@ -27,7 +27,7 @@ from whimbrel.types.request import Request
 
 
 def test_a_convention_is_known_by_id_or_stated(tmp_path: Path) -> None:
-    write(tmp_path, "Qwen3", qwen())
+    write_reranker(tmp_path, "Qwen3", qwen())
     stated = read_card(tmp_path, "m", reranker="qwen3")
     assert read_card(tmp_path, "Qwen/Qwen3-Reranker-0.6B") == replace(stated, name="Qwen/Qwen3-Reranker-0.6B")
     assert read_card(tmp_path, "m", pooling="lasttoken").template is None
@@ -40,9 +40,9 @@ def test_a_convention_is_known_by_id_or_stated(tmp_path: Path) -> None:
 
 
 def test_the_longest_text_of_a_convention(tmp_path: Path) -> None:
-    write(tmp_path, "Qwen3", qwen(), max_position_embeddings=40_000)
+    write_reranker(tmp_path, "Qwen3", qwen(), max_position_embeddings=40_000)
     assert read_card(tmp_path, "m", reranker="qwen3").max_length == 8192
-    write(tmp_path, "Qwen2", qwen(), max_position_embeddings=40_000)
+    write_reranker(tmp_path, "Qwen2", qwen(), max_position_embeddings=40_000)
     card = read_card(tmp_path, "m", reranker="mxbai-v2")
     assert 8192 < card.max_length < 9000
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
@@ -64,7 +64,7 @@ BAD: list[tuple[str, JSON, str]] = [
 
 @pytest.mark.parametrize(("kind", "changes", "message"), BAD)
 def test_checkpoints_that_do_not_follow_a_convention(kind: Any, changes: JSON, message: str, tmp_path: Path) -> None:
-    write(tmp_path, "Qwen3", qwen(), tie_word_embeddings=True)
+    write_reranker(tmp_path, "Qwen3", qwen(), tie_word_embeddings=True)
     edit_json(tmp_path / "config.json", **changes)
     with pytest.raises(CheckpointError, match=f"^{re.escape(message)}"):
         Engine(str(tmp_path), reranker=kind)
@@ -72,15 +72,15 @@ def test_checkpoints_that_do_not_follow_a_convention(kind: Any, changes: JSON, m
 
 def test_tokenizers_that_do_not_suit_a_template(tmp_path: Path) -> None:
     content, stated = copy.deepcopy(gemma())
-    write(tmp_path, "Gemma", (content | {"post_processor": None}, stated))
+    write_reranker(tmp_path, "Gemma", (content | {"post_processor": None}, stated))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: post_processor: puts no special token"):
         Engine(str(tmp_path), reranker="bge-gemma", tokenizer="transformers")
     del content["model"]["vocab"]["Yes"]
     content["model"]["merges"] = [pair for pair in content["model"]["merges"] if pair != ["Ye", "s"]]
-    write(tmp_path, "Gemma", (content, stated))
+    write_reranker(tmp_path, "Gemma", (content, stated))
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: model: has no token 'Yes'"):
         Engine(str(tmp_path), reranker="bge-gemma")
-    write(tmp_path, "Gemma", gemma())
+    write_reranker(tmp_path, "Gemma", gemma())
     with pytest.raises(CheckpointError, match="leaves no room in the template"):
         Engine(str(tmp_path), reranker="bge-gemma", max_length=20)
 
@@ -193,7 +193,7 @@ def test_templates_are_data(saved: Path) -> None:
 
 
 def test_the_command_takes_a_convention(tmp_path: Path) -> None:
-    write(tmp_path, "Qwen3", qwen())
+    write_reranker(tmp_path, "Qwen3", qwen())
     card = json.loads(run("show", str(tmp_path), "--reranker", "qwen3", "--json").stdout)["card"]
     assert list(card["outputs"]) == ["scores"]
     assert "--reranker takes one of: qwen3, mxbai-v2" in error("show", str(tmp_path), "--reranker", "qwen4")

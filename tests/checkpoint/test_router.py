@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, Pooling, Router, StaticEmbedding, Transformer
 
-from checkpoints import bert_tokenizer, edit_json, write_bert, write_json, write_xlmr
+from checkpoints.files import edit_json, write_json
+from checkpoints.router import write_router
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.reader import read_card
@@ -33,34 +33,6 @@ Floats = NDArray[np.float32]
 TEXTS = ["", "a", "The whimbrel flies.", "Vogel " * 7, "far far away in a year " * 40, "query: birds", "1, 2; 3!"]
 
 
-def dense(out: int, seed: int) -> Dense:
-    torch.manual_seed(seed)
-    return Dense(48, out)
-
-
-def static() -> StaticEmbedding:
-    words = bert_tokenizer()._tokenizer
-    table = torch.randn(words.get_vocab_size(), 48, generator=torch.Generator().manual_seed(3))
-    return StaticEmbedding(words, embedding_weights=table)
-
-
-def save(folder: Path, form: str) -> None:
-    write_bert(folder / "bert")
-    write_xlmr(folder / "xlmr", hidden_size=64)
-    edit_json(folder / "xlmr/tokenizer_config.json", model_max_length=40)
-    bert, pooling = Transformer(str(folder / "bert")), Pooling(48, "mean")
-    other = [Transformer(str(folder / "xlmr")), Pooling(64, "cls"), Dense(64, 48)]
-    heads = {"query": [dense(20, 1)], "document": [dense(20, 2), dense_of(20, 20)]}
-    modules: dict[str, list[Any]] = {
-        "heads": [bert, pooling, Router(heads), Normalize()],
-        "one head": [bert, pooling, Router({"query": [dense(48, 1)], "document": []}, default_route="document")],
-        "poolings": [Router({"query": [bert, Pooling(48, "cls")], "document": [bert, pooling]}), Normalize()],
-        "table and model": [Router.for_query_document([static()], [bert, pooling]), Normalize()],
-        "two models": [Router.for_query_document(other, [bert, pooling])],
-    }
-    SentenceTransformer(modules=modules[form], device="cpu").save(str(folder / "model"))
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Models by their form, each saved once."""
@@ -68,7 +40,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     @cache
     def find(form: str) -> Path:
         folder = tmp_path_factory.mktemp("router")
-        save(folder, form)
+        write_router(folder, form)
         return folder / "model"
 
     return find
@@ -78,11 +50,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def heads(saved: Callable[[str], Path], tmp_path: Path) -> Path:
     """A copy to be changed."""
     return shutil.copytree(saved("heads"), tmp_path / "model")
-
-
-def dense_of(columns: int, rows: int) -> Dense:
-    torch.manual_seed(7)
-    return Dense(columns, rows)
 
 
 def assert_parity(found: Floats, expected: Floats) -> None:
@@ -127,7 +94,7 @@ def test_a_batch_of_both_is_launched_at_once(saved: Callable[[str], Path], monke
             for way in ("query", "document")
         ]
         monkeypatch.setattr(Runner, "launch", spied)
-        with dispatcher._lock:  # nobody takes until all have come
+        with dispatcher._lock:  # no lane takes until all have come
             jobs = [Job(Future(), one, rows_of(one)) for one in prepared]
             for job in jobs:
                 dispatcher._jobs.add(job)
@@ -152,7 +119,7 @@ def test_a_shared_model_is_loaded_once(saved: Callable[[str], Path]) -> None:
 
 
 def test_in_processes_of_their_own(saved: Callable[[str], Path]) -> None:
-    """What a text is, and what becomes of its parts, is known where it came in and where it runs."""
+    """Queries and documents, whole or in chunks, take their routes in a server's processes too."""
     folder, many = str(saved("poolings")), ["bird " * 100, "a", "far away in a year " * 60]
     with Engine(folder, dtype="float32") as engine, Server(folder, "--dtype", "float32", "--workers", "1") as server:
         for options in ({"input_type": "query"}, {"input_type": "document"}, {"split_long": True}, {}):
@@ -181,7 +148,7 @@ def test_limits_are_those_of_each_model(saved: Callable[[str], Path]) -> None:
 
 
 def test_an_old_asym(heads: Path) -> None:
-    """As Sentence Transformers saved it when it was called that."""
+    """A Router that Sentence Transformers saved under its earlier name, Asym, gives the same vectors."""
     folder = heads
     (folder / "2_Router").rename(folder / "2_Asym")
     old = "sentence_transformers.models."

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 import transformers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from test_layouts import LAYOUTS, TEXTS, write_layout
 
-from checkpoints import edit_json, write_json
+from checkpoints.files import edit_json, write_json
+from checkpoints.layouts import LAYOUTS, TEXTS, write_layout
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.left_out import left_out
@@ -126,7 +126,7 @@ def test_other_instructors_must_say_what_they_pool(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", ["QuestionAnswering", "SequenceClassification", "TokenClassification"])
 @pytest.mark.parametrize("family", ["T5", "MT5"])
 def test_heads_for_other_tasks_are_left_out(family: str, form: str, parity: Parity, tmp_path: Path) -> None:
-    """By the model_type, as Sentence Transformers does, whatever class config.json names."""
+    """The model_type decides, as with Sentence Transformers, not the class that config.json names."""
     folder = write_t5(tmp_path, "gtr t5" if family == "T5" else "whole flan t5")
     config = getattr(transformers, f"{family}Config").from_pretrained(folder, num_decoder_layers=1)
     torch.manual_seed(3)
@@ -172,7 +172,7 @@ def test_copies_of_the_table_must_be_equal(tmp_path: Path) -> None:
 
 
 def test_pickled_weights_are_converted(tmp_path: Path) -> None:
-    """Of a whole T5, in which three tables share their memory."""
+    """A whole T5, in which three tables share their memory, is converted."""
     folder, out = write_t5(tmp_path / "model", "whole flan t5"), tmp_path / "out"
     expected = embedded(folder)
     model = transformers.T5ForConditionalGeneration.from_pretrained(folder)

@@ -16,7 +16,8 @@ from sentence_transformers.multi_vector_encoder.modules import HierarchicalToken
 from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 from sentence_transformers.util import maxsim
 
-from checkpoints import edit_json, write_bert
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest

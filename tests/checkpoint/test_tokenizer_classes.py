@@ -12,9 +12,10 @@ import pytest
 from transformers import AutoTokenizer, XLMRobertaTokenizer
 from transformers.models.auto import tokenization_auto as auto
 
-import tokenizer_files
-from checkpoints import write_json
-from tokenizer_files import FAMILIES, charsmap, deberta, gemma, llama, qwen, roberta, write, xlm_roberta
+from checkpoints import tokenizer_files
+from checkpoints.files import write_json
+from checkpoints.tokenizer_files import FAMILIES, GTE_QWEN2, charsmap, deberta, gemma, llama, qwen, roberta, write, xlm_roberta
+from encoding import encode_request
 from whimbrel.checkpoint.config import reader
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.checkpoint.tokenizer import config
@@ -52,7 +53,7 @@ load = partial(tokenizer_files.load, pooling="mean", tokenizer="transformers")
 def encode(tokenizer: Tokenizer, text: str) -> list[int]:
     """An empty seq is refused, where transformers has one."""
     try:
-        return tokenizer.encode(Request([text]))[0].ids.tolist()
+        return encode_request(tokenizer, Request([text]))[0].ids.tolist()
     except InvalidRequest:
         return []
 
@@ -123,16 +124,6 @@ def test_what_no_class_can_be_built_of_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").unlink()
     with pytest.raises(CheckpointError, match=r"tokenizer\.json: not found"):
         load(tmp_path)
-
-
-GTE_QWEN2 = {
-    "add_eos_token": True,
-    "auto_map": {
-        "AutoTokenizer": [
-            f"Alibaba-NLP/gte-Qwen2-7B-instruct--tokenization_qwen.Qwen2Tokenizer{ending}" for ending in ("", "Fast")
-        ]
-    },
-}
 
 
 @pytest.mark.parametrize("limit", [60, 9])
@@ -208,7 +199,7 @@ LEFT = {"truncation": {"direction": "Left", "max_length": 9, "strategy": "Longes
 
 WORDPIECES = ("bert", "mpnet")
 TIE = (("\u2581", -5.691311340812741), ("0", -3.6159406061461867), ("00", -4.035922836261352))
-"""Pieces of which two splits of 000 are equally good but for rounding, which the last bit of the scores decides."""
+"""Pieces of which two splits of 000 are equally good except for rounding, which the last bit of the scores decides."""
 
 
 def test_the_scores_of_pieces_are_read_to_the_last_bit(tmp_path: Path) -> None:
@@ -342,7 +333,7 @@ CROSSED = [
 @pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
 @pytest.mark.sample(20)
 def test_the_class_that_is_stated(where: str, family: str, name: str, files: tuple[JSON, JSON], tmp_path: Path) -> None:
-    """As AutoTokenizer chooses: mostly the one that is stated, whatever the model."""
+    """The class is the one that AutoTokenizer chooses: mostly the stated one, for any model."""
     tokenizer, config = files
     stated = name if where == "tokenizer_config.json" else GONE
     write(tmp_path, family, config | {"tokenizer_class": stated}, tokenizer, tokenizer_class=GONE if stated == name else name)
@@ -370,7 +361,7 @@ def test_special_tokens_of_the_map_file(tokens: list[Any], family: str, tmp_path
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.sample(6)
 def test_an_added_token_without_a_row_is_no_token(family: str, tmp_path: Path) -> None:
-    """As Gemma's for images in models that know only text; transformers' model fails at it."""
+    """Gemma's token for images in models that know only text is read as text; transformers' model fails at it."""
     write(tmp_path, family)
     number = 1 + max(*vocabulary(family).values(), *(token["id"] for token in content(family)["added_tokens"]))
     listed = [*added(family), full("<image>", id=number, special=True)]
@@ -390,7 +381,7 @@ def vocabulary(family: str) -> dict[str, int]:
 def test_truncation_keeps_what_stands_around_a_text(side: str, family: str, tmp_path: Path) -> None:
     write(tmp_path, family, {"truncation_side": side})
     tokenizer = load(tmp_path)
-    short, long = (tokenizer.encode(Request([text]))[0].ids for text in ("bird", "bird " * 100))
+    short, long = (encode_request(tokenizer, Request([text]))[0].ids for text in ("bird", "bird " * 100))
     assert long.size == 60
     assert long[-1] == short[-1]
     assert family == "qwen3" or long[0] == short[0]
@@ -479,7 +470,7 @@ def test_a_vocabulary_must_have_a_token_for_what_it_does_not_know(family: str, u
 
 
 class PanicException(BaseException):
-    """What a panic of the binding looks like."""
+    """The exception by which the binding reports a panic."""
 
 
 @pytest.mark.parametrize("error", [PanicException("split"), Exception("split"), KeyboardInterrupt(), MemoryError()])
@@ -493,7 +484,7 @@ def test_a_panic_over_a_text_is_the_text_s_fault(error: BaseException, tmp_path:
     monkeypatch.setattr(tokenizer.backend, "raw", Panics())
     expected = InvalidRequest if "split" in str(error) else type(error)
     with pytest.raises(expected):
-        tokenizer.encode(Request(["bird"]))
+        encode_request(tokenizer, Request(["bird"]))
 
 
 @pytest.mark.parametrize("family", ["bert", "qwen3", "llama"])

@@ -14,10 +14,12 @@ from tokenizers.models import Unigram
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json, write_xlmr, xlmr_tokenizer
+from checkpoints.encoders import write_bert, write_xlmr, xlmr_tokenizer
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import FAMILIES, load, write
 from parity import Parity
 from texts import TEXTS
-from tokenizer_files import FAMILIES, load, write
 from whimbrel import Engine
 from whimbrel.checkpoint.tokenizer.classes import find_mismatch
 from whimbrel.cli.main import app
@@ -74,7 +76,7 @@ def test_what_a_class_cannot_read_is_refused_and_repaired(layout: str, parity: P
 @pytest.mark.parametrize("name", CLASSES)
 @pytest.mark.sample(12)
 def test_every_class_reads_its_own_kind(name: TokenizerClass, family: str, tmp_path: Path) -> None:
-    """Of each kind of vocabulary a class reads it, as the same class of transformers does, or refuses it by name."""
+    """A class reads each kind of vocabulary as the same class of transformers does, or refuses it by name."""
     content, settings = FAMILIES[family][1]
     write(tmp_path, "xlm-roberta")
     write_json(tmp_path / "tokenizer.json", content)
@@ -162,7 +164,7 @@ def test_a_model_type_that_implies_no_class(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["BPE", "Unigram", "WordPiece", "Other", 7, None])
 @pytest.mark.sample(6)
 def test_a_vocabulary_that_is_none(vocab: Any, kind: Any, tmp_path: Path) -> None:
-    """What is in place of a vocabulary is an error over tokenizer.json."""
+    """Any other value in place of a vocabulary is an error that names tokenizer.json."""
     write_bert(tmp_path)
     write_json(tmp_path / "tokenizer.json", {"model": {"type": kind, "vocab": vocab}, "added_tokens": []})
     sentence_layout(tmp_path)

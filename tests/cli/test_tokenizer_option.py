@@ -9,15 +9,16 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from test_cli import Here
-from test_models import DECODER, write
 
-from checkpoints import edit_json, sentence_layout
-from letters import write_tokenizer
+from checkpoints.families import DECODER, write_model
+from checkpoints.files import edit_json
+from checkpoints.letter_tokenizers import write_tokenizer
+from checkpoints.sentence_layout import sentence_layout
+from command import Here
 from serving import Server
 from whimbrel import Engine
 from whimbrel.cli import verify
-from whimbrel.cli.serve import _summary
+from whimbrel.cli.banner import _summary
 
 SMALL = DECODER | {"vocab_size": 80, "max_position_embeddings": 64}
 
@@ -25,16 +26,11 @@ SMALL = DECODER | {"vocab_size": 80, "max_position_embeddings": 64}
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A Llama in the layout of e5-mistral: flags that ask for </s>, and a post-processor that adds none."""
-    write(tmp_path, "Llama", SMALL)
+    write_model(tmp_path, "Llama", SMALL)
     write_tokenizer(tmp_path, "llama")
     edit_json(tmp_path / "config.json", transformers_version="4.34.0")
     sentence_layout(tmp_path, modes=("lasttoken",), heads=("Normalize",), max_seq_length=60)
     return tmp_path
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> Here:
-    return Here(monkeypatch)
 
 
 SAID = {

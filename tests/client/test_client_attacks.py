@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hostile import Hostile, Script, array, ask, good, http, numbered
+from scripted_server import Script, ScriptedServer, array, ask, good, http, numbered
 from whimbrel import AsyncClient, Client, errors
 
 ONES = np.ones((2, 3), np.float32)
@@ -43,7 +43,7 @@ BROKEN: dict[str, tuple[bytes | None, str]] = {
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_every_bad_answer_is_an_error_that_says_what_and_where(name: str, kind: type[Any]) -> None:
     sent, says = BROKEN[name]
-    with Hostile(lambda *_: sent, keep=False) as server, pytest.raises(errors.WhimbrelError, match=says):
+    with ScriptedServer(lambda *_: sent, keep=False) as server, pytest.raises(errors.WhimbrelError, match=says):
         ask(kind(server.url, max_retries=0), ["1", "2"])
 
 
@@ -54,7 +54,7 @@ def test_a_body_that_drips_ends_with_the_timeout(kind: type[Any]) -> None:
         return [head + b"\r\n\r\n", *(body[i : i + 1] for i in range(len(body)))]
 
     started = time.monotonic()
-    with Hostile(script) as server, pytest.raises(errors.Unavailable, match=r"within 0.2 seconds\. Increase `timeout`"):
+    with ScriptedServer(script) as server, pytest.raises(errors.Unavailable, match=r"within 0.2 seconds\. Increase `timeout`"):
         ask(kind(server.url, timeout=0.2, max_retries=0), [str(i) for i in range(20)])
     assert time.monotonic() - started < 2
 
@@ -63,7 +63,7 @@ def test_a_body_that_drips_ends_with_the_timeout(kind: type[Any]) -> None:
 def test_who_would_wait_too_long_is_told_at_once(after: str) -> None:
     if "date" in after:
         after = formatdate(time.time() + 900, usegmt=True)
-    with Hostile(lambda *_: http(429, retry_after=after)) as server, pytest.raises(errors.Overloaded, match=after):
+    with ScriptedServer(lambda *_: http(429, retry_after=after)) as server, pytest.raises(errors.Overloaded, match=after):
         ask(Client(server.url), ["1"])
     assert server.num_requests == 1
 
@@ -73,12 +73,12 @@ def test_nonsense_in_retry_after_is_no_wait_of_its_own(after: str) -> None:
     def script(number: int, path: str, texts: list[str]) -> bytes:
         return good(texts) if number else http(503, retry_after=after)
 
-    with Hostile(script) as server:
+    with ScriptedServer(script) as server:
         assert ask(Client(server.url), ["7"]).tolist() == [[7]]
 
 
 def test_servers_that_are_not_there_do_not_count_as_tries() -> None:
-    with Hostile(lambda *_: http(429, retry_after="3600")) as busy, Hostile(numbered) as server:
+    with ScriptedServer(lambda *_: http(429, retry_after="3600")) as busy, ScriptedServer(numbered) as server:
         dead = [f"http://127.0.0.1:{port}" for port in (1, 2, 3, 4)]
         assert ask(Client([*dead, busy.url, server.url], max_retries=0), ["7"]).tolist() == [[7]]
         with pytest.raises(errors.Unavailable, match=r"127.0.0.1:[1-4]: .*refused. Is the server running"):
@@ -86,7 +86,7 @@ def test_servers_that_are_not_there_do_not_count_as_tries() -> None:
 
 
 def test_a_server_that_closes_idle_connections_costs_no_wait() -> None:
-    with Hostile(numbered, keep=False) as server, Client(server.url) as client:
+    with ScriptedServer(numbered, keep=False) as server, Client(server.url) as client:
         started = time.monotonic()
         assert [client.embed(str(i)).item() for i in range(30)] == list(range(30))
         assert time.monotonic() - started < 3
@@ -100,7 +100,7 @@ def test_nothing_is_lost_in_the_midst_of_faults(kind: type[Any]) -> None:
         faults = {1: None, 3: whole[:-3], 5: http(503), 7: http(413), 9: http(429, retry_after="0"), 11: b""}
         return faults.get(number % 40, whole)
 
-    with Hostile(script, keep=False) as first, Hostile(script, keep=False) as second:
+    with ScriptedServer(script, keep=False) as first, ScriptedServer(script, keep=False) as second:
         vectors = ask(kind([first.url, second.url], max_items=30, max_in_flight=4), (str(i) for i in range(3000)))
         assert np.array_equal(vectors[:, 0], np.arange(3000))
         assert min(first.num_requests, second.num_requests) > 10
@@ -108,8 +108,8 @@ def test_nothing_is_lost_in_the_midst_of_faults(kind: type[Any]) -> None:
 
 def test_a_server_that_dies_in_mid_list_is_left() -> None:
     with (
-        Hostile(lambda number, path, texts: good(texts) if number < 5 else None, keep=False) as first,
-        Hostile(numbered) as second,
+        ScriptedServer(lambda number, path, texts: good(texts) if number < 5 else None, keep=False) as first,
+        ScriptedServer(numbered) as second,
     ):
         vectors = ask(Client([first.url, second.url], max_items=10), [str(i) for i in range(1000)])
     assert np.array_equal(vectors[:, 0], np.arange(1000))
@@ -118,7 +118,7 @@ def test_a_server_that_dies_in_mid_list_is_left() -> None:
 
 @pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_connections_are_few_and_requests_are_made_as_they_are_sent(kind: type[Any]) -> None:
-    with Hostile(numbered) as server:
+    with ScriptedServer(numbered) as server:
         vectors = ask(kind(server.url), (str(i) for i in range(100_000)))
         assert np.array_equal(vectors[:, 0], np.arange(100_000))
         assert server.num_connections <= 8
@@ -128,7 +128,7 @@ def test_the_text_that_is_too_large_is_named() -> None:
     def script(number: int, path: str, texts: list[str]) -> bytes:
         return http(413, b'{"error": "too large"}') if any(len(text) > 100 for text in texts) else good(texts)
 
-    with Hostile(script) as server, pytest.raises(errors.TooLarge, match=r"^input\[70\]: too large"):
+    with ScriptedServer(script) as server, pytest.raises(errors.TooLarge, match=r"^input\[70\]: too large"):
         ask(Client(server.url), ["1"] * 70 + ["2" * 101] + ["3"] * 30)
 
 
@@ -137,7 +137,7 @@ def test_servers_of_different_models_are_found_out(kind: type[Any]) -> None:
     def script(number: int, path: str, texts: list[str]) -> bytes:
         return array(np.ones((len(texts), 2 + number % 2), np.float32))
 
-    with Hostile(script) as server, pytest.raises(errors.WhimbrelError, match="Do all servers serve the same model"):
+    with ScriptedServer(script) as server, pytest.raises(errors.WhimbrelError, match="Do all servers serve the same model"):
         ask(kind(server.url, max_items=2), ["1"] * 10)
 
 
@@ -167,7 +167,7 @@ def tei(limit: int, status: int) -> Script:
 @pytest.mark.parametrize("status", [413, 422])
 def test_tei_takes_few_texts_at_a_time(limit: int, num_requests: int, status: int) -> None:
     texts = [str(i) for i in range(100)]
-    with Hostile(tei(limit, status)) as server, Client(server.url, dialect="tei") as client:
+    with ScriptedServer(tei(limit, status)) as server, Client(server.url, dialect="tei") as client:
         assert client.embed(texts)[:, 0].tolist() == list(range(100))
         assert server.num_requests == num_requests
         assert [each.index for each in client.rerank("q", texts, top_n=2)] == [99, 98]
@@ -186,7 +186,7 @@ def test_places_in_messages_are_those_of_the_whole_list() -> None:
             )
         return tei(32, 422)(number, path, texts)  # pyright: ignore
 
-    with Hostile(script) as server, Client(server.url, dialect="tei") as client:
+    with ScriptedServer(script) as server, Client(server.url, dialect="tei") as client:
         with pytest.raises(errors.InvalidRequest, match=r"^input\[70\]: is bad"):
             client.embed(["1"] * 70 + ["bad"] * 3)
         server.script = lambda *_: http(424, b'{"error": "no reranker", "error_type": "Backend"}')
@@ -204,7 +204,7 @@ def test_openai_s_and_cohere_s_base_urls_and_shapes() -> None:
 
     paths: list[str] = []
     texts = [str(i) for i in range(100)]
-    with Hostile(script) as server:
+    with ScriptedServer(script) as server:
         for version, dialect in (("/v1", "openai"), ("/v2", "cohere")):
             assert ask(Client(server.url + version, dialect=dialect, model="m"), texts)[:, 0].tolist() == list(range(100))  # pyright: ignore
     assert sorted(paths) == ["/v1/embeddings", "/v2/embed", "/v2/embed"]

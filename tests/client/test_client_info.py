@@ -1,4 +1,4 @@
-"""What a client learns of its servers: models, facts, health and tokens; and one client for several models."""
+"""Facts that a client reads from its servers: models, health and tokens; and one client for several models."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from exchanges import Small
-from hostile import Hostile, http
+from scripted_server import ScriptedServer, http
 from whimbrel import AsyncClient, AsyncEngine, Client, errors
 from whimbrel.types.request import TokenizeRequest
 
@@ -86,7 +86,7 @@ def test_the_async_client_has_them_too(small: Small) -> None:
 def test_health_of_servers_that_are_not_ready(small: Small) -> None:
     """A server that is starting, broken or away is told as such, without retries and without an error."""
     starting = http(503, b'{"error":{"message":"loading.","type":"overloaded_error","param":null,"code":"unavailable"}}')
-    with Hostile(lambda *_: starting) as loading, Hostile(lambda *_: b"garbage\r\n\r\n") as broken:
+    with ScriptedServer(lambda *_: starting) as loading, ScriptedServer(lambda *_: b"garbage\r\n\r\n") as broken:
         urls = [small.url, loading.url, broken.url, "http://127.0.0.1:9"]
         with Client(urls) as client:
             ready, first, second, third = client.health()
@@ -106,8 +106,8 @@ def test_health_of_servers_that_are_not_ready(small: Small) -> None:
 
 @pytest.mark.parametrize("answer", [b"[]", b"{}", b'{"data": [{"id": 3}]}', b"null", b"\xff"])
 def test_answers_that_cannot_be_read(answer: bytes) -> None:
-    """What is no list of models, or no object of facts, is an error that says so."""
-    with Hostile(lambda *_: http(200, answer)) as server, Client(server.url, max_retries=0) as client:
+    """An answer that is no list of models, or no object of facts, is an error that says so."""
+    with ScriptedServer(lambda *_: http(200, answer)) as server, Client(server.url, max_retries=0) as client:
         with pytest.raises(errors.WhimbrelError, match="cannot be read"):
             client.models()
         if answer not in (b"{}", b'{"data": [{"id": 3}]}'):

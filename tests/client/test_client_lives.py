@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hostile import Hostile, ask, good, http, numbered
+from scripted_server import ScriptedServer, ask, good, http, numbered
 from whimbrel import AsyncClient, Client, Engine, errors
 
 VERBS = "embed sparse multi_vector muvera encode score rerank explain classify token_classify".split()
@@ -32,12 +32,12 @@ def test_verbs_look_as_they_are_called(verb: str) -> None:
 
 
 @pytest.fixture
-def slow() -> Iterator[Hostile]:
-    with Hostile(numbered, pause=0.2) as server:
+def slow() -> Iterator[ScriptedServer]:
+    with ScriptedServer(numbered, pause=0.2) as server:
         yield server
 
 
-def test_closing_ends_what_another_thread_asks(slow: Hostile) -> None:
+def test_closing_ends_what_another_thread_asks(slow: ScriptedServer) -> None:
     client = Client(slow.url, max_items=1, max_in_flight=2)
     threading.Timer(0.3, client.close).start()
     with pytest.raises(errors.Unavailable, match=r"^the client is closed\.$"):
@@ -50,7 +50,7 @@ def test_closing_ends_what_another_thread_asks(slow: Hostile) -> None:
 
 def test_a_wait_for_another_try_ends_with_the_client() -> None:
     started = time.monotonic()
-    with Hostile(lambda *_: http(429, retry_after="30")) as server:
+    with ScriptedServer(lambda *_: http(429, retry_after="30")) as server:
         client = Client(server.url)
         threading.Timer(0.2, client.close).start()
         with pytest.raises(errors.Unavailable, match="is closed"):
@@ -68,7 +68,7 @@ def test_an_interrupt_does_not_wait_for_answers() -> None:
 
 def interrupt() -> None:
     started = time.monotonic()
-    with Hostile(numbered, pause=3) as server:
+    with ScriptedServer(numbered, pause=3) as server:
         threading.Timer(0.3, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
         with pytest.raises(KeyboardInterrupt):
             ask(Client(server.url, max_items=1), ["1"] * 50)
@@ -111,14 +111,14 @@ assert [vectors[:, 0].tolist() for vectors in found] == [list(range(9))] * 4
 @pytest.mark.parametrize("program", [FORK, LOOPS])
 @pytest.mark.sample(1)
 def test_a_child_or_an_event_loop_has_connections_of_its_own(program: str) -> None:
-    with Hostile(numbered, pause=0.005) as server:
+    with ScriptedServer(numbered, pause=0.005) as server:
         done = subprocess.run(
             [sys.executable, "-c", program, server.url], capture_output=True, text=True, timeout=60, check=False
         )
     assert done.returncode == 0, done.stderr
 
 
-def test_after_an_error_no_task_is_left(slow: Hostile) -> None:
+def test_after_an_error_no_task_is_left(slow: ScriptedServer) -> None:
     slow.script = lambda number, path, texts: http(400) if number == 3 else good(texts)
 
     async def fail() -> int:
@@ -131,7 +131,7 @@ def test_after_an_error_no_task_is_left(slow: Hostile) -> None:
     assert slow.num_requests < 10
 
 
-def test_closing_ends_what_other_tasks_ask(slow: Hostile) -> None:
+def test_closing_ends_what_other_tasks_ask(slow: ScriptedServer) -> None:
     async def close() -> None:
         client = AsyncClient(slow.url, max_items=1, max_in_flight=2)
         asking = asyncio.ensure_future(client.embed(["1"] * 50))
@@ -144,7 +144,7 @@ def test_closing_ends_what_other_tasks_ask(slow: Hostile) -> None:
 
 
 def test_threads_share_what_may_be_in_flight() -> None:
-    with Hostile(numbered, pause=0.005) as server, Client(server.url, max_items=5, max_in_flight=4) as client:
+    with ScriptedServer(numbered, pause=0.005) as server, Client(server.url, max_items=5, max_in_flight=4) as client:
         wrong: list[int] = []
 
         def run(first: int) -> None:
@@ -187,7 +187,7 @@ def test_settings_that_cannot_be_meant(options: dict[str, Any]) -> None:
 
 def test_a_base_url_may_end_with_the_version() -> None:
     paths: list[str] = []
-    with Hostile(lambda number, path, texts: paths.append(path) or good(texts)) as server:
+    with ScriptedServer(lambda number, path, texts: paths.append(path) or good(texts)) as server:
         for end in ("", "/", "/v1", "/v1/", "/api"):
             ask(Client(server.url + end), "1")
     assert paths == ["/v1/embed"] * 4 + ["/api/v1/embed"]
@@ -219,7 +219,7 @@ def test_a_password_in_the_url_is_not_shown() -> None:
 
 
 def test_the_text_that_cannot_be_sent_is_named() -> None:
-    with Hostile(numbered) as server, Client(server.url, max_items=3) as client:
+    with ScriptedServer(numbered) as server, Client(server.url, max_items=3) as client:
         with pytest.raises(errors.InvalidRequest, match=r"^input\[10\]: holds a lone surrogate"):
             client.embed(["1"] * 10 + ["\ud800"])
         assert client.embed(np.array(["1", "2"])).tolist() == [[1], [2]]
@@ -241,6 +241,6 @@ def test_of_no_documents_nothing_is_asked(dialect: Any) -> None:
 
 
 def test_there_may_be_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Hostile(numbered) as server:
+    with ScriptedServer(numbered) as server:
         monkeypatch.setattr("sys.stderr", None)
         assert ask(Client(server.url, max_items=1), ["1", "2"]).tolist() == [[1], [2]]

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from test_bge_m3 import write_m3
 
-from classifiers import write_classifier, write_nli
-from gliner_golden import write_gliner
-from late_models import write_sentence_transformers
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier, write_nli
+from checkpoints.gliner_golden import write_gliner
+from checkpoints.late_interaction import write_sentence_transformers
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine, errors
 
@@ -191,7 +191,7 @@ def test_many_texts_with_many_labels_are_split_as_the_server_takes_them(setup: S
 
 
 def test_a_model_of_another_kind(setup: Setup) -> None:
-    """The route of classes has no outputs to choose, so what is wrong is the model."""
+    """The route of classes has no outputs to choose, so the error names the model."""
     with Client(setup.url, model="m3") as client, pytest.raises(errors.InvalidRequest, match="no 'scores'") as found:
         client.classify(TEXTS)
     assert found.value.param == "model"

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+
 from dashboards import DEPLOY, dashboard, dashboard_queries, panels, rules
 
 ROOT = Path(__file__).parents[2]

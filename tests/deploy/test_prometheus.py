@@ -23,11 +23,11 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from dashboards import dashboard_queries, rules
-from prometheus_server import FOLDER, RANGE, Alert, Exporter, Prometheus, Series, configuration
 
 import fault_injection
+from dashboards import dashboard_queries, rules
 from load import ask, holds
+from prometheus_server import FOLDER, RANGE, Alert, Exporter, Prometheus, Series, configuration
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for

@@ -18,12 +18,12 @@ import httpx2
 import numpy as np
 import orjson
 import pytest
-from test_cohere import QUERY, TEXTS
 from transformers import pipeline
 
-from classifiers import write_classifier
+from asgi import call
+from checkpoints.classifiers import write_classifier
+from dialect_results import QUERY, TEXTS
 from exchanges import WRITE, Exchanges, Small
-from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any, cast
 
 import cohere
@@ -18,42 +16,24 @@ from cohere.core.api_error import ApiError
 from hypothesis import given
 from hypothesis import strategies as st
 
+from asgi import call
+from dialect_results import QUERY, TEXTS, as_floats, dense_result, fake_model, ranked_result
 from exchanges import Exchanges, Small
-from fake import FakeEmbedder, FakeModel, call
+from fake_embedder import FakeEmbedder, FakeModel
 from vectors import is_read_back, vectors
 from whimbrel.dialects import cohere as dialect
 from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
-from whimbrel.types.card import Output
 from whimbrel.types.request import Request
-from whimbrel.types.result import Outputs, Result, Timings
 
 TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
-TEXTS = ["A whimbrel is a wader.", "It has a curved bill, and it flies far.", "a"]
-QUERY = "what is a whimbrel?"
 JSON = {"content-type": "application/json"}
 
 
-def model(*prompts: str, width: int = 16, forms: Any = None) -> FakeModel:
-    """What a dialect knows of a model with such prompts."""
-    card: Any = SimpleNamespace(prompts=dict.fromkeys(prompts, ""), tasks=(), text_formats=forms, list_template=None)
-    card.tower_for, card.tower = lambda _: 0, lambda _: card
-    card.output = lambda _: Output(width)
-    return FakeModel.named("m", card)
-
-
 def read(body: dict[str, Any], served: FakeModel | None = None) -> Request:
-    return dialect.parse_embed(orjson.dumps(body))[1](served or model())
-
-
-def result(rows: Any) -> Result:
-    return Result(Outputs(np.asarray(rows, np.float32)), 7, 0, Timings())
-
-
-def ranked(*scores: float) -> Result:
-    return Result(Outputs(scores=np.array(scores, np.float32)[:, None]), 7, 0, Timings())
+    return dialect.parse_embed(orjson.dumps(body))[1](served or fake_model())
 
 
 # Embed
@@ -61,7 +41,7 @@ def ranked(*scores: float) -> Result:
 
 def test_every_field_of_embed() -> None:
     body = {"texts": ["a"], "model": "m", "output_dimension": 8, "max_tokens": 9, "truncate": "NONE", "priority": 3, "new": 1}
-    assert read(body) == Request(["a"], ("dense",), dimensions=8, max_tokens=9, truncate="never", priority=3)
+    assert read(body) == Request(["a"], ("dense",), dimensions=8, max_tokens=9, truncate="never")
     assert read({"texts": ["a"]}) == Request(["a"], ("dense",), truncate="right")
     assert read(dict.fromkeys(dialect.CohereEmbedRequest.__struct_fields__) | {"texts": ["a"]}) == read({"texts": ["a"]})
     assert read({"texts": ["a"], "truncate": "START"}).truncate == "left"
@@ -80,7 +60,7 @@ def test_every_field_of_embed() -> None:
     ],
 )  # fmt: skip
 def test_what_texts_are_for(word: str | None, prompts: tuple[str, ...], expected: tuple[str | None, str | None]) -> None:
-    request = read({"texts": ["a"], "input_type": word}, model(*prompts))
+    request = read({"texts": ["a"], "input_type": word}, fake_model(*prompts))
     assert (request.prompt_name, request.input_type) == expected
 
 
@@ -90,14 +70,14 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:"}}
 @pytest.mark.parametrize(
     ("body", "param"),
     [
-        ({}, "texts"), ({"texts": []}, "input"), ({"texts": "a"}, "texts"), ({"texts": ["a", 3]}, "texts[1]"), ({"inputs": []}, "input"),
-        ({"texts": ["a"], "inputs": []}, "texts"), ({"images": ["data:"]}, "images"), ({"texts": ["a"], "input_type": "image"}, "input_type"),
+        ({}, "texts"), ({"texts": []}, "texts"), ({"texts": "a"}, "texts"), ({"texts": ["a", 3]}, "texts[1]"), ({"inputs": []}, "inputs"),
+        ({"texts": ["a"], "inputs": []}, "inputs"), ({"images": ["data:"]}, "images"), ({"texts": ["a"], "input_type": "image"}, "input_type"),
         ({"inputs": [{"content": [IMAGE]}]}, "inputs[0].content[0]"), ({"inputs": [{"content": []}]}, "inputs[0].content"),
         ({"inputs": [{"content": [{"type": "text", "text": "a"}] * 2}]}, "inputs[0].content"), ({"inputs": ["a"]}, "inputs[0]"),
         ({"texts": ["a"], "embedding_types": ["float", "int4"]}, "embedding_types[1]"), ({"texts": ["a"], "truncate": "end"}, "truncate"),
         ({"texts": ["a"], "embedding_types": "float"}, "embedding_types"), ({"texts": ["a"], "input_type": "query"}, "input_type"),
         ({"texts": ["a"], "max_tokens": 0}, "max_tokens"), ({"texts": ["a"], "output_dimension": "8"}, "output_dimension"),
-        ({"texts": ["a"], "priority": 2**31}, "priority"), ({"texts": ["a"] * 2049}, "input"),
+        ({"texts": ["a"], "priority": 2**31}, "priority"), ({"texts": ["a"] * 2049}, "texts"),
         ({"texts": ["a"], "output_dimension": 12, "embedding_types": ["float", "binary"]}, "embedding_types"),
     ],
 )  # fmt: skip
@@ -114,7 +94,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 @given(vectors(3, 16), st.lists(st.sampled_from(TYPES), unique=True))
 def test_what_is_written_reads_back(rows: np.ndarray, types: list[str]) -> None:
     body, _ = dialect.parse_embed(orjson.dumps({"texts": TEXTS, "embedding_types": types}))
-    found = orjson.loads(dialect.render_embed(body, result(rows), model()))
+    found = orjson.loads(dialect.render_embed(body, dense_result(rows), fake_model()))
     assert (found["texts"], found["response_type"]) == (TEXTS, "embeddings_by_type")
     assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 7, "image_tokens": 0}}
     assert set(found["embeddings"]) == set(types or ["float"])
@@ -122,15 +102,9 @@ def test_what_is_written_reads_back(rows: np.ndarray, types: list[str]) -> None:
         assert is_read_back(kind, as_floats(kind, numbers), rows)
 
 
-def as_floats(kind: str, numbers: Any) -> Any:
-    if kind == "base64":
-        return np.stack([np.frombuffer(base64.b64decode(row), "<f4") for row in numbers])
-    return np.array(numbers, np.float32)
-
-
 def test_version_1_gives_bare_vectors_where_no_types_are_asked_for() -> None:
     body, _ = dialect.parse_embed(orjson.dumps({"texts": ["a"]}))
-    found = orjson.loads(dialect.render_embed(body, result([[1, 2]]), model(), version="1"))
+    found = orjson.loads(dialect.render_embed(body, dense_result([[1, 2]]), fake_model(), version="1"))
     assert (found["embeddings"], found["response_type"], found["texts"]) == ([[1, 2]], "embeddings_floats", ["a"])
     assert found["meta"]["api_version"] == {"version": "1"}
 
@@ -152,9 +126,7 @@ def parse_rerank(body: dict[str, Any]) -> Request:
 
 def test_every_field_of_rerank() -> None:
     assert parse_rerank({}) == Request([("q", "a")], ("scores",), listwise=True)
-    assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request(
-        [("q", "a")], ("scores",), listwise=True, priority=4
-    )
+    assert parse_rerank({"model": "m", "top_n": 3, "priority": 4}) == Request([("q", "a")], ("scores",), listwise=True)
     nulls = dict.fromkeys(dialect.CohereRerankRequest.__struct_fields__) | {"query": "q", "documents": ["a"]}
     assert parse_rerank(nulls) == parse_rerank({"relevant_spans": {"mode": "disabled"}}) == parse_rerank({})
     assert parse_rerank({"max_tokens_per_doc": 0}) == parse_rerank({})
@@ -193,12 +165,12 @@ def test_what_is_wrong_with_a_rerank_is_named(body: dict[str, Any], param: str) 
 
 def test_the_best_come_first() -> None:
     body, _ = dialect.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}')
-    found = orjson.loads(dialect.render_rerank(body, ranked(0.5, 2, 0.5), model()))
+    found = orjson.loads(dialect.render_rerank(body, ranked_result(0.5, 2, 0.5), fake_model()))
     assert found["results"] == [{"index": 1, "relevance_score": 2.0}, {"index": 0, "relevance_score": 0.5}]
     assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
     body, _ = dialect.parse_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}')
-    found = orjson.loads(dialect.render_rerank(body, ranked(1), model(), version="1"))
+    found = orjson.loads(dialect.render_rerank(body, ranked_result(1), fake_model(), version="1"))
     assert found["results"] == [{"index": 0, "relevance_score": 1.0, "document": {"text": "a"}}]
     assert found["meta"]["api_version"] == {"version": "1"}
 
@@ -224,7 +196,7 @@ def exchanges() -> Exchanges:
 
 @pytest.fixture
 def http(exchanges: Exchanges) -> Iterator[httpx.Client]:
-    """What the SDK sends through; it notes what is said."""
+    """The HTTP client of the SDK, which notes each exchange."""
     with httpx.Client(event_hooks={"response": [exchanges.hook]}, timeout=60) as client:
         yield client
 

@@ -10,11 +10,11 @@ import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cohere import QUERY, TEXTS, as_floats, model, result
 
+from checkpoints.jina_v3 import TASKS
+from dialect_results import QUERY, TEXTS, as_floats, dense_result, fake_model
 from exchanges import Exchanges, Small
-from fake import asked
-from jina_v3 import TASKS
+from fake_embedder import asked
 from vectors import is_read_back, vectors
 from whimbrel.dialects import jina, openai
 from whimbrel.errors import InvalidRequest
@@ -26,11 +26,11 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def read(*prompts: str, **body: Any) -> Request:
-    return jina.parse_embeddings(orjson.dumps({"input": "a"} | body))[1](model(*prompts))
+    return jina.parse_embeddings(orjson.dumps({"input": "a"} | body))[1](fake_model(*prompts))
 
 
 def parse_multi_vector(**body: Any) -> Request:
-    return jina.parse_multi_vector(orjson.dumps({"input": "a"} | body))[1](model())
+    return jina.parse_multi_vector(orjson.dumps({"input": "a"} | body))[1](fake_model())
 
 
 def test_every_field() -> None:
@@ -88,7 +88,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
 @given(vectors(3, 16), st.one_of(st.none(), st.sampled_from(TYPES), st.lists(st.sampled_from(TYPES), unique=True)))
 def test_what_is_written_reads_back(rows: np.ndarray, kinds: Any) -> None:
     body, _ = jina.parse_embeddings(orjson.dumps({"input": TEXTS, "embedding_type": kinds}))
-    found = orjson.loads(jina.render_embeddings(body, result(rows), model()))
+    found = orjson.loads(jina.render_embeddings(body, dense_result(rows), fake_model()))
     assert (found["model"], found["usage"]) == ("m", {"prompt_tokens": 7, "total_tokens": 7})
     assert [(each["object"], each["index"]) for each in found["data"]] == [("embedding", i) for i in range(3)]
     names = [kinds] if isinstance(kinds, str) else kinds or ["float"]
@@ -101,7 +101,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, kinds: Any) -> None:
 def test_token_vectors_read_back(rows: np.ndarray, kind: str, several: bool) -> None:
     body, _ = jina.parse_multi_vector(orjson.dumps({"input": TEXTS, "embedding_type": [kind, "float"] if several else kind}))
     texts = Ragged(rows, np.array([0, 2, 3]))
-    found = orjson.loads(jina.render_embeddings(body, Result(Outputs(multi_vector=texts), 7, 0, Timings()), model()))
+    found = orjson.loads(jina.render_embeddings(body, Result(Outputs(multi_vector=texts), 7, 0, Timings()), fake_model()))
     assert [each["object"] for each in found["data"]] == ["embeddings", "embeddings"]
     for text, each in zip(texts, found["data"], strict=True):
         told = each["embeddings"][kind] if several and kind != "float" else each["embeddings"]

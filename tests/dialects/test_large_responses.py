@@ -10,7 +10,7 @@ import numpy as np
 import orjson
 import pytest
 
-from fake import FakeModel
+from fake_embedder import FakeModel
 from vectors import body_of
 from whimbrel.dialects import ROUTES, Response
 from whimbrel.dialects.common import responses

@@ -16,11 +16,11 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from test_bge_m3 import write_m3
 
-from classifiers import write_classifier
-from fake import call
-from late_models import write_stanford
+from asgi import call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry

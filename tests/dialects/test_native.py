@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeModel
+from fake_embedder import FakeModel
 from vectors import codes_of, same_bits, told, vectors
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
@@ -54,7 +54,6 @@ def test_every_field() -> None:
         max_active_dims=4,
         truncate="never",
         max_tokens=9,
-        priority=-1,
         late_chunking=True,
         split_long=True,
     )
@@ -137,7 +136,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
 
 @given(vectors(3, 8), st.sampled_from(["int8", "uint8", "binary", "ubinary"]), st.sampled_from(["float", "base64"]))
 def test_quantised_vectors_read_back(rows: np.ndarray, kind: Any, form: str) -> None:
-    """As codes of the type, the same in JSON and in base64."""
+    """Codes of the type are the same in JSON and in base64."""
     body, _ = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind}))
     found = told(native.render_embed(body, Result(Outputs(rows), 11, 0, Timings()), FakeModel.named("m")))["outputs"]["dense"]
     code = np.int8 if kind in ("int8", "binary") else np.uint8

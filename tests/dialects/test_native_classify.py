@@ -1,4 +1,4 @@
-"""The pure functions of /v1/classify and /v1/token_classify: what is read, written and refused. Numbers: test_client_verbs."""
+"""The pure functions of /v1/classify and /v1/token_classify: reading, writing and refusing. Numbers: test_client_verbs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 import pytest
 from hypothesis import given
 
-from fake import FakeModel
+from fake_embedder import FakeModel
 from vectors import same_bits, told, vectors
 from whimbrel.dialects import ROUTES, native
 from whimbrel.errors import InvalidRequest, TooLarge

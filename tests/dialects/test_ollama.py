@@ -18,10 +18,12 @@ import orjson
 import pytest
 from hypothesis import given
 
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
+from asgi import Answer, call
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.sentence_layout import sentence_layout
 from exchanges import Exchanges
-from fake import FakeEmbedder, Told, call
+from fake_embedder import FakeEmbedder
 from serving import Server
 from vectors import same_bits, vectors
 from whimbrel import AsyncEngine, Engine, errors
@@ -139,8 +141,8 @@ def test_all_are_in_the_description() -> None:
 # Through the app
 
 
-def ask(engine: Engine, path: str, **body: Any) -> Told:
-    """As `curl -d` sends it."""
+def ask(engine: Engine, path: str, **body: Any) -> Answer:
+    """Send a request as `curl -d` does."""
     headers = {"content_type": "application/x-www-form-urlencoded"}
     return asyncio.run(
         call(create_app(ModelRegistry(AsyncEngine(engine))), "POST", path, body=orjson.dumps(body), headers=headers)
@@ -148,7 +150,7 @@ def ask(engine: Engine, path: str, **body: Any) -> Told:
 
 
 def test_a_model_that_is_not_normalised(tmp_path: Path) -> None:
-    """Its vectors are, but for those of the old route."""
+    """Its vectors have norm 1, except for those of the old route."""
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     with Engine(str(tmp_path), dtype="float32", matryoshka=True, served_name="birds") as engine:

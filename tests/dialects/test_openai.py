@@ -1,4 +1,4 @@
-"""The dialect's pure functions: what is read, what is written, and every way a body can be wrong."""
+"""The dialect's pure functions: reading, writing, and every way a body can be wrong."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeModel, Told, asked, call
+from asgi import Answer, call
+from fake_embedder import FakeModel, asked
 from vectors import body_of, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import Route, native, openai
 from whimbrel.dialects.common import bodies as read_module
+from whimbrel.dialects.common.openai_errors import render_error
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Result, Timings
+from wrong_bodies import WRONG_BODIES
 
 IDS = st.lists(st.integers(0, 2**62), min_size=1, max_size=5)
 
@@ -66,25 +69,7 @@ def test_truncation(body: dict[str, Any], truncate: str | None, limit: int | Non
     assert (request.truncate, request.max_tokens) == (truncate, limit)
 
 
-WRONG: list[tuple[bytes, str | None]] = [
-    (b"", None), (b"  \n", None), (b"{", None), (b'{"input": "a', None), (b'{"input": "a"} x', None), (b"null", None), (b"[]", None),
-    (b'"a"', None), (b"{}", "input"), (b'{"input": null}', "input"), (b'{"input": 3}', "input"), (b'{"input": {}}', "input"),
-    (b'{"input": []}', "input"), (b'{"input": ["a", null]}', "input[1]"), (b'{"input": ["a", 1]}', "input[1]"),
-    (b'{"input": [[1], "a"]}', "input[1]"), (b'{"input": [[1], ["a"]]}', "input[1][0]"), (b'{"input": [1, 2.5]}', "input[1]"),
-    (b'{"input": [[1, [2]]]}', "input[0][1]"), (b'{"input": [true]}', "input[0]"), (b'{"input": NaN}', None), (b'{"input": [NaN]}', None),
-    (b'{"input": [1e400]}', "input[0]"), (b'{"input": [36893488147419103232]}', "input[0]"),
-    (b'{"input": [[1, 9223372036854775808]]}', "input[0][1]"), (b'{"input": "\\ud800"}', None), (b'{"input": "\xff"}', None),
-    (b'\xef\xbb\xbf{"input": "a"}', None), (b"[" * 100_000, None), (b'{"input":' + b"[" * 100_000, "input[0][0]"),
-    (b'{"x":' + b"[" * 100_000, None), (b'{"input": "a", "dimensions": "256"}', "dimensions"),
-    (b'{"input": "a", "dimensions": 3.5}', "dimensions"), (b'{"input": "a", "encoding_format": "hex"}', "encoding_format"),
-    (b'{"input": "a", "model": 3}', "model"), (b'{"input": "a", "truncate": "middle"}', "truncate"),
-    (b'{"input": "a", "truncate_prompt_tokens": -2}', "truncate_prompt_tokens"), (b'{"input": "a", "normalize": 1}', "normalize"),
-    (b'{"input": "a", "prompt": "x", "prompt_name": "y"}', "prompt"),
-    (b'{"input": [' + b"1" * 5000 + b"]}", "input[0]"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("body", "param"), WRONG_BODIES, ids=lambda value: str(value)[:40])
 def test_wrong_bodies_say_where(body: bytes, param: str | None) -> None:
     with pytest.raises(InvalidRequest) as caught:
         openai.parse_request(body)
@@ -180,7 +165,7 @@ def test_floats_are_printed_from_the_array_s_memory(monkeypatch: pytest.MonkeyPa
 
 def test_errors_have_four_keys_and_the_path_in_the_message() -> None:
     error = InvalidRequest("must be a string.", item=3)
-    assert orjson.loads(openai.render_error(error)) == {
+    assert orjson.loads(render_error(error)) == {
         "error": {
             "message": "input[3]: must be a string.",
             "type": "invalid_request_error",
@@ -195,7 +180,7 @@ SHARED = "dimensions late_chunking max_tokens normalize priority prompt prompt_n
 
 @pytest.mark.parametrize("route", [*openai.ROUTES, *native.ROUTES[:1]], ids=lambda route: route.path)
 def test_errors_name_fields_that_the_route_has(route: Route) -> None:
-    """Where a field of Request has another name in an API, its errors have that name."""
+    """Errors use the name that a field of Request has in the API."""
     fields = {field.name for field in msgspec.structs.fields(route.request_type)}
     for name in SHARED:
         detail = orjson.loads(route.render_error(InvalidRequest("is wrong.", param=name)))["error"]
@@ -204,11 +189,11 @@ def test_errors_name_fields_that_the_route_has(route: Route) -> None:
 
 
 def test_without_v1(engine: Engine) -> None:
-    """As clients ask whose base URL does not end in /v1."""
+    """Clients whose base URL does not end in /v1 are answered too."""
     app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     body, headers = {"input": ["a", "b"], "request_id": "r"}, {"content_type": "application/json"}
 
-    def told(path: str, body: Any, **more: str) -> Told:
+    def told(path: str, body: Any, **more: str) -> Answer:
         return asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers=headers | more))
 
     bare, usual = (orjson.loads(told(path, body).body) | {"created": 0} for path in ("/embeddings", "/v1/embeddings"))
@@ -249,6 +234,6 @@ def test_a_hint_names_the_option_of_the_api() -> None:
     ],
 )
 def test_error_types(error: errors.WhimbrelError, status: int, kind: str, code: str) -> None:
-    detail = orjson.loads(openai.render_error(error))["error"]
+    detail = orjson.loads(render_error(error))["error"]
     assert error.status == status
     assert (detail["type"], detail["code"], detail["param"]) == (kind, code, None)

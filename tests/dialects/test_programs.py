@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_cohere import QUERY, TEXTS
 
+from dialect_results import QUERY, TEXTS
 from exchanges import Small
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # programs leave their clients open
@@ -30,12 +30,12 @@ def need(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Any]]:
     """Import a program's module; without --recipes the test skips where it is not installed."""
     always = request.config.getoption("--recipes")
     yield importlib.import_module if always else lambda name: pytest.importorskip(name, reason="make recipes installs it")
-    gc.collect()  # here, where nobody is warned
+    gc.collect()  # here, where no user is warned
 
 
 @pytest.fixture(scope="module")
 def answers(small: Small, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What each package read, by its name."""
+    """Return the values that each package read, by its name."""
     if not request.config.getoption("--recipes"):
         pytest.skip("make recipes installs the packages")
     npm = shutil.which("npm")
@@ -139,7 +139,7 @@ def test_litellm_reranks(
 
 
 def test_mtebs_own_wrappers(small: Small, need: Any) -> None:
-    """mteb's wrappers of servers read vectors, scores and token vectors."""
+    """The wrappers of servers in mteb read vectors, scores and token vectors."""
     wrappers = need("mteb.models.openai_wrappers")
     encoder = wrappers.OpenAIAPIEncodeWrapper(small.url, "dense", use_chat_template=False)
     np.testing.assert_array_equal(np.array(encoder._get_embeddings(TEXTS), np.float32), small.engines["dense"].embed(TEXTS))

@@ -15,20 +15,24 @@ import pytest
 from hypothesis import given
 from numpy.typing import NDArray
 from sentence_transformers import CrossEncoder
-from test_bge_m3 import write_m3
-from test_llm_rerankers import CAUSAL, reference_score, write
 from transformers import AutoTokenizer
 
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
+from asgi import call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.rerankers import CAUSAL, reference_score, write_reranker
+from checkpoints.sentence_layout import sentence_layout
 from exchanges import Small
-from fake import CARD, FakeModel, call
-from late_models import write_stanford
+from fake_embedder import CARD, FakeModel
 from serving import Server
 from vectors import same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine
-from whimbrel.dialects import rerank
+from whimbrel.dialects.common import rerank
 from whimbrel.dialects.common.pair_inputs import Document
+from whimbrel.dialects.common.pairs import RerankRequest
+from whimbrel.dialects.vllm import pair_scores
 from whimbrel.errors import ComputeError, InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.openapi import openapi_document
@@ -60,7 +64,6 @@ def test_every_field_of_rerank() -> None:
         score_by="sparse",
         activate=True,
         max_tokens=9,
-        priority=3,
     )
     least = {"query": "q", "documents": ["a"]}
     assert read(least) == Request([("q", "a")], ("scores",), listwise=True, truncate="never")
@@ -70,7 +73,7 @@ def test_every_field_of_rerank() -> None:
         == Request([("q", "a")], ("scores",), listwise=True)
     )
     assert read(least | {"truncate": "left"}).truncate == "left"
-    assert read(dict.fromkeys(rerank.RerankRequest.__struct_fields__) | least) == read(least)
+    assert read(dict.fromkeys(RerankRequest.__struct_fields__) | least) == read(least)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_every_field_of_rerank() -> None:
     ],
 )
 def test_the_forms_of_score(body: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert rerank.parse_score(orjson.dumps(body))[1](FakeModel.named("m", CARD)).texts == expected
+    assert pair_scores.parse_score(orjson.dumps(body))[1](FakeModel.named("m", CARD)).texts == expected
 
 
 @pytest.mark.parametrize(
@@ -125,12 +128,12 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 )
 def test_pairs_that_are_none(body: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        rerank.parse_score(orjson.dumps(body))
+        pair_scores.parse_score(orjson.dumps(body))
     assert caught.value.param == param
 
 
 def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
-    body = rerank.RerankRequest(query="q", documents=["a", Document("b"), "c", "d"], top_n=3)
+    body = RerankRequest(query="q", documents=["a", Document("b"), "c", "d"], top_n=3)
     found = orjson.loads(rerank.render_rerank(body, result(0.5, 2, 0.5, -1), FakeModel.named("m")))
     assert found["results"] == [
         {"index": 1, "relevance_score": 2.0, "document": {"text": "b", "multi_modal": None}},
@@ -139,12 +142,12 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
     ]
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7, "completion_tokens": 0}
     assert "data" not in found
-    plain = rerank.RerankRequest(query="q", documents=["a", Document("b")], return_documents=True)
+    plain = RerankRequest(query="q", documents=["a", Document("b")], return_documents=True)
     assert orjson.loads(rerank.render_rerank(plain, result(1, 2), FakeModel.named("m")))["data"] == [
         {"index": 1, "relevance_score": 2.0, "document": "b"},
         {"index": 0, "relevance_score": 1.0, "document": "a"},
     ]
-    bare = rerank.RerankRequest(query="q", documents=["a"], top_n=0, return_documents=False)
+    bare = RerankRequest(query="q", documents=["a"], top_n=0, return_documents=False)
     assert orjson.loads(rerank.render_rerank(bare, result(1), FakeModel.named("m")))["results"] == [
         {"index": 0, "relevance_score": 1.0}
     ]
@@ -152,8 +155,8 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
 
 @given(vectors(4, 1))
 def test_scores_read_back(scores: np.ndarray) -> None:
-    body, _ = rerank.parse_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}')
-    found = told(rerank.render_score(body, result(*scores[:, 0]), FakeModel.named("m")))["data"]
+    body, _ = pair_scores.parse_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}')
+    found = told(pair_scores.render_score(body, result(*scores[:, 0]), FakeModel.named("m")))["data"]
     assert same_bits([each["score"] for each in found], scores)
     body, _ = rerank.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c", "d"]}')
     ranked = told(rerank.render_rerank(body, result(*scores[:, 0]), FakeModel.named("m")))["results"]
@@ -169,8 +172,8 @@ def test_errors_name_the_query_and_the_documents() -> None:
         (Location("max_tokens"), "truncate_prompt_tokens", "truncate_prompt_tokens"),
     ):
         error = ComputeError("is broken.", location=location)
-        assert orjson.loads(rerank.ROUTES[0].render_error(error))["error"]["param"] == of_rerank
-        assert orjson.loads(rerank.ROUTES[1].render_error(error))["error"]["param"] == of_score
+        assert orjson.loads(rerank.RERANK.render_error(error))["error"]["param"] == of_rerank
+        assert orjson.loads(pair_scores.V1_SCORE.render_error(error))["error"]["param"] == of_score
 
 
 def test_both_are_in_the_description() -> None:
@@ -192,7 +195,7 @@ def cross_encoder(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
 def language_model(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
     """The same, by transformers and the recipe of Qwen3-Reranker's card."""
     kind, config, files, recipe, tokens, divisor = CAUSAL["qwen3"]
-    model = write(folder, kind, files(), **config)
+    model = write_reranker(folder, kind, files(), **config)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [recipe(tokenizer, QUERY, document, None, 400) for document in DOCUMENTS]
     logits = np.array([reference_score(model, tokenizer, each, tokens, divisor) for each in ids])
@@ -202,7 +205,7 @@ def language_model(folder: Path) -> tuple[list[str], NDArray[np.float64]]:
 @pytest.mark.parametrize("make", [cross_encoder, language_model])
 @pytest.mark.sample(1)
 def test_rerankers(make: Callable[[Path], tuple[list[str], NDArray[np.float64]]], tmp_path: Path) -> None:
-    """What judges pairs itself, against the reference; and the banner's example."""
+    """Models that score pairs give the reference's scores, and the banner shows an example for them."""
     options, expected = make(tmp_path)
     order = np.argsort(-expected, kind="stable").tolist()
     with (

@@ -12,11 +12,11 @@ import msgspec
 import orjson
 import pytest
 import torch
-from test_bge_m3 import write_m3
 
-from classifiers import write_classifier, write_nli
+from asgi import call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier, write_nli
 from exchanges import GOLDEN, WRITE
-from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES, Route
 from whimbrel.server.app.app import create_app

@@ -22,18 +22,20 @@ from huggingface_hub.errors import HfHubHTTPError
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from test_bge_m3 import write_m3
-from test_sparse import write_splade
 
-from classifiers import write_classifier
+from asgi import Answer, call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sparse import write_splade
 from exchanges import Exchanges
-from fake import FakeEmbedder, Told, call
-from late_models import write_stanford
+from fake_embedder import FakeEmbedder
 from serving import Server
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
-from whimbrel.dialects.common.bodies import MalformedBody
-from whimbrel.dialects.tei import ROUTES, answers, describe, embed, root, scores, tokens
+from whimbrel.dialects import APIS
+from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.tei import answers, describe, embed, root, scores, tokens
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -44,6 +46,7 @@ from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 from whimbrel.types.seq import TokenInfo
 
+ROUTES = next(api.routes for api in APIS if api.name == "TEI")
 JSON = {"content_type": "application/json"}
 QUERY = "what is a whimbrel?"
 TEXTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", "birds fly far"]
@@ -54,7 +57,7 @@ def encoded(**body: Any) -> bytes:
 
 
 def model(**outputs: Output) -> Any:
-    """What a dialect may know of a model with some outputs."""
+    """Return a model with these outputs, as a dialect sees it."""
     card = SimpleNamespace(
         outputs=outputs,
         labels=(),
@@ -172,7 +175,7 @@ def test_the_root_is_what_the_model_is_made_for(output: str, expected: Request) 
     assert tokens_of == Request(["a"], ("token_scores",), truncate="right", return_offsets=True)
 
 
-# What is wrong
+# Wrong bodies
 
 EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_predict
 
@@ -181,8 +184,8 @@ EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_pr
     ("read", "body", "param", "status", "kind"),
     [
         (EMBED, {}, "inputs", 422, "Validation"), (EMBED, {"inputs": None}, "inputs", 422, "Validation"),
-        (EMBED, {"inputs": []}, "input", 400, "Empty"), (EMBED, {"inputs": ["a", 3]}, "input[1]", 422, "Validation"),
-        (EMBED, {"inputs": [["a"]]}, "inputs[0][0]", 422, "Validation"), (EMBED, {"inputs": ["a"] * 2049}, "input", 422, "Validation"),
+        (EMBED, {"inputs": []}, "inputs", 400, "Empty"), (EMBED, {"inputs": ["a", 3]}, "input[1]", 422, "Validation"),
+        (EMBED, {"inputs": [["a"]]}, "inputs[0][0]", 422, "Validation"), (EMBED, {"inputs": ["a"] * 2049}, "inputs", 422, "Validation"),
         (EMBED, {"inputs": "a", "truncate": "right"}, "truncate", 422, "Validation"),
         (EMBED, {"inputs": "a", "truncation_direction": "middle"}, "truncation_direction", 422, "Validation"),
         (EMBED, {"inputs": "a", "dimensions": 1.5}, "dimensions", 422, "Validation"),
@@ -191,11 +194,11 @@ EMBED, RERANK, PREDICT = embed.parse_embed, scores.parse_rerank, scores.parse_pr
         (embed.parse_similarity, {"inputs": "a"}, "inputs", 422, "Validation"),
         (RERANK, {"query": "q", "texts": []}, "texts", 400, "Empty"), (RERANK, {"query": "q", "texts": ["a"] * 10_001}, "texts", 422, "Validation"),
         (RERANK, {"texts": ["a"]}, "query", 422, "Validation"), (RERANK, {"query": "q", "texts": ["a", 3]}, "texts[1]", 422, "Validation"),
-        (PREDICT, {"inputs": []}, "input", 400, "Empty"), (PREDICT, {"inputs": ["a", "b", "c"]}, "input", 422, "Validation"),
+        (PREDICT, {"inputs": []}, "inputs", 400, "Empty"), (PREDICT, {"inputs": ["a", "b", "c"]}, "input", 422, "Validation"),
         (PREDICT, {"inputs": [["a"], ["b", "c"]]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [[]]}, "input[0]", 422, "Validation"),
-        (PREDICT, {"inputs": [["a"], "b"]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [["a"]] * 2049}, "input", 422, "Validation"),
+        (PREDICT, {"inputs": [["a"], "b"]}, "input[1]", 422, "Validation"), (PREDICT, {"inputs": [["a"]] * 2049}, "inputs", 422, "Validation"),
         (PREDICT, {"inputs": "a", "parameters": {"top_k": 0}}, "parameters.top_k", 422, "Validation"),
-        (tokens.parse_tokenize, {"inputs": []}, "input", 400, "Empty"), (tokens.parse_tokenize, {"inputs": [3]}, "inputs[0]", 422, "Validation"),
+        (tokens.parse_tokenize, {"inputs": []}, "inputs", 400, "Empty"), (tokens.parse_tokenize, {"inputs": [3]}, "inputs[0]", 422, "Validation"),
         (tokens.parse_decode, {"ids": []}, "ids", 400, "Empty"), (tokens.parse_decode, {"ids": [[1], 2]}, "ids[1]", 422, "Validation"),
         (tokens.parse_decode, {"ids": [1, [2]]}, "ids[0]", 422, "Validation"), (tokens.parse_decode, {"ids": [-1]}, "ids[0]", 422, "Validation"),
         (root.parse_root, {"inputs": {"sentences": ["a"]}}, "inputs.source_sentence", 422, "Validation"),
@@ -236,7 +239,7 @@ def test_errors_name_what_was_sent() -> None:
         assert written == {"error": f"{expected}: is wrong.", "error_type": "Validation"}
 
 
-# What is written
+# Writing
 
 
 @given(vectors(3, 5))
@@ -383,7 +386,7 @@ def test_all_are_in_the_description() -> None:
 # Through the app
 
 
-def ask(engine: Engine, path: str, **body: Any) -> Told:
+def ask(engine: Engine, path: str, **body: Any) -> Answer:
     app = create_app(ModelRegistry(AsyncEngine(engine)))
     return asyncio.run(call(app, "POST", path, body=encoded(**body), headers=JSON))
 
@@ -605,7 +608,7 @@ def test_bodies_that_are_none_and_what_comes_before_them() -> None:
 
 @pytest.fixture
 def exchanges() -> Iterator[Exchanges]:
-    """What InferenceClient says."""
+    """Exchanges of InferenceClient."""
     exchanges = Exchanges()
     huggingface_hub.set_client_factory(lambda: httpx2.Client(event_hooks={"response": [exchanges.hook]}, timeout=60))
     yield exchanges

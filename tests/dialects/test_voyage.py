@@ -14,9 +14,9 @@ import requests
 import voyageai
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cohere import QUERY, TEXTS, model, ranked, result
 from voyageai import error
 
+from dialect_results import QUERY, TEXTS, dense_result, fake_model, ranked_result
 from exchanges import Exchanges, Small
 from vectors import is_read_back, vectors
 from whimbrel.dialects import voyage
@@ -28,7 +28,7 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary"]
 
 
 def read(**body: Any) -> Request:
-    return voyage.parse_embeddings(orjson.dumps({"input": "a"} | body))[1](model())
+    return voyage.parse_embeddings(orjson.dumps({"input": "a"} | body))[1](fake_model())
 
 
 def parse_rerank(**body: Any) -> Request:
@@ -85,7 +85,7 @@ DTYPES = {"int8": np.int8, "binary": np.int8, "uint8": np.uint8, "ubinary": np.u
 def test_what_is_written_reads_back(rows: np.ndarray, kind: Any, encoding_format: Any) -> None:
     body = {"input": TEXTS, "output_dtype": kind, "encoding_format": encoding_format}
     sent, _ = voyage.parse_embeddings(orjson.dumps(body))
-    found = orjson.loads(voyage.render_embeddings(sent, result(rows), model()))
+    found = orjson.loads(voyage.render_embeddings(sent, dense_result(rows), fake_model()))
     assert (found["object"], found["model"], found["usage"]) == ("list", "m", {"prompt_tokens": 7, "total_tokens": 7})
     assert [(each["object"], each["index"]) for each in found["data"]] == [("embedding", i) for i in range(3)]
     read_back: Any = [each["embedding"] for each in found["data"]]
@@ -97,7 +97,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, kind: Any, encoding_format
 def test_ranked_documents_are_under_data() -> None:
     body = {"query": "q", "documents": ["a", {"text": "b"}, "c"], "top_k": 2, "return_documents": True}
     sent, _ = voyage.parse_rerank(orjson.dumps(body))
-    assert orjson.loads(voyage.render_rerank(sent, ranked(0.5, 2, 0.5), model())) == {
+    assert orjson.loads(voyage.render_rerank(sent, ranked_result(0.5, 2, 0.5), fake_model())) == {
         "object": "list",
         "data": [
             {"index": 1, "relevance_score": 2.0, "document": "b"},
@@ -107,7 +107,9 @@ def test_ranked_documents_are_under_data() -> None:
         "usage": {"total_tokens": 7},
     }
     sent, _ = voyage.parse_rerank(b'{"query": "q", "documents": ["a"]}')
-    assert orjson.loads(voyage.render_rerank(sent, ranked(1), model()))["data"] == [{"index": 0, "relevance_score": 1.0}]
+    assert orjson.loads(voyage.render_rerank(sent, ranked_result(1), fake_model()))["data"] == [
+        {"index": 0, "relevance_score": 1.0}
+    ]
 
 
 def test_errors_are_in_the_words_of_the_api() -> None:

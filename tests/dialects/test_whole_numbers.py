@@ -22,7 +22,7 @@ from whimbrel import Client
 from whimbrel.dialects import ROUTES
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.errors import InvalidRequest
-from whimbrel.server.app.limits import _limits
+from whimbrel.server.settings_table import read_settings
 from whimbrel.wire.whole_numbers import as_whole, decode_json
 
 
@@ -264,7 +264,7 @@ def test_whole_values(value: object, whole: object) -> None:
 
 
 def test_the_operators_limits() -> None:
-    assert _limits('{"max_connections": 3e1, "header_timeout": 2}', 1).max_connections == 30
+    assert read_settings({}, (), {"WHIMBREL_MAX_CONNECTIONS": "30.0"}).http.max_connections == 30
 
 
 class Row(msgspec.Struct):

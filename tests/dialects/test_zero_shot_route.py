@@ -12,9 +12,9 @@ import orjson
 import pytest
 import torch
 
-from classifiers import write_classifier, write_nli
+from asgi import Answer, call
+from checkpoints.classifiers import write_classifier, write_nli
 from exchanges import Exchanges
-from fake import Told, call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry
@@ -39,7 +39,7 @@ def app(engines: dict[str, Engine]) -> Any:
     return create_app(ModelRegistry(*map(AsyncEngine, engines.values())))
 
 
-def post(app: Any, body: dict[str, Any], **headers: str) -> Told:
+def post(app: Any, body: dict[str, Any], **headers: str) -> Answer:
     headers = {"content_type": "application/json"} | headers
     return asyncio.run(call(app, "POST", "/v1/classify", body=orjson.dumps(body), headers=headers))
 

@@ -17,6 +17,7 @@ from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, Plan, make_plan
 from whimbrel.types.request import Request
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 
 EMPTY = QueueState(tokens=0, ahead=10**9, num_bytes=10**9, rate=1.0)
 SOME = QueueState(tokens=600, ahead=500, num_bytes=5000, rate=100.0)
@@ -131,19 +132,19 @@ def up(remote: RemoteEngine, *, queued: int, small: int) -> None:
 
 def test_a_worker_refuses_before_it_tokenises(remote: RemoteEngine) -> None:
     bulk = Request(["word " * 500] * 10)
-    remote._check_admission(bulk)
+    remote._check_admission(bulk, ORDINARY)
     up(remote, queued=11_000, small=0)
-    remote._check_admission(Request(["a"]))
-    remote._check_admission(replace(bulk, priority=-1))
-    remote._check_admission(replace(bulk, tenant="key1"))
+    remote._check_admission(Request(["a"]), ORDINARY)
+    remote._check_admission(bulk, Scheduling(priority=-1))
+    remote._check_admission(bulk, Scheduling(tenant="key1"))
     with pytest.raises(Overloaded):
-        remote._check_admission(bulk)
+        remote._check_admission(bulk, ORDINARY)
     up(remote, queued=11_000, small=11_000)
     with pytest.raises(Overloaded):
-        remote._check_admission(Request(["a"]))
+        remote._check_admission(Request(["a"]), ORDINARY)
     up(remote, queued=21_000, small=0)
     with pytest.raises(Overloaded):
-        remote._check_admission(replace(bulk, tenant="key1"))
+        remote._check_admission(bulk, Scheduling(tenant="key1"))
 
 
 def test_a_query_that_stands_in_many_pairs_is_estimated_once() -> None:

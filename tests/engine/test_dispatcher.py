@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import dense_job
+from scripted_runner import dense_job
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.engine_request import EngineRequest, Job, Scheduling
+from whimbrel.engine.engine_request import EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.errors import ComputeError, DeadlineExceeded
 from whimbrel.outputs.finishers import Step, make_finisher
@@ -27,6 +27,7 @@ from whimbrel.outputs.requested import OutputSpec
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
 

@@ -1,4 +1,4 @@
-"""Token vectors that are kept: the same scores, without computing documents again, within so many bytes."""
+"""The document cache: the same scores, without computing documents again, within a number of bytes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from test_multi_vector import DOCUMENTS, QUERIES
 
-from late_models import write_stanford
+from checkpoints.late_interaction import write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES
 from serving import Server
 from whimbrel import Engine
 from whimbrel.engine.document_cache import DocumentCache, cache_key

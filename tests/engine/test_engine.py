@@ -16,18 +16,18 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import FakeRunner, block, ids, install
+from scripted_runner import ScriptedRunner, block, ids, install
 from texts import TEXTS
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.load_progress import counting_bytes
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, Overloaded, TooLarge, TooLong, Unavailable
-from whimbrel.model.ops import team
+from whimbrel.model.kernels import team
 from whimbrel.types.request import Request
 
 
 @pytest.fixture
-def runner(monkeypatch: pytest.MonkeyPatch) -> type[FakeRunner]:
+def runner(monkeypatch: pytest.MonkeyPatch) -> type[ScriptedRunner]:
     return install(monkeypatch)
 
 
@@ -43,7 +43,7 @@ def test_many_threads_get_their_own_answers(engine: Engine) -> None:
         assert all(pool.map(work, range(16)))
 
 
-def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
+def test_a_failing_text_fails_alone(runner: type[ScriptedRunner]) -> None:
     with Engine() as engine:
         blocked = block(engine, runner)  # so that the rest is batched together
         others = [engine.submit(ids(word)) for word in range(1000, 1031)]
@@ -65,7 +65,7 @@ def test_a_failing_text_fails_alone(runner: type[FakeRunner]) -> None:
         assert engine.queued_tokens == 0
 
 
-def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type[FakeRunner]) -> None:
+def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type[ScriptedRunner]) -> None:
     runner.barrier = threading.Barrier(2)
     with Engine(max_batch_tokens=3) as engine:
         if engine.plan.num_lanes != 2:
@@ -79,9 +79,9 @@ def test_a_request_that_fails_in_two_lanes_at_once_is_answered_once(runner: type
 
 @pytest.mark.parametrize("where", ["init_thread", "collector"])
 def test_a_thread_that_dies_takes_the_engine_with_it(
-    where: str, runner: type[FakeRunner], monkeypatch: pytest.MonkeyPatch
+    where: str, runner: type[ScriptedRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A bug in a thread leaves nobody waiting."""
+    """A bug in a thread leaves no caller waiting."""
     if where == "init_thread":
         monkeypatch.setattr(runner, "init_thread", lambda _: 1 / 0)
         with pytest.raises(Unavailable):
@@ -100,7 +100,7 @@ def test_a_thread_that_dies_takes_the_engine_with_it(
     engine.close()
 
 
-def test_an_interrupted_call_drops_its_work(runner: type[FakeRunner], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_call_drops_its_work(runner: type[ScriptedRunner], monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine() as engine:
         blocked = block(engine, runner)
 
@@ -158,7 +158,7 @@ atexit.register(engine.close)
     assert (done.stdout, done.stderr) == (b"50\n", b"")
 
 
-def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[FakeRunner]) -> None:
+def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[ScriptedRunner]) -> None:
     with Engine(max_batch_tokens=3) as engine:
         lanes = engine.plan.num_lanes
         runner.launched.clear()
@@ -173,7 +173,7 @@ def test_the_next_batch_is_launched_before_the_last_is_collected(runner: type[Fa
         assert future.result(30).dense[:, 0].tolist() == list(range(1000, 1000 + 4 * lanes))
 
 
-def test_cancelled_work_does_not_run(runner: type[FakeRunner]) -> None:
+def test_cancelled_work_does_not_run(runner: type[ScriptedRunner]) -> None:
     with Engine() as engine:
         blocked = block(engine, runner)
         waiting = engine.submit(ids(*range(1000, 1100)))
@@ -187,7 +187,7 @@ def test_cancelled_work_does_not_run(runner: type[FakeRunner]) -> None:
         assert sum(runner.launched) == engine.plan.num_lanes + 1
 
 
-def test_overload_is_refused_at_the_door(runner: type[FakeRunner]) -> None:
+def test_overload_is_refused_at_the_door(runner: type[ScriptedRunner]) -> None:
     with Engine(max_queue_tokens=30) as engine:
         running = block(engine, runner)
         queued = [engine.submit(ids(*[1000] * 10))]
@@ -214,7 +214,7 @@ def test_a_closed_engine_frees_its_weights(monkeypatch: pytest.MonkeyPatch) -> N
     assert runner() is None
 
 
-def test_closing_finishes_what_was_accepted(runner: type[FakeRunner]) -> None:
+def test_closing_finishes_what_was_accepted(runner: type[ScriptedRunner]) -> None:
     engine = Engine()
     futures = [engine.submit(ids(runner.GATE, 1000 + i)) for i in range(20)]
     closing = threading.Thread(target=engine.close)
@@ -232,7 +232,7 @@ def test_closing_finishes_what_was_accepted(runner: type[FakeRunner]) -> None:
 
 def test_bad_arguments(engine: Engine) -> None:
     for dimensions in (0, -1, 10**9, 383):
-        with pytest.raises(InvalidRequest, match="--matryoshka"):
+        with pytest.raises(InvalidRequest, match="option matryoshka"):
             engine.embed("a", dimensions=dimensions)
     assert engine.embed("a", dimensions=384).shape == (384,)
     with pytest.raises(InvalidRequest, match="no prompt 'query'"):
@@ -292,7 +292,7 @@ def test_async_engine(engine: Engine) -> None:
     asyncio.run(main())
 
 
-def test_cancelling_an_awaited_request_drops_it(runner: type[FakeRunner]) -> None:
+def test_cancelling_an_awaited_request_drops_it(runner: type[ScriptedRunner]) -> None:
     async def main() -> None:
         engine = Engine()
         async with AsyncEngine(engine) as model:

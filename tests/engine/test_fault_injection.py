@@ -17,7 +17,7 @@ import pytest
 import torch
 from transformers import AutoModel, AutoTokenizer
 
-from checkpoints import bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
+from checkpoints.encoders import bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
 from fault_injection import ENVIRONMENT, find_words
 from needs import skip_without_bfloat16
 from texts import TEXTS

@@ -12,19 +12,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_sparse import splade_layout, write_splade
 
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sparse import splade_layout, write_splade
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.bench.random_models import Size, write_qwen3
-from whimbrel.bench.words import CANDIDATES
 from whimbrel.engine import quantize
 from whimbrel.errors import CheckpointError, SetupError
+from whimbrel.model.cpu import cpu
 from whimbrel.model.ops import quantization
-from whimbrel.model.ops.cpu import cpu
 from whimbrel.types.request import Request
+from whimbrel_bench.random_models import Size, write_qwen3
 
 promise = "In int8 a text has the same bits in any batch, and the distance to float32 is measured and told."
 
@@ -90,7 +89,7 @@ def test_two_loads_have_the_same_bits(engine8: Engine) -> None:
 
 
 def _qwen3(folder: Path) -> None:
-    write_qwen3(folder, Size(128, 384, 2, 4, 2, 32), CANDIDATES)
+    write_qwen3(folder, Size(128, 384, 2, 4, 2, 32))
 
 
 def _classifier(folder: Path) -> None:

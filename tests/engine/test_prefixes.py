@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from test_llm_rerankers import qwen
-from test_llm_rerankers import write as write_reranker
-from test_models import DECODER
-from test_models import write as write_model
 
-from checkpoints import edit_json, sentence_layout
-from classifiers import two_layers, write_classifier
+from checkpoints.classifiers import two_layers, write_classifier
+from checkpoints.families import DECODER, write_model
+from checkpoints.files import edit_json
+from checkpoints.rerankers import qwen, write_reranker
+from checkpoints.sentence_layout import sentence_layout
+from comparisons import relative_error
 from parity import difference
+from shared_prefixes import DOCUMENTS, PROMPT, QUERY, scores_of_documents
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card
@@ -34,10 +35,8 @@ from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import Scheduling
 
-QUERY = "how far do birds fly in a year, and where do they rest on the way?"
-DOCUMENTS = [f"Some fly {number} thousand kilometres. " * (1 + number % 3) for number in range(12)]
-PROMPT = "Instruct: Given a question about birds, retrieve passages that answer the question.\nQuery: "
 TEXTS = ["a", "The whimbrel is a wader with a long curved bill.", "far away " * 30, "The", ""]
 OUTPUTS: list[OutputName] = ["dense", "hidden", "token_dense"]
 
@@ -79,12 +78,6 @@ def rows_of(engine: Engine) -> Iterator[list[int]]:
         models[0] = model
 
 
-def scores(engine: Engine, documents: list[str], query: str = QUERY) -> np.ndarray:
-    found = engine.run(Request([(query, each) for each in documents], ("scores",), activate=False)).outputs.scores
-    assert found is not None
-    return found[:, 0]
-
-
 def test_a_rerank_computes_its_prefix_once(reranker: str) -> None:
     """The template and the query are computed once per engine; own tokens are all that later batches compute."""
     events: list[str] = []
@@ -96,9 +89,9 @@ def test_a_rerank_computes_its_prefix_once(reranker: str) -> None:
         assert {seq.prefix_tokens for seq in seqs} == {prefix}
         own = sum(seq.ids.size - prefix for seq in seqs)
         with rows_of(engine) as rows:
-            first = scores(engine, DOCUMENTS)
+            first = scores_of_documents(engine, DOCUMENTS)
             computed = sum(rows)
-            again = scores(engine, DOCUMENTS)
+            again = scores_of_documents(engine, DOCUMENTS)
         lanes = engine.plan.num_lanes
         assert own + prefix <= computed <= own + lanes * prefix
         assert sum(rows) == computed + own
@@ -112,13 +105,13 @@ def test_a_rerank_computes_its_prefix_once(reranker: str) -> None:
 def test_bits_depend_neither_on_company_nor_on_the_cache(cache_bytes: int, reranker: str) -> None:
     """A score is the same alone, together, with other queries between, from the cache, after eviction, and without a cache."""
     with load(reranker) as engine:
-        expected = scores(engine, DOCUMENTS)
+        expected = scores_of_documents(engine, DOCUMENTS)
     with load(reranker, prefix_cache_bytes=cache_bytes) as engine:
-        assert [scores(engine, [each])[0] for each in DOCUMENTS] == expected.tolist()
+        assert [scores_of_documents(engine, [each])[0] for each in DOCUMENTS] == expected.tolist()
         for number in range(3):
-            scores(engine, DOCUMENTS[:3], query=f"{QUERY} {number}")  # pushes the first out of a small cache
-        assert np.array_equal(scores(engine, DOCUMENTS), expected)
-        assert np.array_equal(scores(engine, DOCUMENTS[::-1]), expected[::-1])
+            scores_of_documents(engine, DOCUMENTS[:3], query=f"{QUERY} {number}")  # pushes the first out of a small cache
+        assert np.array_equal(scores_of_documents(engine, DOCUMENTS), expected)
+        assert np.array_equal(scores_of_documents(engine, DOCUMENTS[::-1]), expected[::-1])
         pairs = [pair for each in DOCUMENTS for pair in ((QUERY, each), ("another query", each))]
         mixed = engine.run(Request(pairs, ("scores",), activate=False)).outputs.scores
         assert mixed is not None
@@ -128,16 +121,11 @@ def test_bits_depend_neither_on_company_nor_on_the_cache(cache_bytes: int, reran
 def test_shared_scores_are_those_of_whole_pairs(reranker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The relative error is 1e-6 in float32."""
     with load(reranker) as engine:
-        shared = scores(engine, DOCUMENTS)
+        shared = scores_of_documents(engine, DOCUMENTS)
     monkeypatch.setattr("whimbrel.tokenizer.template.max_prefix_tokens", lambda card, plan: 0)
     with load(reranker) as engine:
         assert not any(seq.prefix_tokens for seq in engine.preprocessor.preprocess(Request([(QUERY, "a")])).seqs)
-        assert relative_error(shared, scores(engine, DOCUMENTS)) <= 1e-6
-
-
-def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
-    """Return the norm of the difference over the norm."""
-    return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+        assert relative_error(shared, scores_of_documents(engine, DOCUMENTS)) <= 1e-6
 
 
 def run(engine: Engine, texts: list[str], **options: Any) -> list[np.ndarray]:
@@ -169,10 +157,10 @@ def test_a_gpu_gives_the_same(dtype: str, reranker: str, embedder: str) -> None:
     """Behind a shared prefix, from its cache, and in the pieces of a long text."""
     texts = [*TEXTS, "far away " * 200]
     with Engine(reranker, reranker="qwen3", device="cpu", dtype="float32") as exact:
-        expected = scores(exact, DOCUMENTS)
+        expected = scores_of_documents(exact, DOCUMENTS)
     with Engine(reranker, reranker="qwen3", device="cuda", dtype=dtype) as engine:
         for _ in range(2):
-            assert relative_error(scores(engine, DOCUMENTS), expected) < (1e-4 if dtype == "float32" else 0.05)
+            assert relative_error(scores_of_documents(engine, DOCUMENTS), expected) < (1e-4 if dtype == "float32" else 0.05)
     with Engine(embedder, device="cpu", dtype="float32") as exact:
         vectors = exact.embed(texts, prompt=PROMPT)
     with Engine(embedder, device="cuda", dtype=dtype, max_batch_tokens=64, chunked_prefill=True) as engine:
@@ -277,9 +265,8 @@ def test_a_text_whose_deadline_passes_half_way_is_dropped(long_text: tuple[Engin
         subscribe(CounterEvent, lambda event: dropped.append(event.name)),
         subscribe(HistogramEvent, lambda event: sizes.append(event.value) if event.name == "batch_tokens" else None),
     ]
-    late = Request(request.texts, request.outputs, deadline=time.perf_counter() + 0.1)
     with pytest.raises(DeadlineExceeded):
-        engine.run(late)
+        engine.run(request, Scheduling(deadline=time.perf_counter() + 0.1))
     until(lambda: engine._dispatcher._in_flight == 0)  # pyright: ignore
     for end in ends:
         end()

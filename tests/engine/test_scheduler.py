@@ -1,4 +1,4 @@
-"""The scheduler's promises, over any requests: nothing lost, nothing twice, nobody starved, nothing late or out of turn."""
+"""The scheduler's promises, over any requests: nothing lost, nothing twice, no tenant starved, nothing late or out of turn."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ def add(scheduler: Scheduler[int], job: int, asked: Asked) -> None:
     scheduler.add(
         job,
         seqs(asked.lengths),
+        asked.tokens,
         priority=asked.priority,
         deadline=asked.deadline,
         tenant=asked.tenant,
@@ -98,7 +99,7 @@ def test_a_shared_prefix_is_counted_once_in_a_batch() -> None:
     ids = np.arange(100, dtype=np.int32)
     pairs = [Seq(ids, index, prefix_tokens=60) for index in range(14)]
     scheduler = Scheduler[int](540)
-    scheduler.add(0, pairs)
+    scheduler.add(0, pairs, 1400)
     sizes = []
     while batch := scheduler.take(0.0):
         sizes.append(len(batch.items))
@@ -111,7 +112,7 @@ def test_a_shared_prefix_is_counted_once_in_a_batch() -> None:
 def test_a_batch_has_at_most_eight_tokens_for_each_that_it_may_compute() -> None:
     ids = np.arange(200, dtype=np.int32)
     scheduler = Scheduler[int](220)
-    scheduler.add(0, [Seq(ids, index, prefix_tokens=199) for index in range(20)])
+    scheduler.add(0, [Seq(ids, index, prefix_tokens=199) for index in range(20)], 4000)
     batch = scheduler.take(0.0)
     assert batch is not None
     assert len(batch.items) == 8 * 220 // 200
@@ -204,7 +205,7 @@ def test_suspects_are_told_of_before_they_are_taken() -> None:
 
 @given(st.lists(EQUAL, min_size=1, max_size=6), st.lists(EQUAL, max_size=6))
 def test_between_two_turns_everybody_who_waits_has_one(early: list[Asked], late: list[Asked]) -> None:
-    """Owners among tenants, and jobs among their tenant's, also while more arrive: nobody starves."""
+    """Owners among tenants, and jobs among their tenant's, also while more arrive: none starves."""
     scheduler = Scheduler[int](700)
     requests: list[Asked] = []
     left: dict[int, int] = {}
@@ -248,7 +249,7 @@ def _check_turns(history: list[tuple[Any, set[Any]]]) -> None:
 
 @given(st.lists(st.tuples(st.lists(st.integers(1, 700), min_size=1, max_size=20), st.integers(0, 3)), min_size=1, max_size=12))
 def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[tuple[list[int], int]]) -> None:
-    """Jobs come one after another, each after so many seqs have been served; times are in tokens served."""
+    """Jobs come one after another, each after a number of served seqs; times are in tokens served."""
     waiting = FairQueue[int]()
     left: dict[int, float] = {}  # under even shares
     served, done, even = 0.0, dict[int, float](), dict[int, float]()
@@ -273,7 +274,7 @@ def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[
         for _ in range(before):
             if waiting.tokens:
                 serve()
-        waiting.add(job, "a", seqs(lengths))
+        waiting.add(job, "a", seqs(lengths), sum(lengths))
         left[job] = float(sum(lengths))
     while waiting.tokens:
         serve()
@@ -284,13 +285,13 @@ def test_no_job_of_an_owner_is_done_later_than_under_even_shares(arrivals: list[
 def test_jobs_that_are_cancelled_hold_up_nobody() -> None:
     """One tenant that is never idle, most of whose clients give up while they wait."""
     scheduler = Scheduler[Any](512)
-    scheduler.add("large", seqs([200] * 40))
+    scheduler.add("large", seqs([200] * 40), 8000)
     left = batch = 0
     while left < 40:
         batch += 1
-        scheduler.add(("kept", batch), seqs([200, 200]))
+        scheduler.add(("kept", batch), seqs([200, 200]), 400)
         for number in range(4):
-            scheduler.add(("gone", batch, number), seqs([200]))
+            scheduler.add(("gone", batch, number), seqs([200]), 200)
             scheduler.cancel(("gone", batch, number))
         taken = scheduler.take(0.0)
         assert taken is not None
@@ -300,9 +301,9 @@ def test_jobs_that_are_cancelled_hold_up_nobody() -> None:
 
 def test_jobs_that_are_cancelled_leave_nothing_behind() -> None:
     waiting = FairQueue[int]()
-    waiting.add(-1, "", seqs([200]))
+    waiting.add(-1, "", seqs([200]), 200)
     for job in range(10_000):
-        waiting.add(job, "", seqs([200]))
+        waiting.add(job, "", seqs([200]), 200)
         waiting.discard(job, "")
     tenant = waiting._tenants[""]
     assert max(len(tenant.heap), len(tenant.virtual_work)) < 100
@@ -327,7 +328,7 @@ def most_tries(*, returns: bool) -> int:
         job = (client, request, tries)
         waiting[job] = now
         waited = tries * patience if returns else 0
-        scheduler.add(job, seqs([100] * (tokens // 100)), head_start=waited * tokens)
+        scheduler.add(job, seqs([100] * (tokens // 100)), tokens, head_start=waited * tokens)
 
     for client in range(100):
         ask(client, 0, 0, 0)
@@ -447,5 +448,5 @@ def test_out_of_memory_halves_the_budget_and_good_batches_raise_it() -> None:
 
 def test_within_a_job_the_longest_run_first_but_for_those_that_others_wait_for() -> None:
     scheduler = Scheduler[int](10)
-    scheduler.add(0, seqs([3, 5, 9, 7]), first={0, 1})
+    scheduler.add(0, seqs([3, 5, 9, 7]), 24, first={0, 1})
     assert [seq.index for batch in drain(scheduler) for _, seq in batch.items] == [1, 0, 2, 3]

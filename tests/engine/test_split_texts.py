@@ -16,18 +16,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_bge_m3 import write_m3
-from test_llm_rerankers import qwen
-from test_llm_rerankers import write as write_reranker
-from test_lora import write_adapter
-from test_models import DECODER
-from test_models import write as write_model
-from test_prefixes import DOCUMENTS, PROMPT, QUERY, relative_error, scores
-from test_sparse import write_code
-from test_token_scores import write_shepherd
 
-from checkpoints import edit_json, sentence_layout
+from checkpoints.bge_m3 import write_m3
+from checkpoints.families import DECODER, write_model
+from checkpoints.files import edit_json
+from checkpoints.lora import write_adapter
+from checkpoints.rerankers import qwen, write_reranker
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.sparse import write_code
+from checkpoints.step_rewards import write_shepherd
+from comparisons import relative_error
 from serving import Server
+from shared_prefixes import DOCUMENTS, PROMPT, QUERY, scores_of_documents
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError, NonFinite, TooLong
 from whimbrel.model.layer import Layer
@@ -171,13 +171,15 @@ def test_odd_documents(reranker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty document, one token, the query itself, and the text of the whole prefix, against whole pairs."""
     documents = ["", "a", QUERY, " ", f"<Query>: {QUERY}\n<Document>: {QUERY}", LONG, "\n\n", "yes", "<|im_end|>"]
     with load(reranker, reranker="qwen3", max_batch_tokens=256) as engine:
-        shared = scores(engine, documents)
-        assert [scores(engine, [each])[0] for each in documents] == shared.tolist()
+        shared = scores_of_documents(engine, documents)
+        assert [scores_of_documents(engine, [each])[0] for each in documents] == shared.tolist()
         for query in ("", " ", "a"):
-            assert [scores(engine, [each], query)[0] for each in documents] == scores(engine, documents, query).tolist()
+            assert [scores_of_documents(engine, [each], query)[0] for each in documents] == scores_of_documents(
+                engine, documents, query
+            ).tolist()
     monkeypatch.setattr("whimbrel.tokenizer.template.max_prefix_tokens", lambda card, plan: 0)
     with load(reranker, reranker="qwen3", max_batch_tokens=4096) as whole:
-        expected = scores(whole, documents)
+        expected = scores_of_documents(whole, documents)
     for one, other in zip(shared, expected, strict=True):
         assert abs(one - other) <= 3e-6 * max(1, abs(other))
 
@@ -314,7 +316,7 @@ def test_any_arrival_has_the_bits_that_it_has_alone(
         if not is_cancelled:
             futures.append((future, text))
         elif data.draw(st.booleans()):
-            future.cancel()  # else it runs to its end, and nobody looks
+            future.cancel()  # else it runs to its end unseen
     for future, text in futures:
         outputs = future.result(60).outputs
         for dense, vectors in zip(rows_of(outputs.dense), rows_of(outputs.multi_vector), strict=True):

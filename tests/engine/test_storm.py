@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fakes import EngineThreads, dense_job, response_of, vectors_of
+from scripted_runner import EngineThreads, dense_job, response_of, vectors_of
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.engine_request import BatchItems, Job
 from whimbrel.errors import ComputeError, DeadlineExceeded, NonFinite, OutOfMemory
@@ -104,7 +104,7 @@ def any_job(choose: random.Random) -> Job:
 
 
 def reuse_memory(job: Job, future: Future[Result]) -> None:
-    """As a tenant of shared memory may, once a request without an answer is over."""
+    """Write over the memory, as a tenant of shared memory may once a request is over."""
     if future.cancelled() or future.exception():
         response_of(job).fill(-7)
 

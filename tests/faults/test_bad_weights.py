@@ -19,7 +19,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
@@ -129,7 +131,7 @@ def test_G10_a_head_in_a_pickle_of_its_own_that_is_missing_or_no_pickle_is_named
 
 
 def shards(folder: Path) -> dict[str, list[str]]:
-    """Make two of the weights; what is in each."""
+    """Split the weights in two, and return the names in each."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
@@ -191,7 +193,7 @@ def test_G10_a_tensor_that_no_shard_has_is_missing_from_the_index(folder: Path) 
     assert (error.file, error.key) == (INDEX, DENSE)
 
 
-# Tensors that do not fit what is said of them
+# Tensors that do not fit their description
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "2_Dense/model.safetensors", "3_LayerNorm/model.safetensors"])
@@ -240,7 +242,7 @@ def out_of_the_folder(folder: Path) -> str:
 @pytest.mark.parametrize("damage", [nan_head, no_tokenizer, length_0, out_of_the_folder])
 @pytest.mark.sample(2)
 def test_G10_a_server_does_not_start_with_a_bad_checkpoint(damage: Callable[[Path], str], folder: Path) -> None:
-    """One line that says why, and nobody listens."""
+    """One line says why, and no port is open."""
     says = damage(folder)
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

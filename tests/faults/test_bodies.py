@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-from test_openai import WRONG
 
-from raw import Answer, ask, head, post
+from raw_http import Answer, ask, head, post
 from serving import Server
 from whimbrel import Client, Engine
+from wrong_bodies import WRONG_BODIES
 
 GOLDEN = "A whimbrel is a wader."
 MIB = 2**20
@@ -43,7 +43,7 @@ def vectors(answer: Answer) -> Any:
     return np.array([row["embedding"] for row in answer.json()["data"]], np.float32)
 
 
-@pytest.mark.parametrize(("body", "param"), WRONG, ids=lambda value: str(value)[:40])
+@pytest.mark.parametrize(("body", "param"), WRONG_BODIES, ids=lambda value: str(value)[:40])
 @pytest.mark.sample(2)
 def test_B1_bodies_that_are_no_request(body: bytes, param: str | None, server: Server) -> None:
     assert_refused(ask(server.port, post(body)), param)

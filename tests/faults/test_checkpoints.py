@@ -21,7 +21,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints import OLD, edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import OLD, sentence_layout
 from whimbrel import Engine
 from whimbrel.errors import CheckpointError
 
@@ -43,7 +45,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def sentinel(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A file that the code in `folder` makes if anybody runs it. Nobody may."""
+    """A file that the code in `folder` makes if anybody runs it. Root may read every file."""
     file = folder.parent / "sentinel"
     code = f"open({str(file)!r}, 'w').close()\nclass Evil: pass\ndef evil(*_): pass\n"
     for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py", "2_Dense/modeling_evil.py"):
@@ -280,7 +282,7 @@ def test_H12_a_broken_index_is_refused(content: str, folder: Path) -> None:
 
 
 def link(path: Path, target: Path) -> None:
-    """Move what is at `path` to `target`, and leave a link."""
+    """Move the file or folder `path` to `target`, and leave a link."""
     target.parent.mkdir(parents=True, exist_ok=True)
     path.rename(target)
     path.symlink_to(os.path.relpath(target, path.parent))

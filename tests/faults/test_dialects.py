@@ -20,8 +20,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from asgi import call
 from exchanges import WRITE
-from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES
 from whimbrel.server.app.app import create_app
@@ -44,9 +44,9 @@ class Way:
     inputs: Any = (T,)
     more: dict[str, Any] = field(default_factory=dict[str, Any])
     uncut: dict[str, Any] = field(default_factory=dict[str, Any])
-    """What makes a text that is too long an error."""
+    """Fields that make a text that is too long an error."""
     hint: str = ""
-    """What its error says of cutting it."""
+    """Advice on truncation in that error."""
     wrong: dict[str, tuple[Any, ...]] = field(default_factory=dict[str, tuple[Any, ...]])
     """Values of fields that are no values of them."""
     default: str = ""
@@ -131,11 +131,11 @@ STATUSES = {
     "ollama": {"model": 404, "many": 413},
     "vllm": {"model": 404, "many": 413},
 }
-"""Where the status is not 400. `wrong` is what can be read, and is no request."""
+"""Statuses of dialects other than 400. `wrong` is a body that can be read, and is no request."""
 
 
 def shape(answer: Any) -> str:
-    """Whose errors look like this."""
+    """Return the dialect whose errors look like this."""
     told = orjson.loads(answer.body)
     match told:
         case {"error": {"message": str(), "type": str(), "param": _, "code": int()}} if len(told["error"]) == 4:
@@ -169,7 +169,7 @@ class Asker:
         return answer
 
     def refuse(self, way: Way, body: Any, *kinds: str, told_apart: bool = True) -> str:
-        """What it says of a body that is one of these kinds of wrong; `told_apart`: it is known whose it is."""
+        """Return the error for a body of one of these kinds of wrong; `told_apart`: its dialect is known."""
         answer = self.post(way.path, body)
         expected = way.shape if told_apart else way.default or way.shape
         assert shape(answer) == expected, answer.body
@@ -178,7 +178,7 @@ class Asker:
         return answer.body.decode()
 
     def take(self, way: Way, body: Any) -> Any:
-        """What it answers."""
+        """Return the answer to a body."""
         answer = self.post(way.path, body)
         assert answer.status == 200, answer.body
         found = orjson.loads(answer.body)

@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager, suppress
 import orjson
 import pytest
 
-from raw import Answer, Connection, ask, chunked, head, peak_memory, post
+from process_resources import peak_memory
+from raw_http import Answer, Connection, ask, chunked, head, post
 from serving import Server
 from waiting import wait_for
 
@@ -62,7 +63,7 @@ def probing(server: Server) -> Iterator[list[float]]:
 
 
 def test_A19_600_pages_at_once(server: Server) -> None:
-    """They are made once for all, and nobody waits for them."""
+    """They are made once for all, and no request waits for them."""
     with ExitStack() as stack, probing(server) as seconds:
         clients = [stack.enter_context(Connection(server.port)) for _ in range(600)]
         for number, client in enumerate(clients):

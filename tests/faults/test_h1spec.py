@@ -1,5 +1,5 @@
-"""A conformance suite for HTTP/1.1 servers, in the manner of h1spec, against a real server: what is right is answered, what is
-wrong is refused with 4xx and the connection ends."""
+"""A conformance suite for HTTP/1.1 servers, in the manner of h1spec, against a real server: right requests are answered,
+wrong ones are refused with 4xx and the connection ends."""
 
 from __future__ import annotations
 

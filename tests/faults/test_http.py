@@ -21,16 +21,17 @@ import numpy as np
 import orjson
 import pytest
 
-from fake import FakeServer
+from fake_embedder import FakeServer
 from fuzz import Grammar
-from raw import PATH, Answer, Connection, ask, chunked, head, open_files, open_sockets, peak_memory, post
+from process_resources import open_files, open_sockets, peak_memory
+from raw_http import PATH, Answer, Connection, ask, chunked, head, post
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 from whimbrel import Engine
 
 GOLDEN = "A whimbrel is a wader."
-LIMITS = {"header_timeout": 3, "body_idle_timeout": 4, "write_pause": 3, "drain_timeout": 20, "min_write_rate": 50_000}
+LIMITS = {"header_timeout": 3, "body_idle_timeout": 4, "write_pause": 3, "lingering_timeout": 20, "min_write_rate": 50_000}
 MIB = 2**20
 
 
@@ -351,9 +352,9 @@ def test_A13_expect_100_continue(server: Server, engine: Engine) -> None:
 
 @pytest.mark.parametrize(("changed", "status"), [({"content_length": 50_000_000}, 413), ({"content_type": "text/plain"}, 415)])
 def test_A13_a_body_that_is_not_wanted_is_not_asked_for(changed: dict[str, Any], status: int, server: Server) -> None:
-    """And the connection is closed at once: what comes next on it would be taken for the body."""
+    """The connection is closed at once, since the bytes that come next on it would be taken for the body."""
     headers = {"content_length": 100, "expect": "100-continue"} | changed
-    with Connection(server.port, timeout=LIMITS["drain_timeout"] / 2) as connection:
+    with Connection(server.port, timeout=LIMITS["lingering_timeout"] / 2) as connection:
         assert connection.send(head(**headers)).answer().status == status
         assert connection.is_closed()
 
@@ -597,7 +598,7 @@ def answers_to_a_grammar(each: int, engine: Engine) -> Counter[int]:
         for _ in range(each):
             statuses.update(fuzz(server.port, grammar.request()))
 
-    with Server(WHIMBREL_GUARDS='{"header_timeout": 1, "body_idle_timeout": 1, "drain_timeout": 1}') as server:
+    with Server(WHIMBREL_GUARDS='{"header_timeout": 1, "body_idle_timeout": 1, "lingering_timeout": 1}') as server:
         with ThreadPoolExecutor(50) as pool:
             list(pool.map(work, range(50)))
         assert not [status for status in statuses if status >= 500], statuses

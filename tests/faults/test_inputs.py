@@ -1,4 +1,4 @@
-"""C of the catalogue: what is said to be embedded, however odd, is answered with the vector it has alone, or refused with why."""
+"""C of the catalogue: every input, however odd, is answered with the vector it has alone, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from whimbrel.types.request import Request
 
 GOLDEN = "A whimbrel is a wader."
 MAX_LENGTH = 256
-"""Of MiniLM, special tokens included."""
+"""MiniLM's limit, special tokens included."""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_C1_empty_texts_have_a_vector(text: str, client: httpx2.Client, engine: 
 @pytest.mark.parametrize("words", [1, MAX_LENGTH - 2, MAX_LENGTH - 1, 100 * MAX_LENGTH])
 @pytest.mark.parametrize("truncate", [None, True, False, "right", "left", "never"])
 def test_C2_texts_around_the_limit(words: int, truncate: Any, client: httpx2.Client, engine: Engine) -> None:
-    """The limit counts the special tokens. What is cut has the vector of what is left."""
+    """The limit counts the special tokens. A cut text has the vector of its remaining part."""
     said = [f"{number % 10}" for number in range(words)]
     answer = ask(client, [" ".join(said)], **({} if truncate is None else {"truncate": truncate}))
     too_long = words + 2 > MAX_LENGTH
@@ -122,7 +122,7 @@ def test_C3_tokens_and_characters_of_a_request_are_limited_and_counted(engine: E
         same(ask(client, ["a b c"] * 4), np.tile(engine.embed("a b c"), (4, 1)))
         message = refused(ask(client, ["a b c"] * 5), "input", 413)
         assert "25 tokens; the limit is 20" in message
-        assert "--max-request-tokens" in message
+        assert "max_request_tokens" in message
         assert "21 tokens; the limit is 20" in refused(ask(client, [[200] * 21]), "input", 413)
         assert "641 characters, prompts included; the limit is 640" in refused(ask(client, ["a" * 641]), "input", 413)
 
@@ -165,7 +165,7 @@ INJECTED = [
 def test_C5_special_tokens_in_texts_are_read_as_the_model_s_tokenizer_reads_them(
     client: httpx2.Client, engine: Engine, minilm: Path
 ) -> None:
-    """As special tokens where it knows them, as transformers does; they count like others."""
+    """Special tokens in a text are read as such, as transformers does; they count like others."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(str(minilm))
@@ -249,7 +249,7 @@ def test_C6_others_are_answered_while_long_texts_are_tokenised(server: Server, c
 # Token ids
 
 LANGCHAIN = [9906, 1917, 100_257]
-"""What LangChain's default sends: tiktoken's ids, of another model's vocabulary."""
+"""Ids that LangChain sends by default: tiktoken's, of another model's vocabulary."""
 
 
 def test_C7_token_ids_are_taken_as_they_are(client: httpx2.Client, engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""D of the catalogue: a text that fails, kills, hangs or gives nonsense harms nobody else. The fault backend obeys the texts."""
+"""D of the catalogue: a text that fails, kills, hangs or gives nonsense harms no other request. The fault backend obeys the texts."""
 
 from __future__ import annotations
 

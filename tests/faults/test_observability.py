@@ -30,7 +30,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from asgi import ask
+from asgi import call
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
@@ -81,7 +81,7 @@ def page(client: httpx2.Client, accept: str = "") -> str:
 
 
 def requests_of(client: httpx2.Client) -> tuple[Counter[str], Counter[str], Counter[tuple[str, str, str]]]:
-    """What was received by route, what is in flight by route, and what ended by route, outcome and status."""
+    """Return counts of requests: received and in flight by route; ended by route, outcome and status."""
     received, in_flight, ended = Counter[str](), Counter[str](), Counter[tuple[str, str, str]]()
     for family in parse_text(page(client)):
         for sample in family.samples:
@@ -426,7 +426,7 @@ class Failing:
     status = "ready"
     queued_tokens = 0
 
-    async def run(self, request: Any) -> Any:
+    async def run(self, request: Any, scheduling: Any) -> Any:
         raise ZeroDivisionError(f"scripted, with {request.texts[0]}")
 
 
@@ -438,13 +438,13 @@ def test_K7_a_storm_of_errors_is_a_few_lines(log_format: Any) -> None:
 
     async def storm() -> set[int]:
         post = {"method": "POST", "headers": {"content-type": "application/json"}, "body": b'{"input":"a"}'}
-        return {(await ask(app, PATH, **post)).status for _ in range(1239)}
+        return {(await call(app, path=PATH, **post)).status for _ in range(1239)}
 
     try:
         assert asyncio.run(storm()) == {500}
     finally:
         end()
-    page = asyncio.run(ask(app, "/metrics")).body.decode()
+    page = asyncio.run(call(app, path="/metrics")).body.decode()
     log = stream.getvalue()
     assert 'whimbrel_requests_total{model="m",outcome="error",route="/v1/embeddings",status="500"} 1239.0' in page
     assert log.count("ZeroDivisionError: scripted") == 5  # tracebacks of the bug itself
@@ -461,7 +461,7 @@ def test_the_log_costs_nothing_where_nobody_asks_for_it() -> None:
     factory = logging.getLogRecordFactory()
     logging.setLogRecordFactory(lambda *args, **kwargs: made.append(args) or factory(*args, **kwargs))
     try:
-        assert asyncio.run(ask(app, "/health/live")).status == 200
+        assert asyncio.run(call(app, path="/health/live")).status == 200
         assert made == []
     finally:
         logging.setLogRecordFactory(factory)

@@ -14,7 +14,7 @@ import pytest
 
 import fault_injection
 from load import ask, holds, queued_tokens, vectors_of
-from raw import Connection, post
+from raw_http import Connection, post
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for

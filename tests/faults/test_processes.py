@@ -15,14 +15,14 @@ from pathlib import Path
 import httpx2
 import numpy as np
 import pytest
-from test_models import DECODER
-from test_models import write as write_model
 
 import fault_injection
 import whimbrel
-from checkpoints import sentence_layout, write_bert
+from checkpoints.encoders import write_bert
+from checkpoints.families import DECODER, write_model
+from checkpoints.sentence_layout import sentence_layout
 from load import Load, ask, queued_tokens, vectors_of
-from raw import Connection, head
+from raw_http import Connection, head
 from serving import Server
 from texts import TEXTS
 from waiting import wait_for
@@ -45,7 +45,7 @@ def server() -> Iterator[Server]:
 
 
 def lives(pid: int) -> bool:
-    """True if a process is there, and is more than an entry that nobody has cleared away yet."""
+    """Return True if a process exists and is no zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
@@ -194,7 +194,7 @@ def test_G3_sigterm_while_loading() -> None:
 
 
 def catches(server: Server, name: signal.Signals) -> bool:
-    """Whether the process has a handler of its own for the signal."""
+    """Return True if the process has a handler of its own for the signal."""
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return bool(int(re.search(r"SigCgt:\s+(\w+)", status)[1], 16) >> (name - 1) & 1)  # pyright: ignore[reportOptionalSubscript]
 
@@ -308,7 +308,7 @@ def test_F4_crash_loop(expected: Float32Array) -> None:
         killer = threading.Thread(target=kill_on_sight)
         killer.start()
         try:
-            answer = ask(client, SOME[:2])  # accepted while nobody knows that it will last
+            answer = ask(client, SOME[:2])  # accepted before it is known that it will last
             assert answer.status_code == 503
             assert int(answer.headers["retry-after"]) >= 1
             health = client.get("/health/ready")

@@ -83,7 +83,7 @@ def nginx(proxy: Proxy, servers: list[Server], *, prefix: str = "") -> tuple[lis
     file = proxy.folder / "nginx.conf"
     folder = proxy.folder
     paths = "".join(f"{kind}_temp_path {folder}/{kind};" for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi"))
-    user = "user root; " if os.getuid() == 0 else ""  # otherwise nobody, who cannot write into the folder
+    user = "user root; " if os.getuid() == 0 else ""  # otherwise it writes as another user, without the right to do so
     file.write_text(
         f"{user}daemon off; pid {folder}/nginx.pid; error_log {folder}/error.log; events {{}}\nhttp {{ access_log off; {paths}\n{text}\n}}"
     )
@@ -173,7 +173,7 @@ def test_requests_through_a_proxy(kind: str, plain: bool, server: Server, tmp_pa
 @pytest.mark.parametrize("kind", ["nginx", "haproxy"])
 @pytest.mark.extended
 def test_no_request_is_lost_while_servers_stop(kind: str, tmp_path: Path) -> None:
-    """Of two servers one is told to stop under load."""
+    """One of two servers is told to stop under load."""
     with (
         Server("--allowed-host", NAME) as one,
         Server("--allowed-host", NAME) as two,

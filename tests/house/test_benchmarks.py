@@ -17,9 +17,8 @@ CPU = Path("/proc/cpuinfo")
     ("script", "row"),
     [
         ("outputs.py", "three outputs: one pass, three passes"),
-        ("maxsim.py", "POST /v1/score"),
-        ("wire.py", "256 texts: Whimbrel, raw"),
-        ("client.py", "AsyncOpenAI, a text in a request"),
+        ("maxsim.py", "the query alone"),
+        ("wire.py", "AsyncOpenAI, a text in a request"),
         ("prefixes.py", "in pieces of 512 tokens, over HTTP"),
     ],
 )

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import docs_code
+from checkpoints.hub import WRITERS, write_hub
 from docs_code import LANGUAGES, Block, blocks_of, stray_notes
-from hub import WRITERS, write_hub
 from serving import Server
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ RECIPES = ROOT / "docs/recipes.md"
 ALL = [page for page in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]) if page != RECIPES]
 PAGES = [page for page in ALL if any(each.language in LANGUAGES for each in blocks_of(page.read_text(encoding="utf-8")))]
 COMMANDS = {"whimbrel", "curl", "echo", "printf", "cat", "export", "mkdir", "chmod", "python"}
-"""What a block of `sh` that is run may begin its lines with."""
+"""Commands with which a line of a block of `sh` may begin."""
 TEXTS = {"text", "json", "yaml", "toml", "nginx", "dockerfile", "ini", "haproxy", "caddy", "promql", "diff", ""}
 """Languages of blocks that are no code to be run."""
 

@@ -23,7 +23,7 @@ def rows() -> list[tuple[str, str, str]]:
 def definitions() -> set[str]:
     """Return the classes, functions and fields of the package and of the tests' helpers; a field also behind its class."""
     names: set[str] = set()
-    for file in (*SOURCE.rglob("*.py"), *(ROOT / "tests/support").glob("*.py")):
+    for file in (*SOURCE.rglob("*.py"), *(ROOT / "packages").rglob("*.py"), *(ROOT / "tests/support").rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 names.add(node.name)

@@ -1,4 +1,4 @@
-"""The leak detector finds what is planted, in real processes and in made-up series, and nothing else."""
+"""The leak detector finds planted leaks, in real processes and in made-up series, and nothing else."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from leaks import LIMITS, Family, Resources, Sample, Trend, trends
 
+from leaks import LIMITS, Family, Resources, Sample, Trend, trends
 from waiting import wait_for
 
 ROUNDS, REQUESTS = 14, 300
@@ -21,10 +21,10 @@ FLAT = dict.fromkeys(LIMITS, 10.0)
 
 
 class Leaky:
-    """tests/support/leaky.py, in a session of its own."""
+    """tests/support/leaking_process.py, in a session of its own."""
 
     def __init__(self, what: str) -> None:
-        command = [sys.executable, str(Path(__file__).parents[1] / "support/leaky.py"), what]
+        command = [sys.executable, str(Path(__file__).parents[1] / "support/leaking_process.py"), what]
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )

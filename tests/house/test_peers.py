@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -63,7 +64,7 @@ def compare(tmp_path: Path, table: str, *args: str) -> tuple[str, dict[str, Any]
     environment = os.environ | {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": ""}
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
     assert done.returncode == 0, done.stderr
-    return done.stdout, json.loads(out.read_text())
+    return re.sub(" +", " ", done.stdout), json.loads(out.read_text())
 
 
 def test_the_table_of_peers_is_well_formed() -> None:

@@ -13,12 +13,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
-FOLDERS = ("src", "tests", "benchmarks")
-PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/**/*.md")
+FOLDERS = ("src", "packages", "tests", "benchmarks")
+PAGES = ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "docs/**/*.md", "tests/support/*.md")
 FIRST_WORDS = set("What How Who Whose Whom Whether Where When Why Of By As And Likewise".split())
 """A title, an imperative or a noun phrase begins with none of these."""
-LOWER_CASE = set("numpy pytest safetensors tokenizers torch transformers vLLM".split())
+LOWER_CASE = set("curl nginx numpy pytest safetensors scipy systemd tokenizers torch transformers uvicorn uvloop".split())
 """Projects whose names begin with a lower-case letter."""
+NAME = re.compile(r"\S*[A-Z\d/_#^]|\S*\w[-.]\w|\w\W")
+"""A beginning that may be in lower case: a name with a capital or a digit in it, a file, or a variable of one letter."""
+RIDDLES = re.compile(r"\b(?:[Nn]obody|so many|but for|[Ww]hat is)\b|(?:^|[.:;,] )(?:Who|who (?:is|comes|has))\b")
+"""Words that stand for a noun, a number or "except"; a reader has to guess which."""
 MOST_WORDS = 30
 """The rule is 25, with which few sentences read worse in two parts."""
 ELSEWHERE = re.compile(
@@ -30,7 +34,7 @@ FOREIGN = set(
     """
     HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER _process_colbert_vecs _process_token_weights
     livenessProbe pair_to_messages readinessProbe returned_token_ids step_tag_id
-    terminationGracePeriodSeconds vertex_compatibility whimbrel.request_id
+    terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.request_id
 """.split()
 )
 """Names of other projects that are mentioned in backquotes and that our code does not use."""
@@ -81,6 +85,19 @@ def comments(file: Path) -> Iterator[Prose]:
 
 
 @cache
+def deployment() -> list[Prose]:
+    """Return the headings and paragraphs of docs/deploy, without code, comments and tables."""
+    found: list[Prose] = []
+    for page in sorted((ROOT / "docs/deploy").glob("*.md")):
+        blank = re.compile(r"^```.*?^```$|<!--.*?-->|^\|[^\n]*", re.MULTILINE | re.DOTALL)
+        text, line = blank.sub(lambda match: "\n" * match[0].count("\n"), _text(page)), 1
+        for paragraph in text.split("\n\n"):
+            found.append(Prose(page, line, re.sub(r"^(?:#+ |- |\*\*)+", "", paragraph.strip())))
+            line += paragraph.count("\n") + 2
+    return [prose for prose in found if prose.text]
+
+
+@cache
 def everything() -> list[Prose]:
     """Return all lines of prose: docstrings, comments and pages."""
     pages = [page for pattern in PAGES for page in sorted(ROOT.glob(pattern))]
@@ -95,7 +112,7 @@ def opening(prose: Prose) -> str | None:
     """Return the offence of a docstring's first word."""
     if (word := re.match(r"[A-Za-z]+", prose.text)) is None:
         return None
-    lower = word[0][0].islower() and word[0] not in LOWER_CASE
+    lower = word[0][0].islower() and word[0] not in LOWER_CASE and not NAME.match(prose.text)
     return f"begins with {word[0]!r}" if lower or word[0] in FIRST_WORDS else None
 
 
@@ -115,9 +132,14 @@ def length(prose: Prose) -> str | None:
     return None
 
 
+def riddle(prose: Prose) -> str | None:
+    """Return the first word that stands for a noun which the reader has to guess."""
+    return f"says {found[0].strip(' .,:;')!r}" if (found := RIDDLES.search(" ".join(prose.text.split()))) else None
+
+
 def references(prose: Prose) -> str | None:
     """Return the first file, module or decision that the prose mentions and that does not exist."""
-    for path in re.findall(r"(?<![\w./:-])((?:src|tests|benchmarks|docs|requirements|dev)/[\w./*-]*\w)", prose.text):
+    for path in re.findall(r"(?<![\w./:-])((?:src|packages|tests|benchmarks|docs|requirements|dev)/[\w./*-]*\w)", prose.text):
         if not any(ROOT.glob(path)):
             return f"{path} does not exist"
     for path in re.findall(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b", prose.text):
@@ -155,9 +177,10 @@ def offences(rule: Callable[[Prose], str | None], prose: list[Prose]) -> list[st
     return [each.offence(words) for each in prose if (words := rule(each))]
 
 
-def in_source() -> list[Prose]:
-    """Return the docstrings of the package."""
-    return [prose for file in sources("src") for prose in docstrings(file)]
+@cache
+def described() -> list[Prose]:
+    """Return the docstrings of the package, its tests and benchmarks."""
+    return [prose for file in sources(*FOLDERS) for prose in docstrings(file)]
 
 
 def report(lines: list[str]) -> str:
@@ -166,15 +189,20 @@ def report(lines: list[str]) -> str:
 
 
 def test_docstrings_begin_with_a_capital_and_a_noun_or_a_verb() -> None:
-    assert not (found := offences(opening, in_source())), report(found)
+    assert not (found := offences(opening, [*described(), *deployment()])), report(found)
 
 
 def test_docstrings_end_with_a_full_stop() -> None:
-    assert not (found := offences(ending, in_source())), report(found)
+    assert not (found := offences(ending, described())), report(found)
 
 
 def test_sentences_are_short() -> None:
-    assert not (found := offences(length, in_source())), report(found)
+    assert not (found := offences(length, [*described(), *deployment()])), report(found)
+
+
+def test_no_reader_has_to_guess_a_noun() -> None:
+    remarks = [prose for file in sources(*FOLDERS) for prose in comments(file)]
+    assert not (found := offences(riddle, [*described(), *remarks, *deployment()])), report(found)
 
 
 def test_files_modules_and_decisions_that_are_mentioned_exist() -> None:
@@ -205,6 +233,11 @@ def test_the_rules_find_what_they_look_for() -> None:
     assert breaches("A queue")[1]
     assert length(Prose(ROOT / "README.md", 1, "word " * (MOST_WORDS + 1)))
     assert not length(Prose(ROOT / "README.md", 1, "word " * (MOST_WORDS - 1) + "word. Word."))
+    assert not opening(Prose(ROOT / "README.md", 1, "config.json, int8, vLLM and x begin so."))
+    for text in ("It serves nobody.", "Write what is left.", "A config, but for sizes.", "Who waits.", "Up to so many bytes."):
+        assert riddle(Prose(ROOT / "README.md", 1, text)), text
+    assert not riddle(Prose(ROOT / "README.md", 1, "A user who waits reads what the server sends."))
+    assert min(map(len, (described(), deployment()))) > 90
     assert placeholder(Prose(ROOT / "README.md", 1, "TODO."))
     for text in ("See tests/nowhere.py.", "In `nowhere.py`.", "ADR 999.", "`whimbrel.nowhere`.", "whimbrel.errors.Nothing."):
         assert breaches(text)[2], text

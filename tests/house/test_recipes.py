@@ -26,8 +26,8 @@ from typing import Any, ClassVar
 import httpx2
 import numpy as np
 import pytest
-from test_bge_m3 import write_m3
 
+from checkpoints.bge_m3 import write_m3
 from serving import Server
 from whimbrel import Client
 
@@ -68,7 +68,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Any]:
     yield run
     for names in kept:
         names.clear()
-    gc.collect()  # here, where nobody is warned
+    gc.collect()  # here, where no user is warned
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ class OpenSearch(BaseHTTPRequestHandler):
 
 
 def test_opensearch(run: Any, server: Server, expected: Any) -> None:
-    """What the connector says, OpenSearch sends: the test fills in the template and sends it. Then hybrid search."""
+    """OpenSearch sends the connector's template: the test fills it in and sends it. Hybrid search follows."""
     OpenSearch.received.clear()
     with HTTPServer(("127.0.0.1", 0), OpenSearch) as stand_in:
         Thread(target=stand_in.serve_forever, daemon=True).start()

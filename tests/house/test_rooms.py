@@ -42,7 +42,7 @@ def test_import_contracts() -> None:
             [*HEAVY, "numpy", "httpx2"],
         ),
         (
-            "import whimbrel.cli.bench.runs, whimbrel.bench.compare",
+            "import whimbrel_bench.cli.runs, whimbrel_bench.compare",
             [each for each in HEAVY if each != "httptools"],
         ),
     ],

@@ -1,8 +1,10 @@
-"""The test suite itself: the cases that `make test` leaves out, and the promise that a failure names."""
+"""The test suite itself: its imports, the cases that `make test` leaves out, and the promise that a failure names."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -62,6 +64,40 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir()
     (folder / "test_some.py").write_text(SUITE, encoding="utf-8")
     return folder / "test_some.py"
+
+
+def imported(code: str) -> list[str]:
+    """Return the dotted names that Python code imports, those of functions among them."""
+    names: list[str] = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Import):
+            names += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names += [f"{node.module or ''}.{alias.name}" for alias in node.names]
+    return names
+
+
+def imports_of_tests(code: str) -> list[str]:
+    """Return the imported names that are those of a test file or a conftest."""
+    return [name for name in imported(code) if re.search(r"(^|\.)(test_|conftest\b)", name)]
+
+
+def test_no_test_imports_a_test() -> None:
+    """Code that several test files need stands in tests/support."""
+    files = {file: file.read_text(encoding="utf-8") for file in sorted((ROOT / "tests").rglob("*.py"))}
+    found = {str(file.relative_to(ROOT)): names for file, code in files.items() if (names := imports_of_tests(code))}
+    assert found == {}
+    lines = ["import test_a", "from test_a import b", "from model import test_a", "def f():\n    import conftest as c"]
+    assert [len(imports_of_tests(line)) for line in lines] == [1] * len(lines)
+    assert imports_of_tests("import pytest, latest_news\nfrom whimbrel import Engine") == []
+
+
+def test_the_map_lists_every_module_of_support_once() -> None:
+    """A folder of modules with one row is listed by its name."""
+    support = ROOT / "tests/support"
+    listed = re.findall(r"^\| `([\w/]+)` \|", (support / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    files = [file.relative_to(support).with_suffix("") for file in support.rglob("*.py") if file.stem != "__init__"]
+    assert sorted(listed) == sorted({next((p for p in map(str, file.parents) if p in listed), str(file)) for file in files})
 
 
 def deafen() -> None:

@@ -13,10 +13,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
-from test_models import assert_close, hidden
 
-from checkpoints import edit_json, write_json, xlmr_tokenizer
-from jina_v3 import INSTRUCTIONS, LAYOUTS, TASKS, WIDTH, merged, write
+from checkpoints.encoders import xlmr_tokenizer
+from checkpoints.files import edit_json, write_json
+from checkpoints.jina_v3 import INSTRUCTIONS, LAYOUTS, TASKS, WIDTH, merged, write
+from comparisons import assert_close
+from hidden_states import hidden_states
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.prepare import Preprocessor
@@ -69,11 +71,13 @@ def test_hidden_states_of_every_adapter(folder: Path, layout: str) -> None:
     ids = rows()
     for shift in range(len(TASKS) + 1):
         numbers = [(i + shift) % (len(TASKS) + 1) - 1 for i in range(len(ids))]
-        together = hidden(folder, ids, pooling=None, adapters=numbers)
+        together = hidden_states(folder, ids, pooling=None, adapters=numbers)
         tasks = [None if number < 0 else TASKS[number] for number in numbers]
         assert_close(together, [states(task, layout, row) for task, row in zip(tasks, ids, strict=True)])
         for row, number, expected in zip(ids, numbers, together, strict=True):
-            assert np.array_equal(hidden(folder, [row], pooling=None, adapters=[number] if number >= 0 else ())[0], expected)
+            assert np.array_equal(
+                hidden_states(folder, [row], pooling=None, adapters=[number] if number >= 0 else ())[0], expected
+            )
 
 
 def test_adapters_matter(layout: str) -> None:
@@ -89,7 +93,7 @@ def test_a_gpu_gives_the_same(dtype: torch.dtype, folder: Path, layout: str) -> 
     ids, numbers = rows(), [i % (len(TASKS) + 1) - 1 for i in range(len(rows()))]
     near = 0.9999 if dtype == torch.float32 else 0.99
     for row, number, found in zip(
-        ids, numbers, hidden(folder, ids, dtype, "cuda", pooling=None, adapters=numbers), strict=True
+        ids, numbers, hidden_states(folder, ids, dtype, "cuda", pooling=None, adapters=numbers), strict=True
     ):
         one, other = found.mean(0), states(None if number < 0 else TASKS[number], layout, row).mean(0)
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > near
@@ -99,7 +103,7 @@ def test_a_gpu_gives_the_same(dtype: torch.dtype, folder: Path, layout: str) -> 
 def test_half_precision_is_near(folder: Path, layout: str) -> None:
     ids, numbers = rows(), [i % (len(TASKS) + 1) - 1 for i in range(len(rows()))]
     for row, number, found in zip(
-        ids, numbers, hidden(folder, ids, torch.bfloat16, pooling=None, adapters=numbers), strict=True
+        ids, numbers, hidden_states(folder, ids, torch.bfloat16, pooling=None, adapters=numbers), strict=True
     ):
         one, other = found.mean(0), states(None if number < 0 else TASKS[number], layout, row).mean(0)
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.99

@@ -1,4 +1,4 @@
-"""The memory of a batch: what the plan predicts is never exceeded, and not far above what is taken."""
+"""The memory of a batch never exceeds the plan's prediction, and the prediction is not far above it."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_models import DEBERTA, DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, T5, write
 
-from checkpoints import edit_json
+from checkpoints.families import DEBERTA, DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, T5, write_model
+from checkpoints.files import edit_json
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.types.batch_memory import batch_bytes
 
@@ -58,7 +58,7 @@ with Engine(folder, dtype=dtype, pooling="mean", **options) as engine:
 
 
 def measure(folder: Path, dtype: str, tokens: int, options: dict[str, Any]) -> tuple[int, int]:
-    """Run one text of so many tokens in a new process -> (bytes by the plan, bytes taken)."""
+    """Run one text of this length in a new process. Return the bytes by the plan, and the bytes taken."""
     command = [sys.executable, "-c", MEASURE, str(folder), dtype, str(tokens), repr(options)]
     predicted, taken = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
     return int(predicted), int(taken)
@@ -71,7 +71,7 @@ def measure(folder: Path, dtype: str, tokens: int, options: dict[str, Any]) -> t
 def test_a_batch_takes_what_the_plan_says(case: str, dtype: str, tmp_path: Path) -> None:
     """The longest text takes no more memory than the plan says, and not less than a fourth of it."""
     name, config, options = CASES[case]
-    write(tmp_path, name, config)
+    write_model(tmp_path, name, config)
     edit_json(tmp_path / "tokenizer_config.json", model_max_length=POSITIONS)
     predicted, taken = measure(tmp_path, dtype, POSITIONS, options)
     assert predicted / 4 - 2**25 <= taken <= predicted
@@ -84,7 +84,7 @@ def test_a_text_of_32k_tokens(options: dict[str, Any], tmp_path: Path) -> None:
     """The longest text of a model in the shape of Qwen3-Embedding-0.6B. Two of its 28 layers: others take nothing more."""
     shape = {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8}
     limits = {"max_position_embeddings": 32_768, "num_hidden_layers": 2, "head_dim": 128}
-    write(tmp_path, "Qwen3", DECODER | shape | limits)
+    write_model(tmp_path, "Qwen3", DECODER | shape | limits)
     edit_json(tmp_path / "tokenizer_config.json", model_max_length=32_768)
     predicted, taken = measure(tmp_path, "bfloat16", 32_768, options)
     assert predicted / 4 <= taken <= predicted
@@ -103,5 +103,5 @@ def test_more_layers_take_no_more(tmp_path: Path) -> None:
 
 
 def sized(folder: Path, **config: Any) -> Any:
-    write(folder, "Qwen3", WIDE_DECODER | config)
+    write_model(folder, "Qwen3", WIDE_DECODER | config)
     return read_card(folder, "m", pooling="mean")

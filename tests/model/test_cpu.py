@@ -14,8 +14,8 @@ import torch
 
 from cpus import LEVELS, reachable
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.serve import _summary
-from whimbrel.model.ops.cpu import _permit_amx, cpu, find_cpu
+from whimbrel.cli.banner import _summary
+from whimbrel.model.cpu import _permit_amx, cpu, find_cpu
 from whimbrel.types.hardware import CPU_LEVELS, Cpu, Hardware
 from whimbrel.types.plan import Options, make_plan
 
@@ -111,7 +111,7 @@ def test_the_banner_shows_the_processor_and_what_is_not_promised(unstable: list[
 
 ASK = """
 import msgspec, torch
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.cpu import cpu
 print(msgspec.json.encode([cpu(), torch.ops.mkldnn._is_mkldnn_bf16_supported()]).decode())
 """
 

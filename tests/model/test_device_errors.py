@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_models import CASES, write
 
+from checkpoints.families import CASES, write_model
 from whimbrel import Engine
 from whimbrel.errors import Unavailable
 from whimbrel.model.runner import Runner
@@ -50,7 +50,7 @@ def test_F7_an_error_after_which_nothing_works(*, lost: bool, runner: Runner, mo
 @pytest.mark.gpu
 def test_F7_a_gpu_is_lost(tmp_path: Path) -> None:
     """In a process of its own, since no operation works in it any more."""
-    write(tmp_path, *CASES["bert"])
+    write_model(tmp_path, *CASES["bert"])
     program = f"""
 import torch
 from whimbrel import Engine
@@ -75,7 +75,7 @@ for _ in range(2):
 @pytest.mark.gpu
 def test_F6_a_gpu_s_memory_runs_out(tmp_path: Path) -> None:
     """The batch is halved until it fits, and the vectors are those of small batches."""
-    write(tmp_path, *CASES["bert"])
+    write_model(tmp_path, *CASES["bert"])
     texts = [f"bird {i} " + "far away " * 45 for i in range(6000)]
     with Engine(str(tmp_path), pooling="mean", device="cuda", dtype="bfloat16") as engine:
         expected = engine.embed(texts)

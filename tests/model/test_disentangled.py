@@ -6,30 +6,13 @@ import itertools
 
 import pytest
 import torch
-from test_ops import DEVICES, make_layout
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
+from attention_cases import DEVICES, KINDS, make_heads, make_layout, make_position_scores
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
-from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
+from whimbrel.model.ops.disentangled import row_of_distances
 from whimbrel.types.card import Disentangled
-
-KINDS = {"both": (True, True), "keys": (True, False), "queries": (False, True)}
-"""Tables of positions of keys, and of queries."""
-
-
-def make_scores(width: int, kinds: str = "both", max_length: int = 700, device: str = "cpu") -> ScoreOptions:
-    spec = Disentangled(*KINDS[kinds], max_distance=max_length, num_buckets=64)
-    generator = torch.Generator().manual_seed(2)
-    keys, queries = (
-        torch.randn(3, 2 * spec.span, width, generator=generator).to(device) if kind else None for kind in KINDS[kinds]
-    )
-    return ScoreOptions(0.5 * width**-0.5, tables=PositionTables(keys, queries, row_of_distances(spec, max_length).to(device)))
-
-
-def make_heads(rows: int, width: int, dtype: torch.dtype, device: str = "cpu") -> tuple[torch.Tensor, ...]:
-    x = torch.randn(rows, 9, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
-    return x.split((3, 3, 3), dim=1)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -46,10 +29,10 @@ def test_scores_of_positions_are_those_of_the_formula(
     """Texts are shorter and longer than the blocks of queries and keys, and than the distances with rows of their own."""
     if not own:
         monkeypatch.setattr(attention, "kernels", lambda: None)
-    layout, scores = make_layout(lengths, device), make_scores(width, kinds, max_length=500, device=device)
+    layout, scores = make_layout(lengths, device), make_position_scores(width, kinds, max_length=500, device=device)
     q, k, v = make_heads(layout.num_tokens + 5, width, dtype, device)
     out = attend(q, k, v, layout, scores).cpu().float()
-    on_host = make_scores(width, kinds, max_length=500)
+    on_host = make_position_scores(width, kinds, max_length=500)
     expected = attend_reference(*(part.cpu().float() for part in (q, k, v)), make_layout(lengths), on_host)
     assert (out - expected).abs().max() <= tolerance
     assert not out[layout.num_tokens :].any()
@@ -60,7 +43,7 @@ def test_scores_of_positions_are_those_of_the_formula(
 def test_a_seq_does_not_depend_on_its_batch(dtype: torch.dtype, *, own: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not own:
         monkeypatch.setattr(attention, "kernels", lambda: None)
-    layout, scores = make_layout([697, 513, 513, 200, 112, 97, 97, 96, 64, 33, 33, 12, 7, 7, 1]), make_scores(32)
+    layout, scores = make_layout([697, 513, 513, 200, 112, 97, 97, 96, 64, 33, 33, 12, 7, 7, 1]), make_position_scores(32)
     qkv = make_heads(layout.num_tokens, 32, dtype)
     out = attend(*qkv, layout, scores)
     for start, end in itertools.pairwise(layout.cu_seqlens.tolist()):
@@ -72,7 +55,7 @@ def test_positions_matter() -> None:
     """Guard: both tables change the result, and distances of both signs have rows of their own."""
     layout = make_layout([40])
     q, k, v = make_heads(40, 16, torch.float32)
-    found = [attend(q, k, v, layout, make_scores(16, kinds)) for kinds in KINDS]
+    found = [attend(q, k, v, layout, make_position_scores(16, kinds)) for kinds in KINDS]
     found.append(attend(q, k, v, layout, ScoreOptions(0.5 * 16**-0.5)))
     assert all((one - other).abs().max() > 0.1 for one, other in itertools.combinations(found, 2))
     row_M = row_of_distances(Disentangled(of_keys=True, of_queries=True, max_distance=40), 40)
@@ -96,4 +79,4 @@ def test_rows_are_those_of_transformers(buckets: int, max_distance: int, length:
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": 5}, {"softcap": 2.0}])
 def test_masks_and_caps_do_not_go_with_positions(options: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="no masks, caps or biases"):
-        ScoreOptions(1.0, tables=make_scores(8).tables, **options)  # pyright: ignore[reportArgumentType]
+        ScoreOptions(1.0, tables=make_position_scores(8).tables, **options)  # pyright: ignore[reportArgumentType]

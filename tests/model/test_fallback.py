@@ -9,53 +9,27 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_models
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SentenceTransformer
-from test_models import DECODER, ROBERTA, SIZES, VOCABULARY, YARN, assert_close, hidden, reference, rows, write
 
-import tokenizer_files
-from checkpoints import bert_tokenizer, edit_json, sentence_layout, write_json
+from checkpoints import tokenizer_files
+from checkpoints.encoders import bert_tokenizer
+from checkpoints.fallback import CASES, MOBILE, Config
+from checkpoints.families import DECODER, ROBERTA, SIZES, VOCABULARY, YARN, write_model
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
+from comparisons import assert_close
+from hidden_states import hidden_states, random_ids, reference_states
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.config import fallback
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.model.fallback import trials
 from whimbrel.model.load import load_model
-from whimbrel.model.ops import trials
 
-Config = dict[str, Any]
-
-MOBILE = SIZES | {"embedding_size": 24, "trigram_input": False, "intra_bottleneck_size": 32, "num_feedforward_networks": 2}
-ENDS = {"bos_token_id": 2, "eos_token_id": 3, "cls_token_id": 2, "sep_token_id": 3}
-GPT2 = {"vocab_size": VOCABULARY, "n_embd": 48, "n_layer": 3, "n_head": 4, "n_positions": 120, "pad_token_id": 0}
-
-CASES: dict[str, tuple[str, Config]] = {
-    "albert": ("Albert", SIZES | {"embedding_size": 24, "num_hidden_groups": 2}),
-    "data2vec": ("Data2VecText", ROBERTA),
-    "ernie": ("Ernie", SIZES | {"use_task_id": True}),
-    "gpt2": ("GPT2", GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
-    "granite": (
-        "Granite",
-        DECODER | {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
-    ),
-    "ministral": ("Ministral", DECODER | {"sliding_window": 5, "head_dim": 12}),
-    "ministral3": (
-        "Ministral3",
-        DECODER | {"head_dim": 12, "rope_parameters": YARN | {"rope_theta": 1e4, "llama_4_scaling_beta": 0.1}},
-    ),
-    "mobilebert": ("MobileBert", MOBILE),
-    "modernbert decoder": ("ModernBertDecoder", SIZES | ENDS | {"local_attention": 8}),
-    "olmo2": ("Olmo2", DECODER),
-    "phi3": ("Phi3", DECODER | {"sliding_window": 5}),
-    "phi3 both ways": ("Phi3", DECODER | {"is_causal": False}),
-    "phi3 with a window that the check cuts": ("Phi3", DECODER | {"sliding_window": 40}),
-    "roberta prelayernorm": ("RobertaPreLayerNorm", ROBERTA),
-    "smollm3": ("SmolLM3", DECODER | {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5}),
-    "xmod": ("Xmod", ROBERTA | {"languages": ["en_XX", "de_DE"], "default_language": "de_DE"}),
-}
 FEW = ("albert", "phi3 with a window that the check cuts")
 
 
@@ -72,24 +46,24 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.sample(4)
 def test_hidden_states(case: str, tmp_path: Path) -> None:
     """Hidden states are equal bit for bit in a batch and alone, and close to transformers'."""
-    model = write(tmp_path, *CASES[case])
-    ids = rows()
-    together = hidden(tmp_path, ids)
+    model = write_model(tmp_path, *CASES[case])
+    ids = random_ids()
+    together = hidden_states(tmp_path, ids)
     assert read_card(tmp_path, "m", pooling="mean").encoder.family == "hf"
-    assert_close(together, reference(model, ids))
+    assert_close(together, reference_states(model, ids))
     for row, expected in zip(ids, together, strict=True):
-        assert np.array_equal(hidden(tmp_path, [row])[0], expected)
+        assert np.array_equal(hidden_states(tmp_path, [row])[0], expected)
 
 
 @pytest.mark.bfloat16
 @pytest.mark.parametrize("case", FEW)
 def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
-    model = write(tmp_path, *CASES[case])
-    ids = rows()
-    together = hidden(tmp_path, ids, torch.bfloat16)
+    model = write_model(tmp_path, *CASES[case])
+    ids = random_ids()
+    together = hidden_states(tmp_path, ids, torch.bfloat16)
     for row, found in zip(ids[::3], together[::3], strict=True):
-        assert np.array_equal(hidden(tmp_path, [row], torch.bfloat16)[0], found)
-    for found, expected in zip(together, reference(model, ids), strict=True):
+        assert np.array_equal(hidden_states(tmp_path, [row], torch.bfloat16)[0], found)
+    for found, expected in zip(together, reference_states(model, ids), strict=True):
         one, other = found.mean(0), expected.mean(0)
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.99
 
@@ -98,9 +72,9 @@ def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", CASES)
 def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    model = write(tmp_path, *CASES[case])
-    ids = rows()
-    for found, expected in zip(hidden(tmp_path, ids, dtype, "cuda"), reference(model, ids), strict=True):
+    model = write_model(tmp_path, *CASES[case])
+    ids = random_ids()
+    for found, expected in zip(hidden_states(tmp_path, ids, dtype, "cuda"), reference_states(model, ids), strict=True):
         one, other = found.mean(0), expected.mean(0)
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > (0.9999 if dtype == torch.float32 else 0.99)
 
@@ -111,46 +85,46 @@ def test_a_gpu_gives_the_same(case: str, dtype: torch.dtype, tmp_path: Path) -> 
      ("olmo2", "ForCausalLM")],
 )  # fmt: skip
 def test_the_encoder_of_a_larger_model(case: str, form: str, tmp_path: Path) -> None:
-    model = write(tmp_path, *CASES[case], form=form)
-    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+    model = write_model(tmp_path, *CASES[case], form=form)
+    assert_close(hidden_states(tmp_path, random_ids()), reference_states(model, random_ids()))
 
 
 @pytest.mark.parametrize("case", ["smollm3", "modernbert decoder", "phi3 both ways"])
 @pytest.mark.sample(1)
 def test_what_the_config_says_matters(case: str, tmp_path: Path) -> None:
     """Guard: the comparison with transformers would notice each of these."""
-    write(tmp_path, *CASES[case])
-    before = hidden(tmp_path, rows())[-1]
+    write_model(tmp_path, *CASES[case])
+    before = hidden_states(tmp_path, random_ids())[-1]
     changes = {"phi3 both ways": {"is_causal": True}, "modernbert decoder": {"local_attention": 100, "sliding_window": 50}}
     edit_json(tmp_path / "config.json", **changes.get(case, {"sliding_window": 50}))
-    assert np.abs(hidden(tmp_path, rows())[-1] - before).max() > 1e-3
+    assert np.abs(hidden_states(tmp_path, random_ids())[-1] - before).max() > 1e-3
 
 
 def test_work_between_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another batch may run on the same model at each boundary."""
-    write(tmp_path, *CASES["albert"])
-    ids = rows()
-    expected = hidden(tmp_path, ids)
+    write_model(tmp_path, *CASES["albert"])
+    ids = random_ids()
+    expected = hidden_states(tmp_path, ids)
     card = read_card(tmp_path, "m", pooling="mean")
     model: Any = load_model(tmp_path, card, device=torch.device("cpu"), dtype=torch.float32)[0]
     found = list[Any]()
 
     def outer(*args: Any) -> Any:
-        monkeypatch.setattr(test_models, "loaded", lambda *_: (card, model))
-        return model(*args, lambda: found.append(hidden(tmp_path, ids[:4])))
+        monkeypatch.setattr("hidden_states.loaded", lambda *_: (card, model))
+        return model(*args, lambda: found.append(hidden_states(tmp_path, ids[:4])))
 
-    monkeypatch.setattr(test_models, "loaded", lambda *_: (card, outer))
-    assert all(np.array_equal(*pair) for pair in zip(hidden(tmp_path, ids), expected, strict=True))
+    monkeypatch.setattr("hidden_states.loaded", lambda *_: (card, outer))
+    assert all(np.array_equal(*pair) for pair in zip(hidden_states(tmp_path, ids), expected, strict=True))
     assert len(found) == SIZES["num_hidden_layers"] - 1
     assert all(np.array_equal(*pair) for inner in found for pair in zip(inner, expected[:4], strict=True))
 
 
 def test_mixtures_of_experts_are_right_but_not_to_the_bit(tmp_path: Path) -> None:
     """The products of an expert have as many rows as the batch has tokens for it."""
-    model = write(tmp_path, "Mixtral", DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2})
-    together = hidden(tmp_path, rows())
-    assert_close(together, reference(model, rows()))
-    assert_close(hidden(tmp_path, rows()[-1:]), together[-1:])
+    model = write_model(tmp_path, "Mixtral", DECODER | {"num_local_experts": 4, "num_experts_per_tok": 2})
+    together = hidden_states(tmp_path, random_ids())
+    assert_close(together, reference_states(model, random_ids()))
+    assert_close(hidden_states(tmp_path, random_ids()[-1:]), together[-1:])
     with Engine(str(tmp_path), dtype="float32", pooling="mean") as engine:
         assert engine.plan.same_bits is False
         assert "transformers itself multiplies by layers.*.mlp.experts.down_proj" in engine.plan.same_bits_reason
@@ -159,14 +133,14 @@ def test_mixtures_of_experts_are_right_but_not_to_the_bit(tmp_path: Path) -> Non
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.sample(3)
 def test_other_models_promise_the_same_bits(case: str, tmp_path: Path) -> None:
-    write(tmp_path, *CASES[case])
+    write_model(tmp_path, *CASES[case])
     card = read_card(tmp_path, "m", pooling="mean")
     with trials.loading() as unstable:
         load_model(tmp_path, card, device=torch.device("cpu"), dtype=torch.float32)
     assert unstable == []
 
 
-# What is refused
+# Refusals
 
 SMALL_MOE = {"num_local_experts": 2, "num_experts_per_tok": 1}
 REFUSED: list[tuple[str, Config, str]] = [
@@ -210,14 +184,14 @@ def test_the_comparison_finds_what_no_table_knows(
     name: str, config: Config, table: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Models are rejected that use neighbors outside a text, another text's mask, or other positions."""
-    write(tmp_path, name, config)
+    write_model(tmp_path, name, config)
     monkeypatch.setattr(fallback, table, type(getattr(fallback, table))())
     says = refusal(tmp_path)
     assert says.startswith(f"config.json: architectures: {name}Model: cannot be run on ragged rows: the hidden states")
 
 
 def test_frequencies_that_depend_on_the_batch(tmp_path: Path) -> None:
-    write(tmp_path, *CASES["phi3"])
+    write_model(tmp_path, *CASES["phi3"])
     factors = {"short_factor": [1.0] * 6, "long_factor": [2.0] * 6, "original_max_position_embeddings": 20}
     edit_json(tmp_path / "config.json", rope_parameters=None, rope_scaling={"type": "longrope", **factors})
     assert "rope_scaling: longrope is not supported" in refusal(tmp_path)
@@ -245,20 +219,20 @@ def test_frequencies_that_depend_on_the_batch(tmp_path: Path) -> None:
 )  # fmt: skip
 @pytest.mark.sample(6)
 def test_a_config_that_is_not_understood_is_refused(changes: Config, says: str, tmp_path: Path) -> None:
-    write(tmp_path, *CASES["albert"])
+    write_model(tmp_path, *CASES["albert"])
     edit_json(tmp_path / "config.json", **changes)
     assert says in refusal(tmp_path)
 
 
 def test_code_of_its_own_is_not_run_where_transformers_has_the_class(tmp_path: Path) -> None:
-    model = write(tmp_path, *CASES["olmo2"])
+    model = write_model(tmp_path, *CASES["olmo2"])
     edit_json(tmp_path / "config.json", auto_map={"AutoModel": "code.Olmo2Model", "AutoConfig": "code.Config"})
     (tmp_path / "code.py").write_text("raise SystemExit('this code was run')")
-    assert_close(hidden(tmp_path, rows()), reference(model, rows()))
+    assert_close(hidden_states(tmp_path, random_ids()), reference_states(model, random_ids()))
 
 
 def test_a_family_of_our_own_does_not_fall_back(tmp_path: Path) -> None:
-    write(tmp_path, "Bert", SIZES)
+    write_model(tmp_path, "Bert", SIZES)
     edit_json(tmp_path / "config.json", hidden_act="quick_gelu")
     assert "hidden_act: 'quick_gelu' is not supported" in refusal(tmp_path)
     edit_json(tmp_path / "config.json", hidden_act="gelu", architectures=["BertForNextSentencePrediction"])
@@ -266,7 +240,7 @@ def test_a_family_of_our_own_does_not_fall_back(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, *CASES["albert"])
+    write_model(tmp_path, *CASES["albert"])
     whole = load_file(tmp_path / "model.safetensors")
     whole["embeddings.LayerNorm.weight"][3] = torch.nan
     save_file(whole, tmp_path / "model.safetensors", metadata={"format": "pt"})
@@ -274,7 +248,7 @@ def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
 
 
 def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
-    write(tmp_path, *CASES["albert"])
+    write_model(tmp_path, *CASES["albert"])
     file = tmp_path / "model.safetensors"
     whole = load_file(file)
     name = "encoder.albert_layer_groups.0.albert_layers.0.ffn.weight"
@@ -291,7 +265,7 @@ def test_weights_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(tmp_path, *CASES["albert"])
+    write_model(tmp_path, *CASES["albert"])
     monkeypatch.setattr(fallback, "find_spec", lambda _: None)
     assert "architectures: ['AlbertModel'] is not among" in (says := refusal(tmp_path))
     assert "pip install 'whimbrel[hf]'" in says
@@ -320,7 +294,7 @@ def test_vectors_are_those_of_sentence_transformers(
     """Run through an engine with lanes, and with the tokenizer of the architecture's class."""
     tokenizer_files.write(tmp_path, family)
     name = tokenizer_files.FAMILIES[family][0]
-    write(tmp_path / "model", name, CASES[family][1] | {"vocab_size": 2000})
+    write_model(tmp_path / "model", name, CASES[family][1] | {"vocab_size": 2000})
     (tmp_path / "model" / "model.safetensors").rename(tmp_path / "model.safetensors")
     (tmp_path / "model" / "config.json").rename(tmp_path / "config.json")
     for file in (tmp_path / "model").iterdir():

@@ -11,10 +11,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
-from test_bge_m3 import write_m3
-from test_sparse import splade_layout, write_splade
 
-from classifiers import write_classifier
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.sparse import splade_layout, write_splade
 from needs import skip_without_bfloat16
 from whimbrel import Engine
 from whimbrel.errors import NonFinite

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_models import CASES, hidden, least_cosine, loaded, reference, rows, write
-from test_ops import SCORES, make_layout
 from torch import Tensor
 
-from checkpoints import sentence_layout
+from attention_cases import SCORES, make_layout
+from checkpoints.families import CASES, write_model
+from checkpoints.sentence_layout import sentence_layout
+from hidden_states import hidden_states, least_cosine, loaded, random_ids, reference_states
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.layer import Layer
@@ -149,8 +150,10 @@ def _cosine(one: Any, other: Any) -> float:
 @pytest.mark.sample(8)
 def test_families_in_half_precision(case: str, tmp_path: Path, flash: Flash) -> None:
     """Every family as a GPU runs it. Biased, capped and disentangled scores have another way."""
-    model = write(tmp_path, *CASES[case])
-    for found, expected in zip(hidden(tmp_path, rows(), torch.bfloat16), reference(model, rows()), strict=True):
+    model = write_model(tmp_path, *CASES[case])
+    for found, expected in zip(
+        hidden_states(tmp_path, random_ids(), torch.bfloat16), reference_states(model, random_ids()), strict=True
+    ):
         assert _cosine(found.mean(0), expected.mean(0)) > least_cosine(case)
     encoder = read_card(tmp_path, "m", pooling="mean").encoder
     other = encoder.positions in ("alibi", "relative") or encoder.softcap is not None or encoder.disentangled is not None
@@ -162,7 +165,7 @@ def test_families_in_half_precision(case: str, tmp_path: Path, flash: Flash) -> 
 def test_shared_prefixes_and_long_texts(case: str, tmp_path: Path, flash: Flash) -> None:
     """Queries after kept keys: those of texts behind a prompt, and of the pieces of a long text."""
     name, config = CASES[case]
-    write(tmp_path, name, config | {"max_position_embeddings": 600})
+    write_model(tmp_path, name, config | {"max_position_embeddings": 600})
     sentence_layout(tmp_path, modes=("lasttoken",), max_seq_length=600)
     with Engine(str(tmp_path), dtype="float32") as engine:
         expected = engine.embed(TEXTS, prompt=PROMPT)

@@ -1,4 +1,4 @@
-"""GLiNER models against the entities of their own package, which `support/gliner_golden.py` wrote."""
+"""GLiNER models against the entities of their own package, which `checkpoints/gliner_golden.py` wrote."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import numpy as np
 import orjson
 import pytest
 
-from checkpoints import edit_json
-from classifiers import write_classifier
-from fake import call
-from gliner_golden import GOLDEN, LABELS, TEXTS, write_gliner
+from asgi import call
+from checkpoints.classifiers import write_classifier
+from checkpoints.files import edit_json
+from checkpoints.gliner_golden import GOLDEN, LABELS, TEXTS, write_gliner
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card

@@ -12,12 +12,14 @@ import orjson
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from test_models import CASES, assert_close, hidden, reference, rows
-from test_models import write as write_model
 
-from checkpoints import edit_json, sentence_layout, write_json
-from fake import call
-from jina_v5 import LENGTH, MODULES, PROMPTS, SIZES, TASKS, WIDTH, Size, base, encode, merged, tokenize, write
+from asgi import call
+from checkpoints.families import CASES, write_model
+from checkpoints.files import edit_json, write_json
+from checkpoints.jina_v5 import LENGTH, MODULES, PROMPTS, SIZES, TASKS, WIDTH, Size, base, encode, merged, tokenize, write
+from checkpoints.sentence_layout import sentence_layout
+from comparisons import assert_close
+from hidden_states import hidden_states, random_ids, reference_states
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.locate import Checkpoint
@@ -79,10 +81,12 @@ def test_dense_of_every_task_and_prompt(size: Size, folder: Path, parity: Parity
 
 def test_hidden_states_of_every_task(size: Size, folder: Path) -> None:
     """Guard: adapters matter, and each token's state is that of merged weights."""
-    ids, numbers = rows(), [i % len(TASKS) for i in range(len(rows()))]
-    found = hidden(folder, ids, pooling=None, adapters=numbers)
-    assert_close(found, [reference(merged(size, TASKS[number]), [row])[0] for number, row in zip(numbers, ids, strict=True)])
-    states = [reference(each, ids[-1:])[0] for each in (base(size), *(merged(size, task) for task in TASKS))]
+    ids, numbers = random_ids(), [i % len(TASKS) for i in range(len(random_ids()))]
+    found = hidden_states(folder, ids, pooling=None, adapters=numbers)
+    assert_close(
+        found, [reference_states(merged(size, TASKS[number]), [row])[0] for number, row in zip(numbers, ids, strict=True)]
+    )
+    states = [reference_states(each, ids[-1:])[0] for each in (base(size), *(merged(size, task) for task in TASKS))]
     assert all(np.abs(one - other).max() > 0.1 for i, one in enumerate(states) for other in states[:i])
 
 
@@ -111,10 +115,10 @@ def test_peft_as_the_models_own_code_uses_it(size: Size, folder: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_gpu_gives_the_same(dtype: torch.dtype, size: Size, folder: Path) -> None:
-    ids, numbers = rows(), [i % len(TASKS) for i in range(len(rows()))]
-    found = hidden(folder, ids, dtype, "cuda", pooling=None, adapters=numbers)
+    ids, numbers = random_ids(), [i % len(TASKS) for i in range(len(random_ids()))]
+    found = hidden_states(folder, ids, dtype, "cuda", pooling=None, adapters=numbers)
     for row, number, states in zip(ids, numbers, found, strict=True):
-        one, other = states.mean(0), reference(merged(size, TASKS[number]), [row])[0].mean(0)
+        one, other = states.mean(0), reference_states(merged(size, TASKS[number]), [row])[0].mean(0)
         near = 0.9999 if dtype == torch.float32 else 0.99
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > near
 
@@ -242,8 +246,8 @@ def test_repositories_of_one_merged_task(case: str, parity: Parity, tmp_path: Pa
     sentence_layout(tmp_path, modes=("lasttoken",), heads=("Normalize",), prompts=PROMPTS, max_seq_length=120)
     with Engine(str(tmp_path), dtype="float32") as engine:
         assert not engine.card.encoder.adapters
-        got = engine.run(Request(rows())).dense
-    last = np.stack([one[-1] for one in reference(model, rows())])
+        got = engine.run(Request(random_ids())).dense
+    last = np.stack([one[-1] for one in reference_states(model, random_ids())])
     parity(got, last / np.linalg.norm(last, axis=1, keepdims=True))
 
 
@@ -257,6 +261,6 @@ def test_a_config_as_the_hubs_euroberts_have_it(parity: Parity, tmp_path: Path) 
     )  # fmt: skip
     sentence_layout(tmp_path, modes=("mean",), max_seq_length=120)
     with Engine(str(tmp_path), dtype="float32") as engine:
-        got = engine.run(Request(rows())).dense
-    expected = np.stack([one.mean(0) for one in reference(model, rows())])
+        got = engine.run(Request(random_ids())).dense
+    expected = np.stack([one.mean(0) for one in reference_states(model, random_ids())])
     parity(got, expected / np.linalg.norm(expected, axis=1, keepdims=True))

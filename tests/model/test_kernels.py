@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -16,26 +17,28 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from test_disentangled import make_heads, make_scores
-from test_ops import SCORES, make_layout
 from torch import Tensor
 
+from attention_cases import SCORES, make_heads, make_layout, make_position_scores
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
 from whimbrel.model import runner
+from whimbrel.model.cpu import cpu
+from whimbrel.model.kernels import library as kernels
+from whimbrel.model.kernels import structs
+from whimbrel.model.kernels.library import Kernels
+from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
+from whimbrel.model.kernels.team import Team, num_helpers
+from whimbrel.model.layer_call import LayerCall, LayerParts
 from whimbrel.model.native import compile as native
-from whimbrel.model.ops import attention, kernels
+from whimbrel.model.ops import attention
 from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
-from whimbrel.model.ops.cpu import cpu
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
-from whimbrel.model.ops.kernels import Kernels, PackedLinear
-from whimbrel.model.ops.layer_call import LayerCall, LayerParts
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
 from whimbrel.model.ops.quantization import Int8Linear, Quantization
-from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.types.hardware import Cpu
 
 promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."
@@ -403,6 +406,23 @@ def test_they_can_be_turned_off_and_are_not_used_when_stale(
     assert "compiled from other sources" in caplog.text
 
 
+@pytest.mark.parametrize("fields", [("bias", "weight", "eps", "centred"), ("weight", "bias", "eps", "centred", "more")])
+def test_structures_that_differ_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fields: tuple[str, ...]
+) -> None:
+    """Members in another order, and a structure of another size: one line says which."""
+
+    class Norm(ctypes.Structure):
+        _fields_ = tuple((name, ctypes.c_void_p) for name in fields)
+
+    monkeypatch.setattr(structs, "STRUCTS", tuple(Norm if each is structs.Norm else each for each in structs.STRUCTS))
+    assert kernels.kernels.__wrapped__() is None
+    assert caplog.messages == [
+        "The kernels have other structures than Python (Norm of 32 bytes: weight, pointer at 0; "
+        f"not Norm of {8 * len(fields)} bytes: {fields[0]}, pointer at 0), and PyTorch's are used."
+    ]
+
+
 def test_the_next_library_serves_where_the_build_lacks_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """An assembler that knows no float16, say: bfloat16 is then multiplied in what the next library has."""
     names = kernels.instruction_sets(cpu())
@@ -415,10 +435,21 @@ def test_the_next_library_serves_where_the_build_lacks_one(monkeypatch: pytest.M
     assert found is not None
     assert found.name == names[-1]
     monkeypatch.setattr(kernels, "kernels", lambda: found)
-    assert kernels.product_kind(torch.bfloat16) == "float32"
-    assert kernels.dtype_around_int8() == torch.float32
+    assert product_kind(torch.bfloat16) == "float32"
+    assert dtype_around_int8() == torch.float32
     monkeypatch.setattr(kernels, "library", lambda _: tmp_path / "none.so")
     assert choose() is None
+
+
+def test_a_processor_without_avx2_is_named(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Only where there are libraries: without, the build has said why."""
+    monkeypatch.setattr(kernels, "cpu", lambda: Cpu("Atom", "other", "none"))
+    assert kernels.kernels.__wrapped__() is None
+    assert caplog.messages == ["The kernels need AVX2 and FMA, which this processor does not have, and PyTorch's are used."]
+    monkeypatch.setattr(kernels, "library", lambda _: Path("/none.so"))
+    caplog.clear()
+    assert kernels.kernels.__wrapped__() is None
+    assert not caplog.messages
 
 
 def test_a_library_that_cannot_be_loaded_is_not_used(
@@ -448,7 +479,7 @@ def test_a_build_with_an_old_assembler_lacks_one_library(monkeypatch: pytest.Mon
     compiler = tmp_path / "compiler"
     made = native.library("avx2")
     compiler.write_text(f"""#!/bin/sh
-case "$*" in *WHIMBREL_FLOAT16*) echo "error: no such instruction" >&2; exit 1;; esac
+case "$*" in *backend_avx512_fp16*) echo "error: no such instruction" >&2; exit 1;; esac
 for to; do :; done
 cp {made} "$to"
 """)
@@ -482,7 +513,7 @@ def test_memory_that_runs_out_is_an_error(own: Kernels) -> None:
 
 
 def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
-    """Where the memory of its first products, or of its second ones, is more than any machine has."""
+    """Its first products, or its second ones, need more memory than any machine has."""
     linear = PackedLinear(own, "float32", torch.randn(16, 16), None, "identity")
     qkv = PackedLinear(own, "float32", torch.randn(48, 16), None, "identity")
     parts = LayerParts(
@@ -492,10 +523,9 @@ def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
     layout, x = make_layout([3, 2]), torch.randn(5, 16)
     call = LayerCall(own, [parts, parts])
     expected = call(x, layout, [None])
-    for name, member in (("num_heads", None), ("up", "columns")):
+    for path, member in (((), "num_heads"), (("up", "weight"), "columns")):
         broken = LayerCall(own, [parts, parts])
-        fields = broken._layers[1]
-        setattr(fields if member is None else getattr(fields, name), member or name, 2**44)
+        setattr(reduce(getattr, path, broken._layers[1]), member, 2**44)
         with pytest.raises(MemoryError, match="a layer needs more memory than there is"):
             broken(x, layout, [None])
         assert torch.equal(call(x, layout, [None]), expected)
@@ -683,7 +713,7 @@ def test_nan_in_a_value_spoils_its_own_column_alone(own: Kernels) -> None:
 def test_scores_of_positions(own: Kernels, width: int, dtype: torch.dtype) -> None:
     """They are those of the formula, and have the same bits alone, whatever other seqs have left in memory."""
     lengths = [550, 513, 290, 130, 128, 97, 33, 16, 5, 1]
-    layout, scores = make_layout(lengths), make_scores(width)
+    layout, scores = make_layout(lengths), make_position_scores(width)
     qkv = make_heads(layout.num_tokens, width, dtype)
     out = attend(*qkv, layout, scores)
     expected = attend_reference(*(part.float() for part in qkv), layout, scores)
@@ -700,7 +730,7 @@ def test_scores_of_positions(own: Kernels, width: int, dtype: torch.dtype) -> No
 @pytest.mark.skipif(_IMITATED not in SETS, reason="needs a compiler, and AVX-512 with bfloat16")
 @pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("int8", marks=pytest.mark.extended)])
 def test_models_on_imitated_tiles(dtype: str, imitated_amx: Path, engine32: Engine) -> None:
-    """The whole way of a processor with AMX, but for its instructions."""
+    """The whole path of a processor with AMX, except for its instructions."""
     texts = TEXTS[::50]
     kernels.kernels.cache_clear()
     try:

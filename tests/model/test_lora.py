@@ -1,4 +1,4 @@
-"""LoRA adapters in PEFT's folders, added to models: parity with merged weights and with peft, and what is refused.
+"""LoRA adapters in PEFT's folders, added to models: parity with merged weights and with peft; requests and servers.
 
 The reference is transformers' model with an adapter merged into its weights: weight + scale * B A.
 """
@@ -16,22 +16,24 @@ from typing import Any
 import numpy as np
 import orjson
 import pytest
-import test_hub_models as hub
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_models import CASES, assert_close, hidden, reference, rows, write
 
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
-from fake import call
-from late_models import write_stanford
+from asgi import call
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.families import CASES, write_model
+from checkpoints.late_interaction import write_stanford
+from checkpoints.lora import ALL, PREFIX, load_with_adapters, write_adapter
+from checkpoints.published.cases import published_states, write_published
+from checkpoints.sentence_layout import sentence_layout
+from comparisons import assert_close
+from hidden_states import hidden_states, random_ids, reference_states
 from serving import Server
 from whimbrel import AsyncEngine, Client, Engine
-from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.serve import names_of_adapters
 from whimbrel.errors import CheckpointError, InvalidRequest, SetupError
-from whimbrel.model.load import load_model
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
@@ -41,51 +43,8 @@ FAMILIES = [
     "llama with yarn and biases", "gemma both ways", "gemma2", "gemma3", "nomic", "t5", "t5 gated", "gte", "gte without token types", "jina v3",
     "eurobert", "internlm3 with biases", "lfm2", "lfm2 with biases", "deepseek", "deepseek of narrow queries",
 ]  # fmt: skip
-ALL = r".*"
 ATTENTION = r".*(query|value|q_proj|v_proj|q_lin|v_lin|Wqkv|attn\.[qv]|q_b_proj)"
 TEXTS = ["The whimbrel is a wader with a long curved bill.", "ein großer Vogel!", "a"]
-PREFIX = "base_model.model."
-
-
-def linear_layers(model: Any, pattern: str = ALL, *, pooler: bool = False) -> dict[str, torch.nn.Linear]:
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, torch.nn.Linear)}
-    return {name: each for name, each in layers.items() if re.fullmatch(pattern, name) and (pooler or "pooler" not in name)}
-
-
-def write_adapter(
-    folder: Path,
-    model: Any,
-    *,
-    pattern: str = ALL,
-    rank: int = 4,
-    seed: int = 1,
-    prefix: str = "",
-    pooler: bool = False,
-    **config: Any,
-) -> Any:
-    """Write a random adapter as PEFT saves it; the model with the adapter merged."""
-    folder.mkdir(parents=True, exist_ok=True)
-    stated = {
-        "peft_type": "LORA", "base_model_name_or_path": "some/model", "bias": "none", "fan_in_fan_out": False, "inference_mode": True,
-        "init_lora_weights": True, "lora_alpha": 8, "lora_dropout": 0.1, "modules_to_save": None, "r": rank, "task_type": "FEATURE_EXTRACTION",
-        "target_modules": ["query", "value"], "use_dora": False, "use_rslora": False, "rank_pattern": {}, "alpha_pattern": {},
-        "layers_to_transform": None, "layers_pattern": None, "target_parameters": [], "auto_mapping": None, "revision": None, "peft_version": "0.21.2",
-    } | config  # fmt: skip
-    (folder / "adapter_config.json").write_text(json.dumps(stated))
-    generator, merged, tensors = torch.Generator().manual_seed(seed), copy.deepcopy(model), dict[str, torch.Tensor]()
-    for name, layer in linear_layers(merged, pattern, pooler=pooler).items():
-        r = next((value for key, value in stated["rank_pattern"].items() if re.match(rf"(.*\.)?({key})$", name)), rank)
-        alpha = next(
-            (value for key, value in stated["alpha_pattern"].items() if re.match(rf"(.*\.)?({key})$", name)),
-            stated["lora_alpha"],
-        )
-        a, b = (0.2 * torch.randn(shape, generator=generator) for shape in ((r, layer.in_features), (layer.out_features, r)))
-        tensors |= {f"{PREFIX}{prefix}{name}.lora_A.weight": a, f"{PREFIX}{prefix}{name}.lora_B.weight": b}
-        with torch.no_grad():
-            layer.weight += alpha / (r**0.5 if stated["use_rslora"] else r) * b @ a
-    assert tensors
-    save_file(tensors, folder / "adapter_model.safetensors")
-    return merged
 
 
 def tolerance(case: str) -> float:
@@ -97,7 +56,7 @@ def tolerance(case: str) -> float:
 @pytest.mark.sample(4)
 def test_hidden_states_of_every_family(case: str, tmp_path: Path) -> None:
     """A batch of several adapters and none equals merged weights, and has the same bits as each text alone."""
-    model, ids = write(tmp_path / "m", *CASES[case]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES[case]), random_ids()
     merged = [
         model,
         write_adapter(tmp_path / "a", model, rank=4, seed=1),
@@ -106,15 +65,15 @@ def test_hidden_states_of_every_family(case: str, tmp_path: Path) -> None:
     added = (("a", str(tmp_path / "a")), ("b", str(tmp_path / "b")))
     for shift in range(3):
         numbers = [(i + shift) % 3 - 1 for i in range(len(ids))]
-        together = hidden(tmp_path / "m", ids, adapters=numbers, added=added)
+        together = hidden_states(tmp_path / "m", ids, adapters=numbers, added=added)
         assert_close(
             together,
-            [reference(merged[number + 1], [row])[0] for number, row in zip(numbers, ids, strict=True)],
+            [reference_states(merged[number + 1], [row])[0] for number, row in zip(numbers, ids, strict=True)],
             tolerance(case),
         )
         for row, number, expected in zip(ids[:6], numbers, together, strict=False):
-            assert np.array_equal(hidden(tmp_path / "m", [row], adapters=[number], added=added)[0], expected)
-    assert np.abs(reference(merged[1], ids[-1:])[0] - reference(model, ids[-1:])[0]).max() > 0.05
+            assert np.array_equal(hidden_states(tmp_path / "m", [row], adapters=[number], added=added)[0], expected)
+    assert np.abs(reference_states(merged[1], ids[-1:])[0] - reference_states(model, ids[-1:])[0]).max() > 0.05
 
 
 def write_hub_adapter(
@@ -148,35 +107,37 @@ LINEAR = r"(?!.*(experts|router|conv\.conv|pooler|layer_norm|LayerNorm)).*\.weig
 def test_adapters_of_models_own_code(case: str, tmp_path: Path) -> None:
     """An adapter may name its layers as the checkpoint does. Rows of two adapters and none equal the formula of merged weights."""
     (tmp_path / "m").mkdir()
-    config, weights = hub.save(tmp_path / "m", case)
+    config, weights = write_published(tmp_path / "m", case)
     every = [weights] + [
         write_hub_adapter(tmp_path / name, weights, pattern, seed=seed)
         for seed, (name, pattern) in enumerate(
             (("a", LINEAR), ("b", r"(?!.*experts).*(out_proj|Wqkv|wqkv|qkv_proj|query|wo|down_proj)\.weight"))
         )
     ]
-    ids, added = rows(), (("a", str(tmp_path / "a")), ("b", str(tmp_path / "b")))
+    ids, added = random_ids(), (("a", str(tmp_path / "a")), ("b", str(tmp_path / "b")))
     numbers = [i % 3 - 1 for i in range(len(ids))]
-    together = hidden(tmp_path / "m", ids, adapters=numbers, added=added)
-    expected = [hub.expect(case, config, each) for each in every]
+    together = hidden_states(tmp_path / "m", ids, adapters=numbers, added=added)
+    expected = [published_states(case, config, each) for each in every]
     assert_close(together, [expected[number + 1][i] for i, number in enumerate(numbers)], tolerance(case))
     for row, number, found in zip(ids[:6], numbers, together, strict=False):
-        assert np.array_equal(hidden(tmp_path / "m", [row], adapters=[number], added=added)[0], found)
+        assert np.array_equal(hidden_states(tmp_path / "m", [row], adapters=[number], added=added)[0], found)
     assert np.abs(expected[1][-1] - expected[0][-1]).max() > 0.05
 
 
 @pytest.mark.parametrize("case", ["nomic", "gte", "jina v3"])
 def test_adapters_with_names_of_both_codes(case: str, tmp_path: Path) -> None:
     """One model takes adapters with the checkpoint's names and with those of transformers' class, in one batch."""
-    model, ids = write(tmp_path / "m", *CASES[case]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES[case]), random_ids()
     merged = write_hub_adapter(tmp_path / "b", load_file(tmp_path / "m/model.safetensors"), LINEAR, rank=7)
-    write(tmp_path / "other", *CASES[case])
+    write_model(tmp_path / "other", *CASES[case])
     save_file(merged, tmp_path / "other/model.safetensors", metadata={"format": "pt"})
     models = [model, write_adapter(tmp_path / "a", model), transformers.AutoModel.from_pretrained(tmp_path / "other").eval()]
     added, numbers = (("a", str(tmp_path / "a")), ("b", str(tmp_path / "b"))), [i % 3 - 1 for i in range(len(ids))]
-    found = hidden(tmp_path / "m", ids, adapters=numbers, added=added)
+    found = hidden_states(tmp_path / "m", ids, adapters=numbers, added=added)
     assert_close(
-        found, [reference(models[number + 1], [row])[0] for number, row in zip(numbers, ids, strict=True)], tolerance(case)
+        found,
+        [reference_states(models[number + 1], [row])[0] for number, row in zip(numbers, ids, strict=True)],
+        tolerance(case),
     )
 
 
@@ -190,25 +151,25 @@ def test_adapters_with_names_of_both_codes(case: str, tmp_path: Path) -> None:
 )
 def test_ranks_and_scales_of_modules(config: dict[str, Any], tmp_path: Path) -> None:
     """Ranks and scales may differ by module, as patterns of its name say."""
-    model, ids = write(tmp_path / "m", *CASES["bert"]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES["bert"]), random_ids()
     merged = write_adapter(tmp_path / "a", model, **config)
-    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
-    assert_close(found, reference(merged, ids))
+    found = hidden_states(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference_states(merged, ids))
 
 
 @pytest.mark.parametrize("prefix", ["", "bert."])
 def test_adapters_of_larger_models(prefix: str, tmp_path: Path) -> None:
     """An adapter that was trained within a larger model names its layers by that model."""
-    model, ids = write(tmp_path / "m", *CASES["bert"]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES["bert"]), random_ids()
     merged = write_adapter(tmp_path / "a", model, prefix=prefix)
-    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
-    assert_close(found, reference(merged, ids))
+    found = hidden_states(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference_states(merged, ids))
 
 
 @pytest.mark.parametrize(("case", "name"), [("bert", "embeddings.word_embeddings"), ("qwen3", "embed_tokens")])
 def test_tables_of_embeddings(case: str, name: str, tmp_path: Path) -> None:
     """An adapter may change the table of embeddings. The table that PEFT saves beside it must be the model's."""
-    model, ids = write(tmp_path / "m", *CASES[case]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES[case]), random_ids()
     merged = write_adapter(tmp_path / "a", model, pattern=ATTENTION)
     table, file = model.get_submodule(name).weight, tmp_path / "a" / "adapter_model.safetensors"
     generator = torch.Generator().manual_seed(3)
@@ -217,20 +178,20 @@ def test_tables_of_embeddings(case: str, name: str, tmp_path: Path) -> None:
     save_file(tensors | {f"{PREFIX}{name}.base_layer.weight": table.detach().clone()}, file)
     with torch.no_grad():
         merged.get_submodule(name).weight += 2.0 * (b @ a).T
-    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
-    assert_close(found, reference(merged, ids), 3e-5)
+    found = hidden_states(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference_states(merged, ids), 3e-5)
     save_file(tensors | {f"{PREFIX}{name}.base_layer.weight": table.detach() + 1}, file)
     with pytest.raises(CheckpointError, match=r"is another table than the model's"):
-        load(tmp_path / "m", a=str(tmp_path / "a"))
+        load_with_adapters(tmp_path / "m", a=str(tmp_path / "a"))
 
 
 @pytest.mark.bfloat16
 def test_half_precision_is_near(tmp_path: Path) -> None:
     """In bfloat16 vectors are near those of merged weights in float32."""
-    model, ids = write(tmp_path / "m", *CASES["qwen3"]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES["qwen3"]), random_ids()
     merged = write_adapter(tmp_path / "a", model)
-    found = hidden(tmp_path / "m", ids, torch.bfloat16, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
-    for one, other in zip(found, reference(merged, ids), strict=True):
+    found = hidden_states(tmp_path / "m", ids, torch.bfloat16, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    for one, other in zip(found, reference_states(merged, ids), strict=True):
         x, y = one.mean(0), other.mean(0)
         assert x @ y / (np.linalg.norm(x) * np.linalg.norm(y)) > 0.99
 
@@ -244,7 +205,7 @@ EVERY = {"deepseek": ["q_proj", "q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "k
 def test_peft_itself(case: str, tmp_path: Path) -> None:
     """An adapter that peft made and saved gives peft's own hidden states."""
     peft = pytest.importorskip("peft", reason="peft is not installed")
-    model, ids = write(tmp_path / "m", *CASES[case]), rows()
+    model, ids = write_model(tmp_path / "m", *CASES[case]), random_ids()
     config = peft.LoraConfig(
         r=5, lora_alpha=7, target_modules=EVERY.get(case.partition(" ")[0], "all-linear"), init_lora_weights=False,
         rank_pattern={"down_proj": 3}, use_rslora=True,
@@ -252,8 +213,8 @@ def test_peft_itself(case: str, tmp_path: Path) -> None:
     torch.manual_seed(3)
     adapted = peft.get_peft_model(copy.deepcopy(model), config).eval()
     adapted.save_pretrained(tmp_path / "a")
-    found = hidden(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
-    assert_close(found, reference(adapted.base_model.model, ids), tolerance(case))
+    found = hidden_states(tmp_path / "m", ids, adapters=[0] * len(ids), added=(("a", str(tmp_path / "a")),))
+    assert_close(found, reference_states(adapted.base_model.model, ids), tolerance(case))
 
 
 # Requests
@@ -415,133 +376,3 @@ def test_adapters_of_several_models() -> None:
     values = ["o/m:law=/a", "n:law=/b", "m:bio=/c=d"]
     assert names_of_adapters(values, [("o/m", "m"), ("o/n", "n")]) == [{"law": "/a", "bio": "/c=d"}, {"law": "/b"}]
     assert names_of_adapters(["law=/a"], [("o/m",)]) == [{"law": "/a"}]
-
-
-# What is refused
-
-
-def load(folder: Path, **adapters: str) -> None:
-    card = read_card(folder, "m", pooling="mean", adapters=adapters)
-    load_model(folder, card, device=torch.device("cpu"), dtype=torch.float32)
-
-
-WRONG: dict[str, tuple[dict[str, Any], str]] = {
-    "another kind": ({"peft_type": "IA3"}, r"adapter_config.json: peft_type"),
-    "biases": ({"bias": "lora_only"}, r"adapter_config.json: bias"),
-    "DoRA": ({"use_dora": True}, r"adapter_config.json: use_dora"),
-    "parameters of experts": ({"target_parameters": ["gate_up_proj"]}, r"adapter_config.json: target_parameters"),
-    "whole modules": ({"modules_to_save": ["classifier"]}, r"adapter_config.json: modules_to_save"),
-    "turned weights": ({"fan_in_fan_out": True}, r"adapter_config.json: fan_in_fan_out"),
-    "no rank": ({"r": 0}, r"adapter_config.json: r: "),
-    "another rank": ({"r": 5}, r"has shape \[4, 48\]; the config says \[5, 48\]"),
-    "a key that is not known": ({"sparkle": 3}, r"adapter_config.json: sparkle"),
-    "a pattern that is none": ({"rank_pattern": {"(": 3}}, r"rank_pattern: \(: is no regular expression"),
-    "a rank that is none": ({"rank_pattern": {"query": -3}}, r"rank_pattern: query: must be positive"),
-}
-
-
-@pytest.mark.parametrize("case", WRONG)
-def test_settings_that_are_not_supported(case: str, tmp_path: Path) -> None:
-    """A setting that would change numbers and is not supported is refused with file and key."""
-    config, words = WRONG[case]
-    model = write(tmp_path / "m", *CASES["bert"])
-    write_adapter(tmp_path / "a", model)
-    stated = json.loads((tmp_path / "a" / "adapter_config.json").read_text())
-    (tmp_path / "a" / "adapter_config.json").write_text(json.dumps(stated | config))
-    with pytest.raises(CheckpointError, match=words):
-        load(tmp_path / "m", a=str(tmp_path / "a"))
-
-
-def test_adapters_of_another_model(tmp_path: Path) -> None:
-    """An adapter of a model of another size, or with other layers, is refused with the tensor's name."""
-    model = write(tmp_path / "m", *CASES["bert"])
-    wider = write(tmp_path / "wide", "Bert", CASES["bert"][1] | {"hidden_size": 64, "intermediate_size": 80})
-    write_adapter(tmp_path / "a", wider)
-    with pytest.raises(CheckpointError, match=r"adapter_model.safetensors: base_model.model.encoder.* has shape \[4, 64\]"):
-        load(tmp_path / "m", a=str(tmp_path / "a"))
-    write_adapter(tmp_path / "b", write(tmp_path / "q", *CASES["qwen3"]))
-    with pytest.raises(CheckpointError, match="not known to Whimbrel"):
-        load(tmp_path / "m", a=str(tmp_path / "b"))
-    assert model is not None
-
-
-@pytest.mark.parametrize(
-    ("base", "served", "words"),
-    [
-        ("intfloat/e5-small", "intfloat/e5-small", None), ("intfloat/e5-small", "mirror/E5-Small", None), ("", "intfloat/e5-small", None),
-        ("/home/me/e5", "intfloat/e5-small", None), ("./out/e5", "intfloat/e5-small", None), ("e5", "intfloat/e5-small", None),
-        ("some/other", "intfloat/e5-small", "the adapter was made for some/other, and the model is intfloat/e5-small"),
-        ("some/other", "my-folder", "some/other"),
-    ],
-)  # fmt: skip
-def test_the_name_of_the_model_that_an_adapter_was_made_for(base: str, served: str, words: str | None, tmp_path: Path) -> None:
-    """Another hub id is refused, unless the user says that it is the same model. A folder of another name gets a warning."""
-    model = write(tmp_path / "m", *CASES["bert"])
-    write_adapter(tmp_path / "a", model, base_model_name_or_path=base)
-    adapters = {"a": str(tmp_path / "a")}
-
-    def other(*accepted: str) -> str:
-        return (
-            read_card(tmp_path / "m", served, pooling="mean", adapters=adapters, accept_config=accepted)
-            .encoder.lora[0]
-            .other_base
-        )
-
-    if words is None:
-        assert other() == ""
-    elif "/" not in served:
-        assert other() == words
-    else:
-        with pytest.raises(CheckpointError, match=words) as caught:
-            other()
-        assert "--accept-config base_model_name_or_path" in str(caught.value.hint)
-        assert other("base_model_name_or_path") == base
-
-
-def test_layers_of_heads_keep_the_models_weights(tmp_path: Path) -> None:
-    """An adapter of a layer that only the head uses is refused. Where nothing uses the layer, it does not matter."""
-    model = write_classifier(tmp_path / "r", "bert", num_labels=1)
-    write_adapter(tmp_path / "a", model, pattern=r".*(query|pooler\.dense)", pooler=True)
-    with pytest.raises(CheckpointError, match=r"pooler\.dense: this layer belongs to the model's head"):
-        load_model(
-            tmp_path / "r",
-            read_card(tmp_path / "r", "m", adapters={"a": str(tmp_path / "a")}),
-            device=torch.device("cpu"),
-            dtype=torch.float32,
-        )
-    write(tmp_path / "m", *CASES["bert"])
-    load(tmp_path / "m", a=str(tmp_path / "a"))
-
-
-def test_files_that_are_broken(tmp_path: Path) -> None:
-    """An adapter whose tensors are missing, cut off, half there or no numbers is refused."""
-    write_adapter(tmp_path / "a", write(tmp_path / "m", *CASES["bert"]))
-    file = tmp_path / "a" / "adapter_model.safetensors"
-    whole, tensors = file.read_bytes(), load_file(file)
-    first = next(iter(tensors))
-    for content in ({first: tensors[first]}, tensors | {first: torch.full_like(tensors[first], torch.nan)}):
-        save_file(content, file)
-        with pytest.raises(CheckpointError, match=r"this tensor is missing|NaN or infinity"):
-            load(tmp_path / "m", a=str(tmp_path / "a"))
-    file.write_bytes(whole[:-100])
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
-        load(tmp_path / "m", a=str(tmp_path / "a"))
-    file.unlink()
-    with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors"):
-        load(tmp_path / "m", a=str(tmp_path / "a"))
-
-
-def test_names_folders_and_models_that_take_none(tmp_path: Path) -> None:
-    """Names that cannot be chosen, folders that are not there, and models that take no adapters are refused with the way on."""
-    write_adapter(tmp_path / "a", write(tmp_path / "m", *CASES["bert"]))
-    for name in ("a:b", "", "latest", "a b", "../a"):
-        with pytest.raises(SetupError, match="is no name of an adapter"):
-            load(tmp_path / "m", **{name: str(tmp_path / "a")})
-    with pytest.raises(SetupError, match=r"no folder .* for the adapter 'a'"):
-        load(tmp_path / "m", a=str(tmp_path / "x"))
-    with pytest.raises(CheckpointError, match=r"adapter_config\.json"):
-        load(tmp_path / "m", a=str(tmp_path / "m"))
-    write(tmp_path / "p", "Phi3", CASES["llama"][1])
-    with pytest.raises(SetupError, match=r"family 'hf'") as caught:
-        load(tmp_path / "p", a=str(tmp_path / "a"))
-    assert "merge_and_unload" in str(caught.value.hint)

@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_maxsim import all_pairs, binary, quantised, reference, vectors
 
+from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
 from whimbrel.model.ops.maxsim import best_matches, maxsim
 from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
@@ -24,7 +24,7 @@ FEW = ([1, 128, 150], [0, 1, 64, 65, 550])
 def sides(case: str, width: int) -> tuple[TokenVectors, TokenVectors]:
     """Return queries and documents for the interpreter."""
     dtype = torch.float16 if case == "float16" else torch.float32
-    queries, documents = (vectors(lengths, width, seed=i, dtype=dtype) for i, lengths in enumerate(FEW))
+    queries, documents = (random_vectors(lengths, width, seed=i, dtype=dtype) for i, lengths in enumerate(FEW))
     if case in ("int8", "bits"):
         documents = quantised(documents) if case == "int8" else binary(documents)
     return queries, documents
@@ -53,7 +53,7 @@ def test_the_kernel_by_the_interpreter() -> None:
         case, width = name.split()
         queries, documents = sides(case, int(width))
         pairs = all_pairs(queries, documents)
-        expected = reference(queries, documents, *pairs)
+        expected = reference_scores(queries, documents, *pairs)
         expected[expected == EMPTY] = 0
         np.testing.assert_allclose(scores, expected, rtol=1e-5, atol=1e-5, err_msg=name)
         best = best_matches(queries, documents, *pairs).rows_XD
@@ -108,7 +108,7 @@ def test_aligned_vectors_are_loaded_16_bytes_at_a_time(dtype: str, monkeypatch: 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 def test_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:
-    queries, documents = (vectors(lengths, 128, seed=i, dtype=dtype) for i, lengths in enumerate(LENGTHS))
+    queries, documents = (random_vectors(lengths, 128, seed=i, dtype=dtype) for i, lengths in enumerate(LENGTHS))
     pairs = all_pairs(queries, documents)
     there = [TokenVectors(side.rows_TD.cuda(), side.starts_N, side.ends_N) for side in (queries, documents)]
     np.testing.assert_allclose(maxsim(*there, *pairs), maxsim(queries, documents, *pairs), rtol=1e-3, atol=1e-3)

@@ -6,49 +6,21 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attention_cases import DEVICES, SCORES, _bias, make_layout
+from whimbrel.model.fallback.row_blocks import FINE_SIZES
 from whimbrel.model.heads import adjacent_max
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, rms_norm, round_up_rows
-from whimbrel.model.ops.positions import Bias
-from whimbrel.model.ops.row_blocks import FINE_SIZES
 from whimbrel.model.ops.short_conv import short_conv, short_conv_reference
 from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
-from whimbrel.types.batch import equal_length_groups
 from whimbrel.types.heads import Activation
-
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
-
-
-def make_layout(lengths: list[int], device: str = "cpu", num_keys: list[int] | None = None) -> AttentionLayout:
-    offsets = np.concatenate(([0], np.cumsum(sorted(lengths, reverse=True)))).astype(np.int32)
-    keys = None if num_keys is None else torch.tensor(num_keys, dtype=torch.int32)
-    found = equal_length_groups(offsets, None if keys is None else keys.numpy())
-    keys = None if keys is None else keys.to(device)
-    return AttentionLayout(torch.from_numpy(offsets).to(device), found, int(offsets[-1]), max(lengths), keys)
-
-
-_bias = Bias(lambda distances: torch.linspace(-0.5, 0.5, 4).view(-1, *[1] * distances.dim()) * distances.float() / 8)
-
-
-SCORES: dict[str, dict[str, Any]] = {
-    "all": {},
-    "causal": {"causal": True},
-    "window": {"window": 5},
-    "no window": {"window": 0},
-    "causal window": {"causal": True, "window": 9},
-    "biased": {"bias": _bias},
-    "biased causal": {"bias": _bias, "causal": True},
-    "capped": {"softcap": 2.0},
-    "capped causal window": {"softcap": 2.0, "causal": True, "window": 6},
-}
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -14,8 +14,10 @@ from sentence_transformers import CrossEncoder, SentenceTransformer, SparseEncod
 from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 from typer.testing import CliRunner
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json
-from classifiers import FAMILIES, SMALL, write_classifier
+from checkpoints.classifiers import FAMILIES, SMALL, write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
 from parity import Parity
 from serving import Server
 from texts import TEXTS

@@ -14,7 +14,7 @@ from sentence_transformers import SentenceTransformer
 
 from texts import TEXTS
 from whimbrel import Engine
-from whimbrel.model.ops import prepacked
+from whimbrel.model.fallback import prepacked
 from whimbrel.model.runner import probe
 
 CPU = torch.device("cpu")

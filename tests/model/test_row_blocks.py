@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks, find_shapes
+from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks, find_shapes
 
 SIZES = st.sets(st.integers(1, 40).map(lambda n: 16 * n), min_size=1).map(lambda sizes: tuple(sorted(sizes)))
 

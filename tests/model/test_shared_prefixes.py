@@ -13,8 +13,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from test_models import CASES, DECODER, VOCABULARY, assert_close, reference, write
 
+from checkpoints.families import CASES, DECODER, VOCABULARY, write_model
+from comparisons import assert_close
+from hidden_states import reference_states
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
@@ -75,7 +77,7 @@ def same_bits(one: Hidden, other: Hidden) -> bool:
 @pytest.mark.sample(4)
 def test_shared_prefixes_give_what_transformers_gives(case: str, tmp_path: Path) -> None:
     """Hidden states are those of whole texts, with the same bits together, alone, and from the cache."""
-    expected = reference(write(tmp_path, *CASES[case]), [seq.ids for seq in texts()])
+    expected = reference_states(write_model(tmp_path, *CASES[case]), [seq.ids for seq in texts()])
     model = Model(tmp_path)
     together = run(model.forward(), texts())
     assert_close(together, expected)
@@ -89,7 +91,7 @@ def test_shared_prefixes_give_what_transformers_gives(case: str, tmp_path: Path)
 
 @pytest.mark.bfloat16
 def test_shared_prefixes_have_the_same_bits_in_half_precision(tmp_path: Path) -> None:
-    write(tmp_path, *CASES["qwen3"])
+    write_model(tmp_path, *CASES["qwen3"])
     model, cache = Model(tmp_path, torch.bfloat16), PrefixCache(2**24)
     together = run(model.forward(cache=cache), texts())
     assert same_bits([run(model.forward(), [seq])[0] for seq in texts()], together)
@@ -104,7 +106,7 @@ def test_a_text_in_pieces_gives_what_transformers_gives(
     case: str, prefix_tokens: int, piece_tokens: int, tmp_path: Path
 ) -> None:
     ids = np.random.default_rng(1).integers(5, VOCABULARY, 100).astype(np.int32)
-    expected = reference(write(tmp_path, *CASES[case]), [ids])
+    expected = reference_states(write_model(tmp_path, *CASES[case]), [ids])
     forward = Model(tmp_path).forward(piece_tokens=piece_tokens)
     assert_close(run(forward, [Seq(ids, 0, prefix_tokens=prefix_tokens)]), expected)
 
@@ -112,9 +114,9 @@ def test_a_text_in_pieces_gives_what_transformers_gives(
 @pytest.mark.parametrize("piece_tokens", [1, 7, 64, 1000])
 def test_pieces_are_as_near_to_float64_as_one_pass(piece_tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """All tokens' states together are float64's to 1e-6, those of any token to 4e-6, in pieces, whole, and joined."""
-    model = write(tmp_path, "Qwen3", DECODER | {"head_dim": 16, "max_position_embeddings": 900}).double()
+    model = write_model(tmp_path, "Qwen3", DECODER | {"head_dim": 16, "max_position_embeddings": 900}).double()
     ids = np.random.default_rng(1).integers(5, VOCABULARY, 900).astype(np.int32)
-    (expected,) = reference(model, [ids])
+    (expected,) = reference_states(model, [ids])
     for max_masked_keys in (1024, 64, 0):
         monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", max_masked_keys)
         (found,) = run(Model(tmp_path).forward(piece_tokens=piece_tokens), [Seq(ids, 0)])
@@ -128,7 +130,7 @@ def test_prefixes_and_pieces_without_masks(case: str, tmp_path: Path, monkeypatc
     """Attention that is joined from two parts, in every family: transformers' numbers, and the same bits in any company."""
     monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", 8)
     seqs = texts()
-    expected = reference(write(tmp_path, *CASES[case]), [seq.ids for seq in seqs])
+    expected = reference_states(write_model(tmp_path, *CASES[case]), [seq.ids for seq in seqs])
     model = Model(tmp_path)
     together = run(model.forward(), seqs)
     assert_close(together, expected)
@@ -139,7 +141,7 @@ def test_prefixes_and_pieces_without_masks(case: str, tmp_path: Path, monkeypatc
 
 def test_a_prefix_has_the_same_bits_in_a_long_text(tmp_path: Path) -> None:
     """A text runs in pieces after its prefix as it does after a cached one."""
-    write(tmp_path, *CASES["qwen3"])
+    write_model(tmp_path, *CASES["qwen3"])
     (seq,) = [each for each in texts() if each.ids.size == 83]
     model = Model(tmp_path)
     in_pieces = run(model.forward(piece_tokens=30), [seq])[0]
@@ -148,7 +150,7 @@ def test_a_prefix_has_the_same_bits_in_a_long_text(tmp_path: Path) -> None:
 
 
 def test_other_batches_run_between_any_two_pieces(tmp_path: Path) -> None:
-    write(tmp_path, *CASES["qwen3"])
+    write_model(tmp_path, *CASES["qwen3"])
     model, calls = Model(tmp_path), list[None]()
     ids = np.arange(5, 105, dtype=np.int32)
     forward, small = model.forward(piece_tokens=30), model.forward(cache=PrefixCache(2**24))
@@ -169,7 +171,7 @@ _loaded: _Model = []
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
     folder = tmp_path_factory.mktemp("model")
-    write(folder, "Qwen3", DECODER | {"head_dim": 16})
+    write_model(folder, "Qwen3", DECODER | {"head_dim": 16})
     return Model(folder)
 
 

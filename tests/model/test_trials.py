@@ -14,15 +14,17 @@ import pytest
 import torch
 from torch import Tensor
 
-import invented
+import invented_products
 from whimbrel import Engine
-from whimbrel.model.ops import kernels, linear, tile_products, trials
+from whimbrel.model.fallback import trials
+from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
+from whimbrel.model.fallback.trials import begin, cancelling, loading, note_unstable, unrecorded
+from whimbrel.model.kernels import library as kernels
+from whimbrel.model.ops import linear, tile_products
 from whimbrel.model.ops.linear import Linear
 from whimbrel.model.ops.maxsim import maxsim, maxsim_reference
-from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.model.ops.trials import begin, cancelling, loading, note_unstable, unrecorded
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.heads import Activation
 
@@ -47,7 +49,7 @@ def make_linear(inner: int, width: int, dtype: torch.dtype, activation: Activati
 def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
     inner: int, width: int, dtype: torch.dtype, activation: Activation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    invented.install(monkeypatch)
+    invented_products.install(monkeypatch)
     layer = make_linear(inner, width, dtype, activation)
     assert layer._finding is not None
     blocks = layer._finding.result()
@@ -57,7 +59,7 @@ def test_a_row_has_the_same_bits_in_blocks_of_products_whose_bits_differ(
         for start in (0, 7):
             assert torch.equal(layer(x[start : start + num_rows]), whole[start : start + num_rows])
     if inner * width > 10_000:
-        assert {invented.order(size) for size in blocks.sizes} == {0}
+        assert {invented_products.order(size) for size in blocks.sizes} == {0}
         assert not torch.equal(layer._product(x[:480]), layer._product(x[:512])[:480])  # without blocks they would differ
 
 
@@ -253,7 +255,7 @@ def test_maxsim_has_the_same_bits_with_products_whose_bits_differ(
     width: int, small: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Scores in any mix equal those alone, with numpy's products and with PyTorch's."""
-    invented.install(monkeypatch)
+    invented_products.install(monkeypatch)
     monkeypatch.setattr(tile_products, "has_small_kernels", lambda: small)
     monkeypatch.setattr("whimbrel.model.ops.maxsim._TILE", 600 * width)
     random = np.random.default_rng(width)

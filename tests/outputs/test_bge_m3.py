@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from test_sparse import rows, splade_layout, write_splade
 from transformers import AutoModel, AutoTokenizer
 
-from checkpoints import sentence_layout, write_xlmr
+from checkpoints.bge_m3 import M3_OUTPUTS, m3_reference, write_m3
+from checkpoints.sparse import as_matrix, splade_layout, write_splade
+from comparisons import assert_same_outputs
 from parity import Parity
+from process_boundary import run_over_a_channel
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, NonFinite
 from whimbrel.server.processes import channel, replica
-from whimbrel.server.processes.channel import pair
-from whimbrel.server.processes.engine_process import WorkerChannel
-from whimbrel.server.processes.remote_engine import RemoteEngine
-from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.request import OutputName, Request
-from whimbrel.types.result import Outputs
 
 TEXTS = [
     "",
@@ -37,50 +33,17 @@ TEXTS = [
     "1, 2 雪; 3!",
     "</s> a <s>",
 ]
-ALL: tuple[OutputName, ...] = ("dense", "sparse", "multi_vector")
-
-
-def write_m3(folder: Path, *, width: int = 48, **config: Any) -> dict[str, torch.Tensor]:
-    """An XLM-RoBERTa with the modules and the two files of BAAI/bge-m3; returns the tensors of these."""
-    write_xlmr(folder, **config)
-    sentence_layout(folder, modes=("cls",))
-    generator = torch.Generator().manual_seed(9)
-    found: dict[str, torch.Tensor] = {}
-    for name, size in (("sparse", 1), ("colbert", width)):
-        weight = torch.randn(size, 48, generator=generator).half()
-        bias = torch.randn(size, generator=generator).half()
-        torch.save({"weight": weight, "bias": bias}, folder / f"{name}_linear.pt")
-        found |= {f"{name}.weight": weight.float(), f"{name}.bias": bias.float()}
-    return found
-
-
-def reference(folder: Path, heads: dict[str, torch.Tensor], texts: list[str]) -> Iterator[tuple[Any, dict[int, float], Any]]:
-    """(dense, weight of each id, vectors) of each text, as FlagEmbedding's M3Embedder has them."""
-    model, tokenizer = AutoModel.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
-    unused = {tokenizer.cls_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id, tokenizer.unk_token_id}
-    for text in texts:
-        inputs = tokenizer(text, truncation=True, max_length=40, return_tensors="pt")
-        with torch.inference_mode():
-            hidden = model(**inputs).last_hidden_state[0]
-            dense = torch.nn.functional.normalize(hidden[0], dim=-1)
-            weights = torch.relu(hidden @ heads["sparse.weight"].T + heads["sparse.bias"])[:, 0]
-            vectors = hidden[1:] @ heads["colbert.weight"].T + heads["colbert.bias"]
-        lexical: dict[int, float] = {}
-        for token, weight in zip(inputs["input_ids"][0].tolist(), weights.tolist(), strict=True):
-            if token not in unused and weight > lexical.get(token, 0.0):
-                lexical[token] = weight
-        yield dense.numpy(), lexical, torch.nn.functional.normalize(vectors, dim=-1).numpy()
 
 
 @pytest.mark.parametrize("width", [48, 20])
 def test_as_flag_embedding_has_it(width: int, parity: Parity, tmp_path: Path) -> None:
     heads = write_m3(tmp_path, width=width)
     with Engine(str(tmp_path), dtype="float32") as engine:
-        got = engine.encode(TEXTS, ALL)
+        got = engine.encode(TEXTS, M3_OUTPUTS)
     assert got.dense is not None
     assert got.sparse is not None
     assert got.multi_vector is not None
-    dense, lexical, vectors = zip(*reference(tmp_path, heads, TEXTS), strict=True)
+    dense, lexical, vectors = zip(*m3_reference(tmp_path, heads, TEXTS), strict=True)
     models = ("BAAI/bge-m3",) if width == 48 else ()
     parity(got.dense, np.stack(dense), *models, family="roberta", tasks=["dense"])
     assert [ids.tolist() for ids, _ in got.sparse] == [sorted(weights) for weights in lexical]
@@ -90,7 +53,7 @@ def test_as_flag_embedding_has_it(width: int, parity: Parity, tmp_path: Path) ->
 
 
 def test_the_weight_of_each_token(parity: Parity, tmp_path: Path) -> None:
-    """As vLLM gives them: of all tokens but the first and the last, which it puts around the text."""
+    """Weights are those of vLLM: of all tokens except the first and the last, which surround the text."""
     heads = write_m3(tmp_path)
     model, tokenizer = AutoModel.from_pretrained(tmp_path).eval(), AutoTokenizer.from_pretrained(tmp_path)
     raw: list[np.ndarray] = []
@@ -102,7 +65,7 @@ def test_the_weight_of_each_token(parity: Parity, tmp_path: Path) -> None:
     torch.save({"weight": heads["sparse.weight"].half(), "bias": bias}, tmp_path / "sparse_linear.pt")
     raw = [each + bias.float().numpy() for each in raw]
     with Engine(str(tmp_path), dtype="float32") as engine:
-        assert list(engine.card.outputs) == list(ALL)
+        assert list(engine.card.outputs) == list(M3_OUTPUTS)
         found = engine.run(Request(TEXTS, ("token_scores",))).outputs.token_scores
         plain = engine.run(Request(TEXTS, ("token_scores", "sparse"), activate=False)).outputs
         assert found is not None
@@ -110,25 +73,12 @@ def test_the_weight_of_each_token(parity: Parity, tmp_path: Path) -> None:
         parity(list(found), [np.maximum(each, 0) for each in raw])
         parity(list(plain.token_scores), raw)
         assert (np.concatenate(raw) < 0).any()
-        same(plain, engine.encode(TEXTS, ("sparse",)), ("sparse",))
+        assert_same_outputs(plain, engine.encode(TEXTS, ("sparse",)), ("sparse",))
         with pytest.raises(InvalidRequest, match="gives no 'token_scores'; it gives: dense, sparse, multi_vector"):
             engine.token_classify("a")
         bare = engine.run(Request([np.array([5, 7])], ("token_scores",))).outputs.token_scores
         assert bare is not None
         assert len(bare[0]) == 2, "ids as they are"
-
-
-def same(one: Outputs, other: Outputs, names: tuple[OutputName, ...]) -> None:
-    """The same bits."""
-    for name in names:
-        a: Any = getattr(one, name)
-        b: Any = getattr(other, name)
-        if name == "dense":
-            assert np.array_equal(a, b)
-            continue
-        assert len(a) == len(b)
-        for left, right in zip(a, b, strict=True):
-            assert all(np.array_equal(x, y) for x, y in zip(left, right, strict=True))
 
 
 def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,15 +94,15 @@ def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
         monkeypatch.setattr(runner._forward, "_models", [counted])
         text = "The whimbrel flies."
-        together = engine.encode([text], ALL)
+        together = engine.encode([text], M3_OUTPUTS)
         assert len(passes) == 1
-        for name in ALL:
-            same(engine.encode([text], (name,)), together, (name,))
+        for name in M3_OUTPUTS:
+            assert_same_outputs(engine.encode([text], (name,)), together, (name,))
         assert len(passes) == 4
-        one = engine.encode(TEXTS, ALL)
-        same(one, engine.encode(TEXTS, ("multi_vector", "dense", "sparse")), ALL)
+        one = engine.encode(TEXTS, M3_OUTPUTS)
+        assert_same_outputs(one, engine.encode(TEXTS, ("multi_vector", "dense", "sparse")), M3_OUTPUTS)
         for index, each in enumerate(TEXTS):
-            alone = engine.encode([each], ALL)
+            alone = engine.encode([each], M3_OUTPUTS)
             assert alone.dense is not None
             assert one.dense is not None
             assert np.array_equal(alone.dense[0], one.dense[index])
@@ -165,8 +115,8 @@ def test_all_three_from_one_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def mixed_requests() -> list[Request]:
-    """Of all kinds: outputs, widths, finished or not."""
-    subsets = [names for size in (1, 2, 3) for names in itertools.combinations(ALL, size)]
+    """Return requests of all outputs and widths, normalised or not."""
+    subsets = [names for size in (1, 2, 3) for names in itertools.combinations(M3_OUTPUTS, size)]
     kinds = itertools.product(subsets, (None, 48, 32, 7), (None, False))
     return [
         Request([TEXTS[(i + j) % len(TEXTS)] for j in range(1 + i % 3)], names, dimensions=width, normalize=normalize)
@@ -183,11 +133,13 @@ def test_requests_of_all_kinds_share_batches(tmp_path: Path) -> None:
         futures = [engine.submit(request) for request in requests]
         crowd = [future.result().outputs for future in futures]
         for request, outputs in zip(requests, crowd, strict=True):
-            same(engine.run(request).outputs, outputs, request.outputs)
-            assert [name for name in ALL if getattr(outputs, name) is not None] == [n for n in ALL if n in request.outputs]
+            assert_same_outputs(engine.run(request).outputs, outputs, request.outputs)
+            assert [name for name in M3_OUTPUTS if getattr(outputs, name) is not None] == [
+                n for n in M3_OUTPUTS if n in request.outputs
+            ]
 
 
-@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("name", M3_OUTPUTS)
 def test_one_output_that_is_not_finite_fails_its_texts(
     name: OutputName, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,34 +155,15 @@ def test_one_output_that_is_not_finite_fails_its_texts(
 
         monkeypatch.setattr(runner, "collect", spoilt)
         with pytest.raises(NonFinite, match="--dtype float32"):
-            engine.encode(TEXTS[1:4], ALL)
-
-
-async def through_a_line(engine: Engine, requests: list[Request]) -> list[Outputs]:
-    """What a worker gets for them, over the line to an engine."""
-    broken: list[Any] = []
-    remote = RemoteEngine(
-        0, engine.card, engine.plan, engine.folder,
-        num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=broken.append,
-    )  # fmt: skip
-    near, far = pair()
-    WorkerChannel(engine, 0, far)
-    board, _, _ = StatusBoard.create(4, 4)
-    remote.attach(0, near, board)
-    try:
-        results = await asyncio.gather(*(remote.run(request) for request in requests))
-    finally:
-        remote._replicas[0].disconnect()
-    assert not broken
-    return [result.outputs for result in results]
+            engine.encode(TEXTS[1:4], M3_OUTPUTS)
 
 
 def test_requests_of_all_kinds_through_the_process_boundary(tmp_path: Path) -> None:
     write_m3(tmp_path)
     requests = mixed_requests()
     with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
-        for request, outputs in zip(requests, asyncio.run(through_a_line(engine, requests)), strict=True):
-            same(engine.run(request).outputs, outputs, request.outputs)
+        for request, outputs in zip(requests, asyncio.run(run_over_a_channel(engine, requests)), strict=True):
+            assert_same_outputs(engine.run(request).outputs, outputs, request.outputs)
 
 
 def test_any_number_of_entries_passes_the_process_boundary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,14 +174,14 @@ def test_any_number_of_entries_passes_the_process_boundary(tmp_path: Path, monke
     texts = [TEXTS[i % len(TEXTS)] for i in range(600)]
     with Engine(str(tmp_path), dtype="float32") as engine:
         requests = [Request(texts), Request(texts[:3]), Request(texts, max_active_dims=2), Request([])]
-        got = [outputs.sparse for outputs in asyncio.run(through_a_line(engine, requests))]
+        got = [outputs.sparse for outputs in asyncio.run(run_over_a_channel(engine, requests))]
         expected = engine.sparse(texts)
         assert expected.weights_X.nbytes > 200_000 > replica.SHARED_BYTES
         for request, sparse in zip(requests, got, strict=True):
             assert sparse is not None
             alone = engine.run(request).outputs.sparse
             assert alone is not None
-            assert np.array_equal(rows(sparse, 400), rows(alone, 400))
+            assert np.array_equal(as_matrix(sparse, 400), as_matrix(alone, 400))
 
 
 @pytest.mark.gpu
@@ -259,7 +192,7 @@ def test_a_gpu_gives_the_same(dtype: str, tmp_path: Path) -> None:
         Engine(str(tmp_path), device="cpu", dtype="float32") as exact,
         Engine(str(tmp_path), device="cuda", dtype=dtype) as engine,
     ):
-        one, other = exact.encode(TEXTS, ALL), engine.encode(TEXTS, ALL)
+        one, other = exact.encode(TEXTS, M3_OUTPUTS), engine.encode(TEXTS, M3_OUTPUTS)
     assert one.dense is not None
     assert one.multi_vector is not None
     assert one.sparse is not None
@@ -269,8 +202,10 @@ def test_a_gpu_gives_the_same(dtype: str, tmp_path: Path) -> None:
     least = 0.9999 if dtype == "float32" else 0.99
     assert (one.dense * other.dense).sum(1).min() > least
     assert (one.multi_vector.rows_XD * other.multi_vector.rows_XD).sum(1).mean() > least
-    scale = float(rows(one.sparse, 400).max())
-    assert np.abs(rows(one.sparse, 400) - rows(other.sparse, 400)).max() < (1e-4 if dtype == "float32" else 0.1) * scale
+    scale = float(as_matrix(one.sparse, 400).max())
+    assert (
+        np.abs(as_matrix(one.sparse, 400) - as_matrix(other.sparse, 400)).max() < (1e-4 if dtype == "float32" else 0.1) * scale
+    )
 
 
 def test_each_file_gives_its_output(tmp_path: Path) -> None:
@@ -286,7 +221,7 @@ def test_each_file_gives_its_output(tmp_path: Path) -> None:
 
 
 class Harmless:
-    """What no pickle of tensors holds."""
+    """A class that no pickle of tensors holds."""
 
 
 @pytest.mark.parametrize(

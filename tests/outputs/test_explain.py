@@ -1,4 +1,4 @@
-"""What each token of a query found: in the library, over HTTP and through engine processes."""
+"""Explanations: the best match of each token of a query, in the library, over HTTP and through processes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from test_bge_m3 import write_m3
-from test_multi_vector import DOCUMENTS, QUERIES
 
 import whimbrel.model.maxsim_scorer
-from checkpoints import sentence_layout, write_bert
+from checkpoints.bge_m3 import write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES
+from checkpoints.sentence_layout import sentence_layout
 from exchanges import Small
-from late_models import write_stanford
 from whimbrel import Engine
 from whimbrel.errors import InvalidRequest
 from whimbrel.model.ops.maxsim import best_matches

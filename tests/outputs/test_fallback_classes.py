@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,14 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from test_fallback import CASES
-from test_models import DECODER, assert_close, write
-from test_scores import TEXTS, logits_of
 
-from checkpoints import bert_tokenizer, edit_json
+from checkpoints.classifiers import TEXTS, logits_of
+from checkpoints.encoders import bert_tokenizer
+from checkpoints.fallback import CASES
+from checkpoints.families import DECODER, write_model
+from checkpoints.files import edit_json
+from checkpoints.weights import is_norm, randomise
+from comparisons import assert_close
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
@@ -27,12 +31,7 @@ def write_classes(folder: Path, name: str, form: str, config: dict[str, Any]) ->
     tokenizer = bert_tokenizer()
     wanted = config | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id}
     model = getattr(transformers, name + form)(getattr(transformers, f"{name}Config")(**wanted)).eval()
-    generator = torch.Generator().manual_seed(7)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            is_norm = ("norm" in key.lower() or "ln_" in key) and key.endswith("weight")
-            parameter.copy_(1 + 0.2 * noise if is_norm else 0.2 * noise)
+    randomise(model, near_one=lambda key: is_norm(key) or re.search(r"ln_.*weight$", key) is not None)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     edit_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast", model_max_length=40)
@@ -115,7 +114,7 @@ def test_scores_of_tokens_of_encoders(case: str, tmp_path: Path) -> None:
 
 def test_heads_of_another_kind_are_refused(tmp_path: Path) -> None:
     """A class of transformers with a head of its own is refused with the kind that is supported."""
-    write(tmp_path, "Phi3", DECODER)
+    write_model(tmp_path, "Phi3", DECODER)
     edit_json(tmp_path / "config.json", architectures=["ConvBertForSequenceClassification"], model_type="convbert")
     with pytest.raises(
         CheckpointError, match=r"config.json: architectures: ConvBertForSequenceClassification has a head of its own"

@@ -16,17 +16,19 @@ import orjson
 import pytest
 import torch
 from sentence_transformers import SentenceTransformer
-from test_bge_m3 import write_m3
-from test_models import DECODER, SIZES, rows, write
-from test_router import save as save_router
-from test_sparse import write_splade
-from test_static import write_static
 from transformers import AutoModel, AutoTokenizer
 
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
-from fake import Told, call
-from late_models import write_stanford
+from asgi import Answer, call
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.families import DECODER, SIZES, write_model
+from checkpoints.late_interaction import write_stanford
+from checkpoints.router import write_router
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.sparse import write_splade
+from checkpoints.static import write_static
+from hidden_states import random_ids
 from serving import Server
 from whimbrel import AsyncEngine, Client, Engine
 from whimbrel.engine.prepare import Preprocessor
@@ -93,13 +95,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_those_of_decoders_and_others(family: str, tmp_path: Path) -> None:
-    reference = write(tmp_path, family, FAMILIES[family])
+    reference = write_model(tmp_path, family, FAMILIES[family])
     sentence_layout(tmp_path, modes=("lasttoken",), heads=("Normalize",), max_seq_length=100)
     with torch.inference_mode(), Engine(str(tmp_path), dtype="float32") as engine:
-        outputs = engine.run(Request(rows(), ("dense", "hidden", "token_dense"))).outputs
+        outputs = engine.run(Request(random_ids(), ("dense", "hidden", "token_dense"))).outputs
         assert outputs.hidden is not None
         assert outputs.token_dense is not None
-        for i, ids in enumerate(rows()):
+        for i, ids in enumerate(random_ids()):
             expected = reference(torch.from_numpy(ids).long()[None]).last_hidden_state[0].numpy()
             assert_close(outputs.hidden[i], expected)
             assert_close(outputs.token_dense[i], normalized(expected))
@@ -117,7 +119,7 @@ HEADS: dict[str, tuple[Any, ...]] = {
 
 @pytest.mark.parametrize("heads", HEADS)
 def test_layers_after_the_pooling(heads: str, tmp_path: Path) -> None:
-    """As vLLM's projector and normalisation; `hidden` knows nothing of them, as TEI's /embed_all."""
+    """`token_dense` passes the projector and normalisation, as in vLLM; `hidden` does not, as in TEI's /embed_all."""
     write_bert(tmp_path)
     sentence_layout(tmp_path, modes=("mean",), include_prompt=False, heads=HEADS[heads], prompts={"query": "query: birds "})
     modules = list(SentenceTransformer(str(tmp_path), device="cpu"))
@@ -147,8 +149,8 @@ def test_several_poolings_leave_no_vectors_of_tokens(tmp_path: Path) -> None:
 
 
 def test_queries_and_documents_that_go_different_ways(tmp_path: Path) -> None:
-    """Of two models, one of 64 columns and a Dense, one of 48 and none."""
-    save_router(tmp_path, "two models")
+    """The models differ: one has 64 columns and a Dense, the other 48 columns and none."""
+    write_router(tmp_path, "two models")
     with Engine(str(tmp_path / "model"), dtype="float32") as engine:
         for way, width in (("query", 64), ("document", 48)):
             options = {"input_type": way, "truncate": True}
@@ -268,7 +270,7 @@ def test_models_without_dense_vectors_have_none(tmp_path: Path) -> None:
 # Routes
 
 
-def told(engine: Engine, path: str, **body: Any) -> Told:
+def told(engine: Engine, path: str, **body: Any) -> Answer:
     app = create_app(ModelRegistry(cast(AsyncEmbedder, AsyncEngine(engine))))
     return asyncio.run(call(app, "POST", path, body=orjson.dumps(body), headers={"content_type": "application/json"}))
 

@@ -7,7 +7,6 @@ import copy
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ import numpy as np
 import orjson
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
-from test_llm_rerankers import QUERY, qwen, write
 from transformers import AutoTokenizer
 
-from checkpoints import edit_json, write_json
-from fake import call
+from asgi import call
+from checkpoints.files import edit_json, write_json
+from checkpoints.jina_reranker import MARKERS, write_jina_reranker
+from checkpoints.rerankers import QUERY, qwen
 from parity import Parity
 from serving import Server
 from whimbrel import AsyncClient, AsyncEngine, Client, Engine
@@ -35,7 +34,6 @@ from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged
 
-JSON = dict[str, Any]
 DOCUMENTS = [
     "Some fly ten thousand kilometres in a year.",
     "2026 l'été à la plage\n\nI'll  don't",
@@ -45,42 +43,6 @@ DOCUMENTS = [
     "绿茶富含儿茶素等抗氧化剂 🦆",
 ]
 INSTRUCTION = "Prefer passages with numbers."
-MARKERS = ("<|embed_token|>", "<|rerank_token|>")
-
-
-@cache
-def tokenizer() -> tuple[JSON, JSON]:
-    """Qwen's with the two markers, and the limit of the real one."""
-    content, stated = copy.deepcopy(qwen())
-    for name in MARKERS:
-        number = max(token["id"] for token in content["added_tokens"]) + 1
-        token = dict(content["added_tokens"][0], content=name, special=True, id=number)
-        content["added_tokens"].append(token)
-        stated["added_tokens_decoder"][str(number)] = {key: value for key, value in token.items() if key != "id"}
-    return content, stated | {"model_max_length": 131_072}
-
-
-def write_jina(folder: Path, **config: Any) -> tuple[Any, Any]:
-    """Write a random checkpoint in the layout of jina-reranker-v3; return transformers' model and the projector."""
-    model = write(folder, "Qwen3", tokenizer(), "Model", **({"max_position_embeddings": 131_072} | config))
-    generator = torch.Generator().manual_seed(3)
-    width = model.config.hidden_size
-    projector = torch.nn.Sequential(
-        torch.nn.Linear(width, width // 2, bias=False), torch.nn.ReLU(), torch.nn.Linear(width // 2, 512, bias=False)
-    )
-    with torch.no_grad():
-        for parameter in projector.parameters():
-            parameter.copy_(0.3 * torch.randn(parameter.shape, generator=generator))
-    weights = {f"model.{name}": tensor for name, tensor in load_file(folder / "model.safetensors").items()}
-    weights |= {f"projector.{name}": tensor for name, tensor in projector.state_dict().items()}
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    edit_json(
-        folder / "config.json",
-        architectures=["JinaForRanking"],
-        auto_map={"AutoModel": "modeling.JinaForRanking"},
-        tie_word_embeddings=True,
-    )
-    return model, projector.eval()
 
 
 # The published formula
@@ -162,7 +124,7 @@ def cosines(first: np.ndarray, second: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Reference]:
     folder = tmp_path_factory.mktemp("jina")
-    return folder, Reference(folder, *write_jina(folder))
+    return folder, Reference(folder, *write_jina_reranker(folder))
 
 
 @pytest.fixture(scope="module")
@@ -355,7 +317,7 @@ def test_an_instruction_has_room_in_every_prompt(checkpoint: tuple[Path, Referen
 
 
 def test_checkpoints_of_other_models_are_refused(tmp_path: Path) -> None:
-    write_jina(tmp_path)
+    write_jina_reranker(tmp_path)
     edit_json(tmp_path / "config.json", use_sliding_window=True, sliding_window=1024, max_window_layers=0, layer_types=None)
     with pytest.raises(CheckpointError, match="jina-reranker-v3's"), Engine(tmp_path):
         pass

@@ -19,28 +19,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_hub_models import LFM2, jina_bert, jina_roberta, lfm2
-from transformers import AutoTokenizer, PreTrainedTokenizerFast, XLMRobertaTokenizer
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from checkpoints import edit_json, write_json
-from late_models import (
-    JINA,
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import (
     JINA_V1,
     write_jina,
     write_jina_v1,
     write_lfm2,
     write_lfm2_both_ways,
-    write_mxbai_edge,
-    write_mxbai_large,
-    write_old_pylate,
-    write_pylate,
-    write_sentence_transformers,
-    write_stanford,
 )
+from checkpoints.late_references import CASES, DOCUMENTS, FIXED, QUERIES, checkpoints_of, jina_vectors, late_reference
+from checkpoints.published.jina import jina_bert
+from checkpoints.published.lfm2 import LFM2, lfm2
+from comparisons import assert_close_vectors
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.serve import _summary
+from whimbrel.cli.banner import _summary
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.server.processes.channel import Channel, pair
@@ -52,46 +48,13 @@ from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
 from whimbrel.types.request import InputType, Request
 
-QUERIES = [
-    "what is a whimbrel?",
-    "",
-    "How far do birds fly in a year, [Q] and where to? A long, long query that goes on and on and on",
-    "Zürich!! fly",
-    "x",
-    "what is a whimbrel? 日本",
-]
-DOCUMENTS = [
-    "The whimbrel is a wader, with a long curved bill.",
-    "... ! ? !",
-    "Der Regenbrachvogel zieht im Herbst nach Afrika; ein großer Vogel! " * 4,
-    "a",
-    "日本 text. [D] It breeds [MASK] across much of subarctic North America",
-]
-FIXED = {"strategy": "fixed", "attend": False, "token": None, "length": 16}
-MIN = {"strategy": "min", "attend": True, "token": "[SEP]", "length": 16}
-CASES: dict[str, Callable[[Path], None]] = {
-    "stanford": write_stanford,
-    "stanford, attended": lambda folder: write_stanford(folder, attend_to_mask_tokens=True, mask_punctuation=False),
-    "mxbai large": write_mxbai_large,
-    "pylate": write_pylate,
-    "pylate, filled up": lambda folder: write_pylate(folder, window=14, do_query_expansion=True),
-    "pylate, attended": lambda folder: write_pylate(folder, do_query_expansion=True, attend_to_expansion_tokens=True),
-    "pylate without markers": lambda folder: write_pylate(folder, query_prefix="", document_prefix="", skiplist_words=[]),
-    "old pylate": write_old_pylate,
-    "mxbai edge": write_mxbai_edge,
-    "fixed": lambda folder: write_sentence_transformers(folder, FIXED, document_length=30),
-    "min": lambda folder: write_sentence_transformers(folder, MIN, {"skiplist_tasks": ["query", "document"]}),
-    "neither": lambda folder: write_sentence_transformers(folder, None, {"skiplist_tasks": []}, markers=False, query_length=9),
-}
-
-
 MODELS = {
     "stanford": ("colbert-ir/colbertv2.0", "answerdotai/answerai-colbert-small-v1"),
     "mxbai large": ("mixedbread-ai/mxbai-colbert-large-v1",),
     "pylate": ("lightonai/GTE-ModernColBERT-v1", "lightonai/LateOn", "lightonai/Reason-ModernColBERT"),
     "mxbai edge": ("mixedbread-ai/mxbai-edge-colbert-v0-17m", "mixedbread-ai/mxbai-edge-colbert-v0-32m"),
 }
-"""Whose layouts these are."""
+"""Models that have these layouts."""
 KINDS: tuple[InputType, ...] = ("query", "document")
 OPEN: list[Engine] = []
 
@@ -111,30 +74,12 @@ def closed() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @cache
-    def make(case: str) -> Path:
-        folder = tmp_path_factory.mktemp("late")
-        CASES[case](folder)
-        return folder
-
-    return make
-
-
-@cache
-def reference(folder: Path) -> Any:
-    """Sentence Transformers' model; without files that lead it astray."""
-    from sentence_transformers import MultiVectorEncoder
-
-    if (folder / "1_Pooling").exists():
-        clean = folder.with_name(f"{folder.name}-clean")
-        stale = shutil.ignore_patterns("modules.json", "1_Pooling", "*sentence*")
-        folder = Path(shutil.copytree(folder, clean, ignore=stale, dirs_exist_ok=True))
-    return MultiVectorEncoder(str(folder), device="cpu")
+    return checkpoints_of(tmp_path_factory)
 
 
 @cache
 def expected(folder: Path, kind: InputType) -> list[Any]:
-    model = reference(folder)
+    model = late_reference(folder)
     encode, texts = (model.encode_query, QUERIES) if kind == "query" else (model.encode_document, DOCUMENTS)
     return encode(texts, convert_to_numpy=True)
 
@@ -143,16 +88,9 @@ def texts_of(kind: InputType) -> list[str]:
     return QUERIES if kind == "query" else DOCUMENTS
 
 
-def compare(got: Any, wanted: Any, tolerance: float = 1e-5) -> None:
-    """As many vectors of each text, and the same ones."""
-    assert [one.shape for one in got] == [other.shape for other in wanted]
-    scale = max(np.abs(other).max(initial=0.0) for other in wanted)
-    assert max(np.abs(one - other).max(initial=0.0) for one, other in zip(got, wanted, strict=True)) <= tolerance * scale
-
-
 @pytest.mark.parametrize("case", CASES)
 def test_vectors(case: str, checkpoint: Callable[[str], Path], parity: Parity) -> None:
-    """As Sentence Transformers has them, and as many; together and alone, bit for bit."""
+    """Vectors and their number are those of Sentence Transformers, with the same bits together and alone."""
     model, models = engine(checkpoint(case)), MODELS.get(case, ())
     for kind in KINDS:
         together = model.multi_vector(texts_of(kind), input_type=kind)
@@ -178,7 +116,7 @@ def test_the_order_of_scores(case: str, checkpoint: Callable[[str], Path]) -> No
     queries = engine(folder).multi_vector(QUERIES, input_type="query")
     documents = engine(folder).multi_vector(DOCUMENTS, input_type="document")
     scores = np.array([[(query @ document.T).max(1).sum() for document in documents] for query in queries])
-    wanted = reference(folder).similarity(expected(folder, "query"), expected(folder, "document")).numpy()
+    wanted = late_reference(folder).similarity(expected(folder, "query"), expected(folder, "document")).numpy()
     np.testing.assert_allclose(scores, wanted, rtol=1e-4)
     assert np.array_equal(scores.argsort(1), wanted.argsort(1))
 
@@ -232,31 +170,10 @@ def test_queries_and_documents_of_many_widths_at_once(case: str, checkpoint: Cal
         if request.normalize is None:
             cut = [rows[:, : request.dimensions] for rows in expected(checkpoint(case), request.input_type or "query")]
             if case != "min":  # its vectors come normalised, and a cut one is shorter by what was cut off
-                compare(got, [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in cut])
+                assert_close_vectors(got, [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in cut])
 
 
 # jina-colbert-v2
-
-
-@cache
-def xlm_roberta(folder: Path) -> Any:
-    return XLMRobertaTokenizer.from_pretrained(folder)
-
-
-def jina(weights: dict[str, Any], folder: Path, text: str, kind: InputType, width: int) -> Any:
-    """Stanford's recipe, over the formula of the transformer."""
-    tokenizer = xlm_roberta(folder)
-    length, marker = (12, "[QueryMarker]") if kind == "query" else (30, "[DocumentMarker]")
-    ids = tokenizer(text, truncation=True, max_length=length - 1)["input_ids"]
-    ids = [ids[0], tokenizer.convert_tokens_to_ids(marker), *ids[1:]]
-    if kind == "query":
-        ids += [tokenizer.mask_token_id] * (length - len(ids))
-    config = JINA | {"vocab_size": len(tokenizer)}
-    with torch.inference_mode():
-        vectors = (jina_roberta(weights, config, torch.tensor(ids)) @ weights["linear.weight"].T)[:, :width]
-        vectors = torch.nn.functional.normalize(vectors, dim=-1).numpy()
-    skipped = {tokenizer.encode(sign, add_special_tokens=False)[0] for sign in string.punctuation} - {tokenizer.unk_token_id}
-    return vectors if kind == "query" else vectors[[token not in skipped for token in ids]]
 
 
 def test_jina_colbert(tmp_path: Path, parity: Parity) -> None:
@@ -266,7 +183,7 @@ def test_jina_colbert(tmp_path: Path, parity: Parity) -> None:
         for kind in KINDS:
             for width in (16, 12, 8):
                 got = model.multi_vector(texts_of(kind), input_type=kind, dimensions=width)
-                wanted = [jina(weights, tmp_path, text, kind, width) for text in texts_of(kind)]
+                wanted = [jina_vectors(weights, tmp_path, text, kind, width) for text in texts_of(kind)]
                 parity(list(got), wanted, "jinaai/jina-colbert-v2", family="jina_colbert", tasks=["multi_vector"])
                 for text, one in zip(texts_of(kind), got, strict=True):
                     assert np.array_equal(model.multi_vector(text, input_type=kind, dimensions=width)[0], one)
@@ -350,7 +267,7 @@ def test_lfm2_both_ways(tmp_path: Path, parity: Parity) -> None:
                 assert np.array_equal(model.multi_vector(text, input_type=kind)[0], one)
 
 
-# What is stated matters, so that the comparisons above are some
+# Stated options matter, so the comparisons above can fail
 
 STATED: list[tuple[str, str, dict[str, Any], InputType]] = [
     ("stanford", "artifact.metadata", {"attend_to_mask_tokens": True}, "query"),
@@ -378,7 +295,9 @@ def test_what_is_stated_matters(
     shutil.copytree(checkpoint(case), tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / file, **change)
     with Engine(str(tmp_path), dtype="float32") as model, pytest.raises(AssertionError):
-        compare(model.multi_vector(texts_of(kind), input_type=kind), expected(checkpoint(case), kind), tolerance=1e-3)
+        assert_close_vectors(
+            model.multi_vector(texts_of(kind), input_type=kind), expected(checkpoint(case), kind), tolerance=1e-3
+        )
 
 
 # What a request may say
@@ -397,7 +316,9 @@ def test_a_request_may_set_another_length(checkpoint: Callable[[str], Path], tmp
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     edit_json(tmp_path / "config_sentence_transformers.json", document_length=60, query_length=7)
     for kind, limit in (("document", 60), ("query", 7)):
-        compare(engine(folder).multi_vector(texts_of(kind), input_type=kind, max_tokens=limit), expected(tmp_path, kind))
+        assert_close_vectors(
+            engine(folder).multi_vector(texts_of(kind), input_type=kind, max_tokens=limit), expected(tmp_path, kind)
+        )
     with pytest.raises(InvalidRequest, match="takes 4 to 80"):
         engine(folder).multi_vector(["a"], input_type="query", max_tokens=81)
     with pytest.raises(InvalidRequest, match="takes 12 to 12"):
@@ -434,7 +355,7 @@ def test_a_smaller_limit_for_all(checkpoint: Callable[[str], Path]) -> None:
 
 
 def test_C13_multi_vectors_of_nothing_but_punctuation(checkpoint: Callable[[str], Path]) -> None:
-    """What stands around a text stays; token ids that are all skipped have no vectors."""
+    """Special tokens around a text keep their vectors; token ids that are all skipped have none."""
     model = engine(checkpoint("stanford"))
     assert len(model.multi_vector(["...!?"], input_type="document")[0]) == 3
     ids = np.array(model.card.outputs["multi_vector"].skip_ids[:3], np.int64)
@@ -452,7 +373,7 @@ def test_token_ids_are_taken_as_they_are(checkpoint: Callable[[str], Path]) -> N
     found = [model.run(Request(ids, input_type=kind)).outputs.multi_vector for kind in KINDS]
     assert found[0] is not None
     assert found[1] is not None
-    compare(found[1], expected(folder, "document"))
+    assert_close_vectors(found[1], expected(folder, "document"))
     assert [min(len(row), 12) for row in ids] == [len(rows) for rows in found[0]]
 
 
@@ -462,7 +383,7 @@ def test_a_prompt_comes_after_the_marker(checkpoint: Callable[[str], Path], tmp_
     prompts = {"query": "[Q] search: ", "document": "passage: "}
     edit_json(tmp_path / "config_sentence_transformers.json", prompts=prompts)
     for kind in KINDS:
-        compare(engine(tmp_path).multi_vector(texts_of(kind), input_type=kind), expected(tmp_path, kind))
+        assert_close_vectors(engine(tmp_path).multi_vector(texts_of(kind), input_type=kind), expected(tmp_path, kind))
 
 
 def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
@@ -498,7 +419,7 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
     channel.close()
     assert isinstance(answer, EngineAnswer)
     rows = prepared.layout.arrays(np.frombuffer(answer.memory, np.uint8))["multi_vector"]
-    compare(np.split(rows, len(QUERIES)), expected(folder, "query"))
+    assert_close_vectors(np.split(rows, len(QUERIES)), expected(folder, "query"))
 
 
 def test_vectors_are_given_as_they_are_without_a_module_that_normalises(
@@ -507,4 +428,4 @@ def test_vectors_are_given_as_they_are_without_a_module_that_normalises(
     shutil.copytree(checkpoint("min"), tmp_path, dirs_exist_ok=True)
     rows = [row for row in json.loads((tmp_path / "modules.json").read_text()) if "Normalize" not in row["path"]]
     write_json(tmp_path / "modules.json", rows)
-    compare(engine(tmp_path).multi_vector(QUERIES, input_type="query"), expected(tmp_path, "query"))
+    assert_close_vectors(engine(tmp_path).multi_vector(QUERIES, input_type="query"), expected(tmp_path, "query"))

@@ -38,7 +38,7 @@ def random_texts(width: int = 48, lengths: list[int] = LENGTHS) -> list[Floats]:
 
 
 def draws(width: int, k_sim: int, dim_proj: int, r_reps: int, seed: int) -> tuple[list[Any], Any]:
-    """As fastembed draws them: the planes of each repetition, and then all signs."""
+    """Draw as fastembed does: the planes of each repetition, and then all signs."""
     rng = np.random.default_rng(seed)
     planes = [rng.normal(size=(width, k_sim)) for _ in range(r_reps)]
     return planes, rng.choice([-1, 1], size=(r_reps, width, dim_proj))
@@ -94,7 +94,7 @@ def test_defaults_are_fastembeds() -> None:
 def test_equal_and_vanishing_vectors(fixed: int) -> None:
     """All in one bucket; a vector of zeros lies on every plane, which counts as below."""
     texts = [np.full((5, 48), fixed / 7, np.float32), np.zeros((2, 48), np.float32), np.zeros((1, 48), np.float32)]
-    texts.append(np.concatenate((texts[2], random_texts()[2])))  # it fills what is near the lowest bucket
+    texts.append(np.concatenate((texts[2], random_texts()[2])))  # it fills the neighbours of the lowest bucket
     check(Muvera(48), texts, "query")
     check(Muvera(48), texts, "document")
 

@@ -44,7 +44,7 @@ def requests(draw: st.DrawFn) -> tuple[list[Seq], list[OutputSpec]]:
 
 
 def value(name: str, ids: list[int]) -> float:
-    """What stands for the row of an output made of these tokens."""
+    """Return the number that stands for the row of an output made of these tokens."""
     return float(sum((at + 1) * (token + 1) for at, token in enumerate(ids)) + 1000 * list(OUTPUTS).index(name))
 
 

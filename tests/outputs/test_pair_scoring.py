@@ -9,7 +9,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,13 +17,15 @@ import pytest
 import torch
 from sentence_transformers import SentenceTransformer, SparseEncoder
 from sentence_transformers.util import maxsim as reference_maxsim
-from test_bge_m3 import reference as m3_reference
-from test_bge_m3 import write_m3
-from test_multi_vector import CASES, DOCUMENTS, QUERIES, jina, reference, write_jina
-from test_sparse import splade_layout, write_splade
 
 import whimbrel.model.maxsim_scorer
-from checkpoints import edit_json, sentence_layout, write_bert
+from checkpoints.bge_m3 import m3_reference, write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json
+from checkpoints.late_interaction import write_jina
+from checkpoints.late_references import CASES, DOCUMENTS, QUERIES, checkpoints_of, jina_vectors, late_reference
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.sparse import splade_layout, write_splade
 from whimbrel import AsyncEngine, Engine
 from whimbrel.engine.engine_request import Job
 from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
@@ -43,13 +44,7 @@ TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    @cache
-    def make(case: str) -> Path:
-        folder = tmp_path_factory.mktemp("late")
-        CASES[case](folder)
-        return folder
-
-    return make
+    return checkpoints_of(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +58,7 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 @pytest.mark.parametrize("case", CASES)
 def test_late_interaction(case: str, checkpoint: Callable[[str], Path]) -> None:
     folder = checkpoint(case)
-    model = reference(folder)
+    model = late_reference(folder)
     queries, documents = model.encode_query(QUERIES), model.encode_document(DOCUMENTS)
     expected = reference_maxsim([torch.as_tensor(q) for q in queries], [torch.as_tensor(d) for d in documents]).numpy()
     scale = np.abs(np.where(expected > -1e8, expected, 0)).max()
@@ -82,13 +77,15 @@ def test_jina_colbert(width: int, tmp_path: Path) -> None:
     weights = write_jina(tmp_path, "HF_ColBERT")
     with Engine(str(tmp_path), dtype="float32", matryoshka=True) as engine:
         for query in QUERIES:
-            rows = jina(weights, tmp_path, query, "query", width)
-            expected = [(rows @ jina(weights, tmp_path, text, "document", width).T).max(axis=1).sum() for text in DOCUMENTS]
+            rows = jina_vectors(weights, tmp_path, query, "query", width)
+            expected = [
+                (rows @ jina_vectors(weights, tmp_path, text, "document", width).T).max(axis=1).sum() for text in DOCUMENTS
+            ]
             np.testing.assert_allclose(engine.score(query, DOCUMENTS, dimensions=width), expected, rtol=1e-5)
 
 
 def test_bge_m3(tmp_path: Path) -> None:
-    """By FlagEmbedding's formulas over its own vectors, all three ways."""
+    """Scores follow FlagEmbedding's formulas over the model's own vectors, in all three ways."""
     heads = write_m3(tmp_path)
     dense, lexical, late = zip(*m3_reference(tmp_path, heads, TEXTS), strict=True)
     with Engine(str(tmp_path), dtype="float32") as engine:
@@ -127,7 +124,7 @@ def test_sparse(tmp_path: Path) -> None:
 
 
 def test_the_three_scores_of_bge_m3(m3: Engine) -> None:
-    """As FlagEmbedding's compute_score has them: the late one is the mean over the query's tokens."""
+    """Scores are those of FlagEmbedding's compute_score: the late one is the mean over the query's tokens."""
     given = m3.encode(TEXTS, ("dense", "sparse", "multi_vector"))
     assert given.dense is not None
     assert given.sparse is not None
@@ -166,7 +163,7 @@ def test_each_text_is_encoded_once(checkpoint: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_texts_may_be_computed_in_any_order(seed: int) -> None:
-    """And in batches of any size: scores are those of all at once."""
+    """Scores do not depend on the order or on the size of batches."""
     rng = np.random.default_rng(seed)
     lengths = rng.integers(0, 9, 30)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
@@ -255,7 +252,7 @@ def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeyp
 
 @pytest.mark.parametrize("error", [MemoryError(), RuntimeError("DefaultCPUAllocator: you tried to allocate 1 byte")], ids=repr)
 def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever torch calls it. What cannot be kept is not, and takes nobody's scores."""
+    """Whatever torch calls it. Documents that do not fit are not kept, and no request loses scores."""
 
     def full(*_: Any, **__: Any) -> Any:
         raise error
@@ -273,7 +270,7 @@ def test_no_memory_to_compare(error: Exception, checkpoint: Callable[[str], Path
 
 
 def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where comparing takes longer than computing, lanes wait."""
+    """Lanes wait if comparing takes longer than computing."""
     documents = [f"{text} {i}" for i, text in enumerate(DOCUMENTS * 100)]
     gate, launched = threading.Event(), list[int]()
 
@@ -342,7 +339,7 @@ def test_a_caller_that_leaves_while_much_is_submitted(
 def test_the_memory_of_a_comparison_is_free_once_it_is_answered(
     checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By counting references, without waiting for the garbage collector: of texts, of vectors, and of what was kept."""
+    """Counting references frees the memory of texts, of vectors and of kept documents, without the garbage collector."""
     jobs: list[weakref.ref[Any]] = []
 
     def made(*args: Any) -> Job:

@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from classifiers import write_classifier
+from checkpoints.classifiers import write_classifier
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine
 from whimbrel.client.responses import Ranking, ScoredRow, join_rankings, ranking_of
@@ -245,7 +245,7 @@ def test_equal_logits_keep_the_order_of_the_documents(saturated: Saturated) -> N
 
 
 def test_rankings_of_other_servers_keep_their_order() -> None:
-    """Of equal scores the server's order counts, and of several requests that of the first."""
+    """Equal scores keep the order of the server, and those of several requests the order of the requests."""
     first = ranking_of([ScoredRow(2, 1.0), ScoredRow(0, 1.0), ScoredRow(1, 0.5)], 3)
     second = ranking_of([ScoredRow(1, 1.0), ScoredRow(0, 0.75)], 2)
     assert [each.index for each in join_rankings([first, second]).ranked(None)] == [2, 0, 4, 3, 1]

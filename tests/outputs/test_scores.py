@@ -10,43 +10,33 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_hub_models as hub
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from sentence_transformers import CrossEncoder
 
-from checkpoints import SIZES, edit_json, write_json
-from classifiers import FAMILIES, two_layers, write_classifier
+from checkpoints.classifiers import (
+    DOCUMENTS,
+    FAMILIES,
+    PAIRS,
+    QUERIES,
+    SPLIT_PAIRS,
+    TEXTS,
+    logits_of,
+    two_layers,
+    write_classifier,
+)
+from checkpoints.encoders import SIZES
+from checkpoints.files import edit_json, write_json
+from checkpoints.published.blocks import draw_weights, tensors
+from checkpoints.published.cases import published_states, write_published
+from hidden_states import random_ids
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ranked
-
-QUERIES = ["how far do birds fly in a year?", "a wader", "", "bill"]
-DOCUMENTS = [
-    "It breeds across much of subarctic North America, Asia and Europe.",
-    "The whimbrel is a wader with a long curved bill. " * 9,
-    "birds",
-    "",
-]
-PAIRS = [(QUERIES[i], DOCUMENTS[j]) for i, j in ((0, 0), (0, 1), (1, 2), (2, 1), (3, 3), (0, 3), (1, 1), (0, 2))]
-SPLIT = [query for query, _ in PAIRS], [document for _, document in PAIRS]
-TEXTS = ["The whimbrel is a wader.", "a", "a long curved bill " * 30, "ein großer Vogel!"]
-
-
-def logits_of(folder: Path, model: Any, inputs: Any) -> np.ndarray:
-    """Transformers' logits, of each text or pair alone."""
-    tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    rows: list[np.ndarray] = []
-    for each in inputs:
-        parts = ([part] for part in each) if isinstance(each, tuple) else ([each],)
-        encoded = tokenizer(*parts, truncation="longest_first", return_tensors="pt")
-        with torch.no_grad():
-            rows.append(model(**encoded).logits.numpy()[0])
-    return np.array(rows)
 
 
 def sigmoid(x: np.ndarray) -> np.ndarray:
@@ -57,7 +47,7 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
 def test_each_family_gives_the_scores_of_transformers(family: str, tmp_path: Path, parity: Parity) -> None:
     model = write_classifier(tmp_path, family, num_labels=3)
     with Engine(str(tmp_path), dtype="float32") as engine:
-        logits = engine.score(*SPLIT, activate=False)
+        logits = engine.score(*SPLIT_PAIRS, activate=False)
         classes = engine.classify(TEXTS)
     parity(logits, logits_of(tmp_path, model, PAIRS))
     expected = torch.tensor(logits_of(tmp_path, model, TEXTS)).softmax(-1)
@@ -71,13 +61,13 @@ SIGMOID = {"activation_fn": "torch.nn.modules.activation.Sigmoid", "version": "5
 
 @dataclass(frozen=True)
 class Layout:
-    """What a cross-encoder has, and how its config.json says it."""
+    """A cross-encoder, and the form in which its config.json states it."""
 
     models: tuple[str, ...]
     family: str
-    """Of classifiers.FAMILIES,"""
+    """A name in `classifiers.FAMILIES`."""
     names: str
-    """and of model/families.py."""
+    """A name in model/families.py."""
     num_labels: int = 1
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -128,7 +118,7 @@ def test_cross_encoders_give_the_scores_of_sentence_transformers(name: str, tmp_
     write_json(tmp_path / "config.json", config | layout.config)
     reference = CrossEncoder(str(tmp_path), device="cpu")
     with Engine(str(tmp_path), dtype="float32") as engine:
-        parity(engine.score(*SPLIT), reference.predict(PAIRS), *layout.models, family=layout.names, tasks=["scores"])
+        parity(engine.score(*SPLIT_PAIRS), reference.predict(PAIRS), *layout.models, family=layout.names, tasks=["scores"])
         if layout.num_labels == 1:
             expected = reference.rank(QUERIES[0], DOCUMENTS, top_k=3)
             ranked = engine.rerank(QUERIES[0], DOCUMENTS, top_n=3)
@@ -145,9 +135,9 @@ def test_cross_encoders_as_sentence_transformers_saves_them_today(
     made.save_pretrained(str(tmp_path / "saved"))
     reference = CrossEncoder(str(tmp_path / "saved"), device="cpu")
     with Engine(str(tmp_path / "saved"), dtype="float32") as engine:
-        parity(engine.score(*SPLIT), reference.predict(PAIRS))
-        parity(engine.score(*SPLIT, activate=False), reference.predict(PAIRS, activation_fn=torch.nn.Identity()))
-        parity(engine.score(*SPLIT, prompt="query"), reference.predict(PAIRS, prompt_name="query"))
+        parity(engine.score(*SPLIT_PAIRS), reference.predict(PAIRS))
+        parity(engine.score(*SPLIT_PAIRS, activate=False), reference.predict(PAIRS, activation_fn=torch.nn.Identity()))
+        parity(engine.score(*SPLIT_PAIRS, prompt="query"), reference.predict(PAIRS, prompt_name="query"))
 
 
 @pytest.mark.parametrize(
@@ -188,9 +178,9 @@ def test_two_labels_are_what_a_config_without_names_means(tmp_path: Path, parity
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_scores_of_each_token_of_a_classifier(family: str, tmp_path: Path, parity: Parity) -> None:
-    """As vLLM gives them: every token through what the checkpoint calls its classifier, without what pools.
+    """Every token passes the layers that the checkpoint calls its classifier, without pooling, as in vLLM.
 
-    EuroBERT's scores are the mean of those of all tokens: these are they.
+    A text's scores by EuroBERT are the mean of these.
     """
     model = write_classifier(tmp_path, family, num_labels=3)
     layers = getattr(model, "classifier", None) or model.score
@@ -242,7 +232,7 @@ def test_a_decoders_score_comes_from_the_last_token_that_is_no_padding(
 
 
 def test_a_reward_model_of_two_layers(tmp_path: Path, parity: Parity) -> None:
-    """As Qwen2.5-Math-RM-72B, whose code puts Linear, ReLU, Linear on the last token, and vLLM on every token."""
+    """Qwen2.5-Math-RM-72B's code puts Linear, ReLU, Linear on the last token, and vLLM on every token."""
     model = write_classifier(tmp_path, "qwen2", num_labels=1, pad_token_id=None)
     head = two_layers(tmp_path, 1)
     edit_json(
@@ -303,7 +293,7 @@ JINA_RERANKER: dict[str, Any] = {
     "use_cache": False,
     "use_flash_attn": True,
 }
-"""config.json of jinaai/jina-reranker-v2-base-multilingual, but for the sizes."""
+"""config.json of jinaai/jina-reranker-v2-base-multilingual, except for sizes."""
 JINA_RESAVED: dict[str, Any] = {
     "load_trained_adapters": False,
     "lora_adaptations": None,
@@ -314,12 +304,12 @@ JINA_RESAVED: dict[str, Any] = {
     "matryoshka_dimensions": None,
     "truncate_dim": None,
 }
-"""What its code adds when a model that was made from it is saved."""
+"""Keys that its code adds when a model made from it is saved."""
 
 
 @pytest.mark.parametrize("resaved", [{}, JINA_RESAVED], ids=["published", "saved again"])
 def test_jinas_reranker_has_the_names_of_its_own_code(resaved: dict[str, Any], tmp_path: Path, parity: Parity) -> None:
-    """As jina-reranker-v2-base-multilingual: XLM-RoBERTa with learned positions, in the code of jina-embeddings-v3."""
+    """The model is jina-reranker-v2-base-multilingual: XLM-RoBERTa with learned positions, in the code of jina-embeddings-v3."""
     model = write_classifier(tmp_path, "xlm-roberta", num_labels=1, layer_norm_eps=1e-5)
     weights = {name: value for name, value in load_file(tmp_path / "model.safetensors").items() if "position_ids" not in name}
     expected = sigmoid(logits_of(tmp_path, model, PAIRS)[:, 0])
@@ -328,7 +318,7 @@ def test_jinas_reranker_has_the_names_of_its_own_code(resaved: dict[str, Any], t
     save_file(flash_names(weights), tmp_path / "model.safetensors")
     with Engine(str(tmp_path), dtype="float32") as engine:
         parity(
-            engine.score(*SPLIT),
+            engine.score(*SPLIT_PAIRS),
             expected,
             *(() if resaved else ("jinaai/jina-reranker-v2-base-multilingual",)),
             family="jina_reranker",
@@ -353,7 +343,7 @@ def flash_names(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def test_alibabas_own_code_has_the_head_of_bert(tmp_path: Path, parity: Parity) -> None:
-    """As gte-multilingual-reranker-base."""
+    """The model is gte-multilingual-reranker-base."""
     model = write_classifier(tmp_path, "gte", num_labels=1)
     expected = sigmoid(logits_of(tmp_path, model, PAIRS)[:, 0])
     weights = load_file(tmp_path / "model.safetensors")
@@ -369,7 +359,9 @@ def test_alibabas_own_code_has_the_head_of_bert(tmp_path: Path, parity: Parity) 
         pack_qkv=True,
     )
     with Engine(str(tmp_path), dtype="float32") as engine:
-        parity(engine.score(*SPLIT), expected, "Alibaba-NLP/gte-multilingual-reranker-base", family="gte", tasks=["scores"])
+        parity(
+            engine.score(*SPLIT_PAIRS), expected, "Alibaba-NLP/gte-multilingual-reranker-base", family="gte", tasks=["scores"]
+        )
 
 
 @pytest.fixture(scope="module")
@@ -492,13 +484,13 @@ def test_a_head_of_another_size_is_refused(nli: Path, tmp_path: Path) -> None:
 def test_heads_of_models_with_code_of_their_own(
     case: str, architecture: str, prefix: str, before: str, last: str, tmp_path: Path, parity: Parity
 ) -> None:
-    config, weights = hub.save(tmp_path, case)
+    config, weights = write_published(tmp_path, case)
     edit_json(tmp_path / "config.json", architectures=[f"{architecture}ForSequenceClassification"], num_labels=3)
-    head = hub.draw(hub.tensors(before, 48, 48) | hub.tensors(last, 3, 48))
+    head = draw_weights(tensors(before, 48, 48) | tensors(last, 3, 48))
     save_file({prefix + name: value for name, value in weights.items()} | head, tmp_path / "model.safetensors")
     expected: list[np.ndarray] = []
-    for hidden in hub.expect(case, config, weights):
+    for hidden in published_states(case, config, weights):
         inner = torch.tanh(head[f"{before}.weight"] @ torch.from_numpy(hidden[0]) + head[f"{before}.bias"])
         expected.append((head[f"{last}.weight"] @ inner + head[f"{last}.bias"]).softmax(0).numpy())
     with Engine(str(tmp_path), dtype="float32") as engine:
-        parity(engine.run(Request(hub.rows())).outputs.scores, np.array(expected))
+        parity(engine.run(Request(random_ids())).outputs.scores, np.array(expected))

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import test_hub_models as hub
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from sentence_transformers import SparseEncoder
 from sentence_transformers.base.modules import Router, Transformer
-from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder, SparseStaticEmbedding, SpladePooling
-from test_models import CASES, write
+from sentence_transformers.sparse_encoder.modules import SparseStaticEmbedding, SpladePooling
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.published.blocks import draw_weights
+from checkpoints.published.cases import save_tokenizer
+from checkpoints.published.lfm2 import LFM2, LFM2_ENCODER, lfm2, lfm2_names
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.sparse import OLD_SPARSE, as_matrix, splade_layout, write_code, write_splade
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.model import heads
 from whimbrel.types.request import Request
-from whimbrel.types.result import Sparse
 
 TEXTS = [
     "",
@@ -37,59 +39,12 @@ TEXTS = [
     "1, 2; 3!",
     "[SEP] a [CLS]",
 ]
-OLD = "sentence_transformers.sparse_encoder.models."
-NEW = "sentence_transformers.sparse_encoder.modules."
-
-
-def splade_layout(folder: Path, *, new: bool = False, **pooling: Any) -> None:
-    """Make a masked-language model of transformers what Sentence Transformers saves as a SparseEncoder."""
-    transformer = "sentence_transformers.base.modules.transformer.Transformer" if new else f"{OLD}MLMTransformer"
-    kinds = [transformer, f"{NEW}splade_pooling.SpladePooling" if new else f"{OLD}SpladePooling"]
-    rows = zip(kinds, ("", "1_SpladePooling"), strict=True)
-    modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (kind, path) in enumerate(rows)]
-    write_json(folder / "modules.json", modules)
-    size = {"embedding_dimension" if new else "word_embedding_dimension": None}
-    config = {"pooling_strategy": "max", "activation_function": "relu"} | size | pooling
-    write_json(folder / "1_SpladePooling/config.json", config)
-    task = {
-        "transformer_task": "fill-mask",
-        "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
-        "module_output_name": "token_embeddings",
-    }
-    write_json(folder / "sentence_bert_config.json", task if new else {"max_seq_length": 40, "do_lower_case": False})
-    edit_json(folder / "tokenizer_config.json", model_max_length=40)
-    sentence = {"__version__": {"sentence_transformers": "6.2.0" if new else "5.0.0"}, "model_type": "SparseEncoder"}
-    more = {"prompts": {"query": "", "document": ""}, "default_prompt_name": None, "similarity_fn_name": "dot"}
-    write_json(folder / "config_sentence_transformers.json", sentence | more)
-
-
-def write_splade(folder: Path, case: str = "bert", **changes: Any) -> Any:
-    """A random masked-language model; its decoder is tied to its table, and has a bias."""
-    name, config = CASES[case]
-    model = write(folder, name, config | changes, form="ForMaskedLM")
-    weights = load_file(folder / "model.safetensors")
-    generator = torch.Generator().manual_seed(3)
-    for key, tensor in weights.items():  # on the whole, scores are negative
-        if key.endswith(("predictions.bias", "lm_head.bias", "projector.bias", "decoder.bias")):
-            weights[key] = torch.randn(tensor.shape, generator=generator) - 1
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    return model
-
-
-def rows(sparse: Sparse, width: int) -> NDArray[np.float32]:
-    """As a matrix."""
-    found = np.zeros((len(sparse), width), np.float32)
-    for row, (ids, weights) in zip(found, sparse, strict=True):
-        assert (np.diff(ids) > 0).all()
-        assert (weights != 0).all()
-        row[ids] = weights
-    return found
 
 
 def assert_same(
     folder: Path, parity: Parity | None = None, models: tuple[str, ...] = (), **options: Any
 ) -> NDArray[np.float32]:
-    """As Sentence Transformers has it, and the same bits alone as together."""
+    """Assert that vectors are those of Sentence Transformers, with the same bits alone and together."""
     model = SparseEncoder(str(folder), device="cpu")
     names = {"prompt_name": options["prompt"]} if "prompt" in options else {}
     limit = {"max_active_dims": options["max_active_dims"]} if "max_active_dims" in options else {}
@@ -98,7 +53,7 @@ def assert_same(
         sparse = engine.sparse(TEXTS, **options)
         alone = [engine.sparse(text, **options)[0] for text in TEXTS]
         family = engine.card.encoder.family
-    found = rows(sparse, expected.shape[1])
+    found = as_matrix(sparse, expected.shape[1])
     (parity or Parity(""))(found, expected, *models, family=family, tasks=["sparse"])
     for (ids, weights), (ids_alone, weights_alone) in zip(sparse, alone, strict=True):
         assert np.array_equal(ids, ids_alone)
@@ -110,7 +65,7 @@ HEADS = [
     "bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra", "electra of one width", "mpnet", "gte", "modernbert",
     "modernbert with biases",
 ]  # fmt: skip
-"""Whose masked-language-model heads are known."""
+"""Families whose masked-language-model heads are known."""
 MODELS = {
     "bert": ("naver/splade-cocondenser-ensembledistil", "naver/splade-v3", "prithivida/Splade_PP_en_v1"),
     "distilbert": ("naver/splade-v3-distilbert", "opensearch-project/opensearch-neural-sparse-encoding-v2-distill"),
@@ -132,20 +87,22 @@ def test_splade(case: str, new: bool, parity: Parity, tmp_path: Path) -> None:
 @pytest.mark.parametrize("tied", [False, True])
 def test_splade_over_lfm2(tied: bool, tmp_path: Path, parity: Parity) -> None:
     """The head of LFM2.5's encoders is one layer over the hidden states, by its formula."""
-    config = hub.LFM2 | hub.LFM2_ENCODER
-    weights = hub.draw(hub.lfm2_names(config))
+    config = LFM2 | LFM2_ENCODER
+    weights = draw_weights(lfm2_names(config))
     named = {f"lfm2.{name}": tensor for name, tensor in weights.items()}
     head = (
-        weights["embed_tokens.weight"] if tied else hub.draw({"lm_head.weight": (config["vocab_size"], 48)})["lm_head.weight"]
+        weights["embed_tokens.weight"]
+        if tied
+        else draw_weights({"lm_head.weight": (config["vocab_size"], 48)})["lm_head.weight"]
     )
     save_file(named | ({} if tied else {"lm_head.weight": head}), tmp_path / "model.safetensors", metadata={"format": "pt"})
     write_json(tmp_path / "config.json", config | {"tie_word_embeddings": tied, "tie_embedding": tied})
-    hub.save_tokenizer(tmp_path)
+    save_tokenizer(tmp_path)
     splade_layout(tmp_path, new=True)
     with Engine(str(tmp_path), dtype="float32") as engine, torch.inference_mode():
-        found = rows(engine.sparse(TEXTS), config["vocab_size"])
+        found = as_matrix(engine.sparse(TEXTS), config["vocab_size"])
         ids = [seq.ids for seq in engine.preprocessor.preprocess(Request(TEXTS)).seqs]
-        states = [hub.lfm2(weights, config, torch.from_numpy(row).long()) for row in ids]
+        states = [lfm2(weights, config, torch.from_numpy(row).long()) for row in ids]
         expected = torch.stack([(state @ head.T).relu().log1p().amax(0) for state in states]).numpy()
         parity(found, expected, family="lfm2", tasks=["sparse"])
     edit_json(
@@ -166,7 +123,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: str, strategy: str, tmp_path: Pa
         Engine(str(tmp_path), device="cpu", dtype="float32") as exact,
         Engine(str(tmp_path), device="cuda", dtype=dtype) as engine,
     ):
-        one, other = (rows(each.sparse(TEXTS), 400) for each in (exact, engine))
+        one, other = (as_matrix(each.sparse(TEXTS), 400) for each in (exact, engine))
     cosines = (one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
     assert cosines.min() > (0.9999 if dtype == "float32" else 0.99)
 
@@ -186,14 +143,14 @@ def test_half_precision_is_near(tmp_path: Path) -> None:
     write_splade(tmp_path)
     splade_layout(tmp_path)
     with Engine(str(tmp_path), dtype="float32") as exact, Engine(str(tmp_path), dtype="bfloat16") as engine:
-        one, other = (rows(each.sparse(TEXTS), 400) for each in (exact, engine))
+        one, other = (as_matrix(each.sparse(TEXTS), 400) for each in (exact, engine))
         alone = engine.sparse(TEXTS[4])
-        assert np.array_equal(rows(alone, 400)[0], other[4])
+        assert np.array_equal(as_matrix(alone, 400)[0], other[4])
     assert ((one * other).sum(1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)).min() > 0.99
 
 
 def test_without_modules_it_is_said_with_pooling(tmp_path: Path) -> None:
-    """As naver's code has it: log(1 + relu(scores)) times the attention mask, the largest of all tokens."""
+    """The formula is that of naver's code: log(1 + relu(scores)) times the attention mask, the largest of all tokens."""
     model = write_splade(tmp_path, "distilbert")
     model = AutoModelForMaskedLM.from_pretrained(tmp_path).eval()
     edit_json(tmp_path / "tokenizer_config.json", model_max_length=40)
@@ -202,7 +159,7 @@ def test_without_modules_it_is_said_with_pooling(tmp_path: Path) -> None:
         scores = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
         expected, _ = torch.max(torch.log(1 + torch.relu(scores)) * inputs["attention_mask"].unsqueeze(-1), dim=1)
     with Engine(str(tmp_path), dtype="float32", pooling="splade") as engine:
-        found = rows(engine.sparse(TEXTS), 400)
+        found = as_matrix(engine.sparse(TEXTS), 400)
         assert list(engine.card.outputs) == ["sparse"]
         with pytest.raises(InvalidRequest, match="sparse"):
             engine.embed("a")
@@ -234,7 +191,7 @@ def test_prompts_and_limits(tmp_path: Path) -> None:
     assert (assert_same(tmp_path, max_active_dims=5) > 0).sum(1).max() == 5
     with Engine(str(tmp_path), dtype="float32") as engine:
         named = engine.sparse("birds", input_type="query")
-        assert np.array_equal(rows(named, 400), rows(engine.sparse("query: birds"), 400))
+        assert np.array_equal(as_matrix(named, 400), as_matrix(engine.sparse("query: birds"), 400))
         for wrong in (0, -1, True, "many"):
             with pytest.raises(InvalidRequest, match="max_active_dims"):
                 engine.sparse("a", max_active_dims=wrong)  # pyright: ignore[reportArgumentType]
@@ -251,29 +208,10 @@ def test_only_texts_that_asked_are_decoded(tmp_path: Path) -> None:
             assert free is not None
             assert few is not None
             assert many is not None
-            assert np.array_equal(rows(free, 400), rows(many, 400))
-            assert np.array_equal(rows(few, 400), rows(engine.sparse(text, max_active_dims=3), 400))
-            kept = rows(free, 400)[0]
-            assert np.array_equal(np.flatnonzero(rows(few, 400)[0]), np.sort(np.argsort(-kept, kind="stable")[:3]))
-
-
-def write_code(folder: Path, *, heads: tuple[Any, ...] = (), new: bool = False, safe: bool = True, **config: Any) -> None:
-    """A sparse autoencoder after mean pooling (CSR), as Sentence Transformers saves it."""
-    write_bert(folder)
-    sentence_layout(folder, new=new, heads=heads)
-    path = f"{2 + len(heads)}_SparseAutoEncoder"
-    kind = f"{NEW}sparse_auto_encoder.SparseAutoEncoder" if new else f"{OLD}SparseAutoEncoder"
-    modules = json.loads((folder / "modules.json").read_text())
-    write_json(folder / "modules.json", [*modules, {"idx": len(modules), "name": "code", "path": path, "type": kind}])
-    values = {"input_dim": 48, "hidden_dim": 192, "k": 16, "k_aux": 32, "normalize": False, "dead_threshold": 30} | config
-    (folder / path).mkdir()
-    code = SparseAutoEncoder(**values)
-    generator = torch.Generator().manual_seed(5)
-    with torch.no_grad():
-        for parameter in code.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator))
-    code.save(str(folder / path), safe_serialization=safe)
-    edit_json(folder / "config_sentence_transformers.json", model_type="SparseEncoder", similarity_fn_name=None)
+            assert np.array_equal(as_matrix(free, 400), as_matrix(many, 400))
+            assert np.array_equal(as_matrix(few, 400), as_matrix(engine.sparse(text, max_active_dims=3), 400))
+            kept = as_matrix(free, 400)[0]
+            assert np.array_equal(np.flatnonzero(as_matrix(few, 400)[0]), np.sort(np.argsort(-kept, kind="stable")[:3]))
 
 
 @pytest.mark.parametrize("new", [False, True], ids=["old", "new"])
@@ -369,7 +307,7 @@ def write_table(folder: Path, *, old: bool = False) -> SparseStaticEmbedding:
     SparseEncoder(modules=[module], device="cpu", prompts={"query": "query: "}).save_pretrained(str(folder))
     edit_json(folder / "tokenizer_config.json", tokenizer_class="BertTokenizer")
     if old:
-        write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{OLD}SparseStaticEmbedding"}])
+        write_json(folder / "modules.json", [{"idx": 0, "name": "0", "path": "", "type": f"{OLD_SPARSE}SparseStaticEmbedding"}])
     return module
 
 
@@ -394,7 +332,7 @@ def test_a_table_in_json(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     edit_json(tmp_path / "config.json", path="idf.json")
     with Engine(str(tmp_path), dtype="float32") as engine:
-        assert np.array_equal(rows(engine.sparse(TEXTS), expected.shape[1]), expected)
+        assert np.array_equal(as_matrix(engine.sparse(TEXTS), expected.shape[1]), expected)
     write_json(tmp_path / "idf.json", weights | {"surely no token": 1.0})
     with pytest.raises(CheckpointError, match="surely no token"):
         Engine(str(tmp_path), dtype="float32")
@@ -414,7 +352,7 @@ def test_wrong_tables_are_refused(file: str, change: dict[str, Any], key: str, t
 
 
 def test_a_router_of_a_table_and_splade(parity: Parity, tmp_path: Path) -> None:
-    """As opensearch's models for documents: queries need no transformer."""
+    """OpenSearch's models for documents are such: queries need no transformer."""
     write_splade(tmp_path / "mlm", "distilbert")
     edit_json(tmp_path / "mlm/tokenizer_config.json", model_max_length=40, tokenizer_class="BertTokenizer")
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "mlm", model_max_length=40)

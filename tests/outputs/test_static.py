@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
+from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from tokenizers import Tokenizer
 
-import tokenizer_files
-from checkpoints import OLD, bert_tokenizer, edit_json, write_json
+from checkpoints import tokenizer_files
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import OLD
+from checkpoints.static import WIDTH, table, word_tokenizer, write_model2vec, write_static
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
@@ -26,11 +28,6 @@ from whimbrel.types.request import Request
 Floats = NDArray[np.float32]
 
 TEXTS = ["", "a", "The whimbrel flies.", "Vogel 飛 unknown 🙂", "far far away in a year " * 400, "🙂", "1, 2; 3!"]
-WIDTH = 40
-
-
-def table(rows: int, width: int = WIDTH) -> torch.Tensor:
-    return torch.randn(rows, width, generator=torch.Generator().manual_seed(rows))
 
 
 def assert_parity(found: Floats, expected: Floats) -> None:
@@ -47,20 +44,6 @@ def embed(folder: Path, texts: list[str] = TEXTS, **options: Any) -> Floats:
 
 
 # Sentence Transformers
-
-
-def write_static(folder: Path, *, old: bool = False, heads: tuple[Any, ...] = (), words: Tokenizer | None = None) -> None:
-    """As today's Sentence Transformers save it, or as those did that static-retrieval-mrl-en-v1 was saved by."""
-    words = words or bert_tokenizer()._tokenizer
-    static = StaticEmbedding(words, embedding_weights=table(words.get_vocab_size()))
-    SentenceTransformer(modules=[static, *heads], device="cpu").save(str(folder))
-    if old:
-        (folder / "0_StaticEmbedding").mkdir()
-        for file in ("tokenizer.json", "model.safetensors"):
-            (folder / file).rename(folder / "0_StaticEmbedding" / file)
-        kinds = ["StaticEmbedding", *(type(head).__name__ for head in heads)]
-        rows = [{"idx": i, "name": str(i), "path": f"{i}_{kind}", "type": OLD + kind} for i, kind in enumerate(kinds)]
-        write_json(folder / "modules.json", rows)
 
 
 @pytest.mark.parametrize("old", [False, True], ids=["new", "old"])
@@ -115,29 +98,6 @@ def test_matryoshka_cut_is_that_of_truncate_dim(tmp_path: Path) -> None:
 
 # model2vec
 
-POTION = {
-    "model_type": "model2vec",
-    "architectures": ["StaticModel"],
-    "tokenizer_name": "baai/bge-base-en-v1.5",
-    "apply_pca": 256,
-    "apply_zipf": True,
-    "hidden_dim": WIDTH,
-    "seq_length": 1000000,
-    "normalize": True,
-}
-
-
-def write_model2vec(folder: Path, words: Tokenizer, tensors: dict[str, torch.Tensor], **config: Any) -> None:
-    """As minishlab/potion-base-8M lies on the hub."""
-    folder.mkdir(exist_ok=True)
-    words.save(str(folder / "tokenizer.json"))
-    save_file(tensors, folder / "model.safetensors")
-    write_json(folder / "config.json", {key: value for key, value in (POTION | config).items() if value != "ABSENT"})
-    rows = [{"idx": 0, "name": "0", "path": ".", "type": OLD + "StaticEmbedding"}]
-    if config.get("normalize", True):
-        rows.append({"idx": 1, "name": "1", "path": "1_Normalize", "type": OLD + "Normalize"})
-    write_json(folder / "modules.json", rows)
-
 
 def encode(folder: Path, texts: list[str] = TEXTS, max_length: int | None = 512) -> Floats:
     """StaticModel.encode (model2vec 0.10)."""
@@ -164,13 +124,9 @@ def encode(folder: Path, texts: list[str] = TEXTS, max_length: int | None = 512)
     return out / (np.linalg.norm(out, axis=1, keepdims=True) + 1e-32) if config.get("normalize") else out
 
 
-def words() -> Tokenizer:
-    return bert_tokenizer()._tokenizer
-
-
 def test_model2vec(parity: Parity, tmp_path: Path) -> None:
     """Unknown tokens are dropped, long texts are cut: not as Sentence Transformers does with the same files."""
-    write_model2vec(tmp_path, words(), {"embeddings": table(words().get_vocab_size())})
+    write_model2vec(tmp_path, word_tokenizer(), {"embeddings": table(word_tokenizer().get_vocab_size())})
     texts = [*TEXTS, *(" ".join(TEXTS[2].split() * i) + f" {i}" for i in range(60))]  # few would agree to the bit by chance
     models = [f"minishlab/potion-{kind}" for kind in ("base-2M", "base-4M", "base-8M", "base-32M", "retrieval-32M")]
     parity(embed(tmp_path, texts), encode(tmp_path, texts), *models, family="static", tasks=["dense"])
@@ -182,14 +138,20 @@ def test_model2vec(parity: Parity, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("max_length", [1, 7, 40, None])
 def test_limits_in_tokens_and_characters(max_length: int | None, tmp_path: Path) -> None:
-    write_model2vec(tmp_path, words(), {"embeddings": table(words().get_vocab_size())}, max_length=max_length, normalize=False)
+    write_model2vec(
+        tmp_path,
+        word_tokenizer(),
+        {"embeddings": table(word_tokenizer().get_vocab_size())},
+        max_length=max_length,
+        normalize=False,
+    )
     texts = [*TEXTS, "whimbrel whimbrel " * 30, "a b c d e f g h i"]
     expected = encode(tmp_path, texts, max_length)
     assert_parity(embed(tmp_path, texts), expected)
     with Engine(str(tmp_path)) as engine:
-        sizes = [len(words().encode(text, add_special_tokens=False).ids) for text in texts]
+        sizes = [len(word_tokenizer().encode(text, add_special_tokens=False).ids) for text in texts]
         limit = max_length or 10**9
-        median = int(np.median([len(token) for token in words().get_vocab()]))
+        median = int(np.median([len(token) for token in word_tokenizer().get_vocab()]))
         cut = [size > limit or len(text) > limit * median for size, text in zip(sizes, texts, strict=True)]
         assert engine.run(Request(texts)).num_truncated == sum(cut)
         if max_length == 7:  # where nothing may be cut, tokens alone count
@@ -202,7 +164,7 @@ def test_limits_in_tokens_and_characters(max_length: int | None, tmp_path: Path)
 @pytest.mark.parametrize("kind", ["float16", "int8", "weights", "mapping", "both"])
 def test_quantised_tables(kind: str, tmp_path: Path) -> None:
     """Fewer bits, or fewer rows than tokens (vocabulary quantisation)."""
-    size = words().get_vocab_size()
+    size = word_tokenizer().get_vocab_size()
     tensors = {"embeddings": table(30 if kind in ("mapping", "both") else size)}
     if kind == "int8":
         tensors["embeddings"] = (tensors["embeddings"] * 40).to(torch.int8)
@@ -212,7 +174,7 @@ def test_quantised_tables(kind: str, tmp_path: Path) -> None:
         tensors["mapping"] = torch.randint(0, 30, (size,), generator=torch.Generator().manual_seed(1))
     if kind in ("weights", "both"):
         tensors["weights"] = torch.rand(size, generator=torch.Generator().manual_seed(2))
-    write_model2vec(tmp_path, words(), tensors, embedding_dtype="x", vocabulary_quantization=30)
+    write_model2vec(tmp_path, word_tokenizer(), tensors, embedding_dtype="x", vocabulary_quantization=30)
     assert_parity(embed(tmp_path), encode(tmp_path))
 
 
@@ -225,13 +187,13 @@ def test_vocabularies_of_other_kinds(family: str, tmp_path: Path) -> None:
 
 
 def test_ids_give_what_their_text_gives(tmp_path: Path) -> None:
-    write_model2vec(tmp_path, words(), {"embeddings": table(words().get_vocab_size())})
+    write_model2vec(tmp_path, word_tokenizer(), {"embeddings": table(word_tokenizer().get_vocab_size())})
     texts = [TEXTS[2], TEXTS[3], TEXTS[0]]
-    rows = [np.array(words().encode(text, add_special_tokens=False).ids, np.int64) for text in texts]
+    rows = [np.array(word_tokenizer().encode(text, add_special_tokens=False).ids, np.int64) for text in texts]
     with Engine(str(tmp_path)) as engine:
         assert np.array_equal(engine.run(Request(rows)).dense, engine.embed(texts))
         with pytest.raises(InvalidRequest, match=r"input\[0\]\[0\].* out of vocabulary"):
-            engine.run(Request([np.array([words().get_vocab_size()])]))
+            engine.run(Request([np.array([word_tokenizer().get_vocab_size()])]))
 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
@@ -251,8 +213,8 @@ REFUSED: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(("file", "key", "change"), REFUSED, ids=[f"{row[0]} {row[1]}" for row in REFUSED])
 def test_what_is_not_supported_is_refused(file: str, key: str, change: dict[str, Any], tmp_path: Path) -> None:
-    tensors = change.get("tensors", {"embeddings": table(words().get_vocab_size())})
-    write_model2vec(tmp_path, words(), tensors, **change.get("config", {}))
+    tensors = change.get("tensors", {"embeddings": table(word_tokenizer().get_vocab_size())})
+    write_model2vec(tmp_path, word_tokenizer(), tensors, **change.get("config", {}))
     if "modules" in change:
         rows = [{"idx": i, "name": str(i), "path": ".", "type": OLD + kind} for i, kind in enumerate(change["modules"])]
         write_json(tmp_path / "modules.json", rows)

@@ -15,11 +15,12 @@ import orjson
 import pybase64
 import pytest
 from numpy.typing import NDArray
-from test_bge_m3 import write_m3
-from test_multi_vector import DOCUMENTS, QUERIES
 
-from checkpoints import sentence_layout, write_bert
-from late_models import write_stanford
+from checkpoints.bge_m3 import write_m3
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES
+from checkpoints.sentence_layout import sentence_layout
 from serving import Server
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest
@@ -60,7 +61,7 @@ def _write(kind: str, folder: Path) -> None:
     [("late", "multi_vector"), ("dense", "dense"), *(("m3", o) for o in ("dense", "sparse", "multi_vector"))],
 )
 def test_vectors_score_as_their_texts(kind: str, output: OutputName, engine: Callable[[str], Engine]) -> None:
-    """The very same bits (but for cosines, since vectors are normalised again): on either side, on both, and among texts."""
+    """The very same bits (except for cosines, since vectors are normalised again): on either side, on both, and among texts."""
     atol = 1e-6 if output == "dense" else 0
     model = engine(kind)
     more: Any = {"score_by": output} if kind == "m3" else {}

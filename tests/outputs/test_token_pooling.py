@@ -108,7 +108,7 @@ def test_what_is_long_has_the_same_vectors(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_other_threads_run_meanwhile() -> None:
-    """scipy's own lets a second thread in at its ends alone."""
+    """A second thread runs during the clustering, unlike during that of scipy."""
     rows, ticks, done = unit(np.random.default_rng(3).standard_normal((2000, 8))), list[int](), threading.Event()
     distances = (1 - rows @ rows.T).clip(0, 2).astype(np.float64)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import json
 import warnings
 from collections.abc import Iterator
@@ -14,15 +13,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-import test_hub_models as hub
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from test_models import DECODER, rows, write
 
-import tokenizer_files
-from checkpoints import edit_json, write_json
-from classifiers import two_layers, write_classifier
+from checkpoints.classifiers import two_layers, write_classifier
+from checkpoints.files import edit_json, write_json
+from checkpoints.published.blocks import draw_weights
+from checkpoints.published.cases import save_tokenizer
+from checkpoints.published.internlm2 import INTERNLM2, internlm2, internlm2_names
+from checkpoints.step_rewards import write_shepherd
+from hidden_states import random_ids
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.reader import read_card
@@ -52,7 +53,7 @@ def checkpoint(folder: Path, family: str) -> tuple[Path, Any]:
 
 
 def write_old_tokenizer(folder: Path) -> None:
-    """The tokenizer's files as dslim/bert-base-NER has them, but for their sizes."""
+    """Write the tokenizer's files of dslim/bert-base-NER, except for sizes."""
     vocab = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
     (folder / "tokenizer.json").unlink()
     (folder / "vocab.txt").write_text("\n".join(sorted(vocab, key=vocab.get)) + "\n", encoding="utf-8")
@@ -184,7 +185,7 @@ def test_words_of_equally_sure_tokens_go_by_the_first_of_them() -> None:
 
 
 def test_rewards_of_steps_lie_at_the_tags(tmp_path: Path, parity: Parity) -> None:
-    """As Qwen2.5-Math-PRM-7B: the probability of the second class, at each <extra_0>."""
+    """The model is Qwen2.5-Math-PRM-7B: the probability of the second class, at each <extra_0>."""
     model = write_classifier(tmp_path, "qwen2", num_labels=2, pad_token_id=None)
     head = two_layers(tmp_path, 2)
     edit_json(
@@ -231,15 +232,15 @@ def test_internlm2_with_classes(tmp_path: Path, parity: Parity) -> None:
     """A layer `score` over the last token, as modeling_internlm2.py says; trailing padding is not counted."""
     code = {"AutoConfig": "configuration_internlm2.InternLM2Config"}
     code["AutoModelForSequenceClassification"] = "modeling_internlm2.InternLM2ForSequenceClassification"
-    config = hub.INTERNLM2 | {"architectures": ["InternLM2ForSequenceClassification"], "auto_map": code, "num_labels": 3}
-    weights = hub.draw(hub.internlm2_names(config) | {"score.weight": (3, 48)})
+    config = INTERNLM2 | {"architectures": ["InternLM2ForSequenceClassification"], "auto_map": code, "num_labels": 3}
+    weights = draw_weights(internlm2_names(config) | {"score.weight": (3, 48)})
     write_json(tmp_path / "config.json", config)
     named = {name if name == "score.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
     save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    hub.save_tokenizer(tmp_path)
-    given = [row[row != config["pad_token_id"]] for row in rows()]
+    save_tokenizer(tmp_path)
+    given = [row[row != config["pad_token_id"]] for row in random_ids()]
     with torch.inference_mode():
-        states = [hub.internlm2(weights, config, torch.from_numpy(row).long())[-1] for row in given]
+        states = [internlm2(weights, config, torch.from_numpy(row).long())[-1] for row in given]
         expected = torch.stack([state @ weights["score.weight"].T for state in states]).softmax(-1).numpy()
     with Engine(str(tmp_path), dtype="float32") as engine:
         got = engine.run(Request(given)).outputs.scores
@@ -248,29 +249,29 @@ def test_internlm2_with_classes(tmp_path: Path, parity: Parity) -> None:
 
 @pytest.mark.parametrize("bias", [False, True])
 def test_rewards_of_tokens(bias: bool, tmp_path: Path, parity: Parity) -> None:
-    """As internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""
+    """The model is internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""
     code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
-    config = hub.INTERNLM2 | {
+    config = INTERNLM2 | {
         "architectures": ["InternLM2ForRewardModel"],
         "auto_map": code,
         "reward_token_id": 5,
         "bias": bias,
     }
-    weights = hub.draw(hub.internlm2_names(config) | {"v_head.weight": (1, 48)})
+    weights = draw_weights(internlm2_names(config) | {"v_head.weight": (1, 48)})
     write_json(tmp_path / "config.json", config)
     named = {name if name == "v_head.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
     save_file(named, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    hub.save_tokenizer(tmp_path)
+    save_tokenizer(tmp_path)
     with torch.inference_mode():
-        states = [hub.internlm2(weights, config, torch.from_numpy(row).long()) for row in rows()]
+        states = [internlm2(weights, config, torch.from_numpy(row).long()) for row in random_ids()]
         expected = [(state @ weights["v_head.weight"].T).numpy() for state in states]
     models = () if bias else ("internlm/internlm2-1_8b-reward",)
     with Engine(str(tmp_path), dtype="float32") as engine:
         assert list(engine.card.outputs) == ["token_scores"]
-        got = engine.run(Request(rows())).outputs.token_scores
+        got = engine.run(Request(random_ids())).outputs.token_scores
         assert got is not None
         parity([got[i] for i in range(len(expected))], expected, *models, family="internlm2", tasks=["token_scores"])
-        for i, row in enumerate(rows()):
+        for i, row in enumerate(random_ids()):
             alone = engine.run(Request([row])).outputs.token_scores
             assert alone is not None
             assert alone[0].tobytes() == got[i].tobytes()
@@ -279,21 +280,8 @@ def test_rewards_of_tokens(bias: bool, tmp_path: Path, parity: Parity) -> None:
 SHEPHERD = "peiyi9979/math-shepherd-mistral-7b-prm"
 
 
-def write_shepherd(folder: Path) -> Any:
-    """A Mistral whose vocabulary has the tokens of the card."""
-    content, stated = copy.deepcopy(tokenizer_files.llama())
-    vocab, merges = content["model"]["vocab"], content["model"]["merges"]
-    for piece in ("+", "-", "к", "и", "▁+", "▁-", "▁к", "▁ки"):
-        vocab.setdefault(piece, len(vocab))
-    content["model"]["merges"] = [["▁", "+"], ["▁", "-"], ["▁", "к"], ["▁к", "и"], *merges]
-    model = write(folder, "Mistral", DECODER | {"max_position_embeddings": 200, "vocab_size": 900}, form="ForCausalLM")
-    write_json(folder / "tokenizer.json", content)
-    write_json(folder / "tokenizer_config.json", stated)
-    return model
-
-
 def test_rewards_of_steps_by_a_language_model(tmp_path: Path, parity: Parity) -> None:
-    """As the card of math-shepherd has it: '+' against '-' at each tag. Its id says so, or the user."""
+    """The rule is that of math-shepherd's card, '+' against '-' at each tag. Its id or the user asks for it."""
     model = write_shepherd(tmp_path)
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path)
     candidates, tag = tokenizer.encode("+ -")[1:], tokenizer.encode("ки")[-1]

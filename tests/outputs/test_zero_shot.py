@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import transformers
 
-from checkpoints import edit_json
-from classifiers import NLI, write_classifier, write_nli
+from checkpoints.classifiers import NLI, write_classifier, write_nli
+from checkpoints.files import edit_json
 from parity import Parity
 from whimbrel import AsyncEngine, Engine
 from whimbrel.checkpoint.reader import read_card

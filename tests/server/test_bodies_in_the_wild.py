@@ -15,9 +15,9 @@ import orjson
 import pytest
 import torch
 
-from classifiers import write_classifier
+from asgi import call
+from checkpoints.classifiers import write_classifier
 from exchanges import WRITE
-from fake import call
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -95,7 +95,7 @@ def test_A15_gzip_bombs_are_refused_before_they_are_large(engines: dict[str, Any
     ids=range(10),
 )
 def test_A15_broken_gzip_is_named(engines: dict[str, Any], packed: bytes, words: str) -> None:
-    """A gzipped body that is cut off, or followed by more, is refused with what is wrong."""
+    """A gzipped body that is cut off, or followed by more, is refused with the reason."""
     answer = post(create_app(ModelRegistry(engines["dense"])), "/embed", packed, content_encoding="gzip", **JSON)
     assert answer.status == 400
     assert words in orjson.loads(answer.body)["error"]
@@ -139,7 +139,7 @@ def test_slashes_do_not_matter(engines: dict[str, Any], path: str) -> None:
 
 
 def test_paths_that_stay_unknown(engines: dict[str, Any]) -> None:
-    """What only looks like a known path is not one, in the words of whose it looks like."""
+    """A path that only looks like a known one is unknown, in the words of the dialect that it looks like."""
     app = create_app(ModelRegistry(engines["dense"]))
     for path in (
         "/openai",
@@ -220,7 +220,7 @@ OF_SEVERAL = [
 def test_the_only_model_that_can_answer_is_chosen(
     engines: dict[str, Any], path: str, body: dict[str, Any], expected: str, beside: str
 ) -> None:
-    """Where a request names no model, the only one whose own kind of server answers such a body does."""
+    """A request that names no model goes to the only model whose own kind of server answers such a body."""
     several = create_app(ModelRegistry(*(engines[name] for name in dict.fromkeys([*beside.split(), expected]))))
     alone = post(create_app(ModelRegistry(engines[expected])), path, orjson.dumps(body), **JSON)
     answer = post(several, path, orjson.dumps(body), **JSON)
@@ -233,7 +233,7 @@ def test_the_only_model_that_can_answer_is_chosen(
 
 
 def test_two_that_can_and_none_that_can(engines: dict[str, Any]) -> None:
-    """Where several models could answer, or none, the error names them."""
+    """The error names the models if several could answer, or none."""
     two = create_app(ModelRegistry(engines["dense"], engines["dense"], engines["classes"]))
     answer = post(two, "/v1/embeddings", b'{"input": "a"}', **JSON)
     assert answer.status == 400

@@ -143,7 +143,7 @@ def test_a_body_waits_in_the_socket_until_the_app_reads_it(run: Any) -> None:
 
 @pytest.mark.parametrize("named", [True, False])
 def test_an_array_goes_out_as_it_lies(named: bool) -> None:
-    """uvloop's; that of asyncio joins pieces before Python 3.12."""
+    """The loop is uvloop's; that of asyncio joins pieces before Python 3.12."""
     array = np.arange(16 * MIB, dtype=np.float32)
     headers = {b"content-length": b"%d" % array.nbytes} if named else {}
 
@@ -198,7 +198,7 @@ async def stopping(scope: Any, receive: Any, send: Any) -> None:
 
 
 SILENT = (stopping, answering())
-"""Who raises nothing."""
+"""Apps that raise nothing."""
 
 
 @pytest.mark.parametrize(
@@ -283,7 +283,7 @@ def test_a_client_that_leaves_where_nobody_wants_its_body(leave: str, run: Any, 
     """Its connection is given up at once."""
 
     async def main() -> None:
-        async with serving(answering_at_once, max_connections=1, drain_timeout=60) as (_, connect):
+        async with serving(answering_at_once, max_connections=1, lingering_timeout=60) as (_, connect):
             reader, writer = await connect()
             writer.write(post(10) + b"half")
             if leave == "half":
@@ -528,7 +528,7 @@ def test_stopping_while_a_client_comes(sent: bytes, run: Any) -> None:
 
 
 def test_stopping_lets_the_last_answer_be_read(run: Any) -> None:
-    """By a client that is still busy sending."""
+    """A client that is still busy sending reads its answer."""
 
     async def main() -> None:
         async with serving(answering_at_once) as (server, connect):
@@ -544,7 +544,7 @@ def test_stopping_lets_the_last_answer_be_read(run: Any) -> None:
 
 
 def test_connections_over_the_limit_wait_for_those_that_work(run: Any) -> None:
-    """What works ends with its answer, so that the next one gets its place."""
+    """A connection over the limit takes the place of one that ends with its answer."""
     go = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

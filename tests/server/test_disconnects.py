@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from fake import FakeEmbedder
-from raw import post
+from fake_embedder import FakeEmbedder
+from raw_http import post
 from whimbrel.errors import Overloaded
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
@@ -26,10 +26,11 @@ from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import RequestFinished
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import Scheduling
 
 LOOPS = {"asyncio": None, "uvloop": uvloop.new_event_loop}
 FORMS = ("base64", "float", "npy")
-"""Of which one is made at once, one printed and one sent as it lies."""
+"""Forms of an answer: made at once, printed in pieces, and sent from the array's memory."""
 
 
 class Embedder(FakeEmbedder):
@@ -37,9 +38,9 @@ class Embedder(FakeEmbedder):
 
     async def before(self) -> None: ...
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         await self.before()
-        return await super().run(request)
+        return await super().run(request, scheduling)
 
 
 class World:
@@ -102,7 +103,7 @@ def run(loop: str, main: Any) -> None:
 
 
 async def read(client: socket.socket, size: int = 2**30) -> bytes:
-    """So many bytes, or all until the end."""
+    """Read this number of bytes, or all until the end."""
     received = bytearray()
     while len(received) < size and (piece := await asyncio.get_running_loop().sock_recv(client, min(size, 2**16))):
         received += piece
@@ -119,7 +120,7 @@ def cut(client: socket.socket) -> None:
 
 
 async def act(chance: random.Random) -> None:
-    """What an engine may do."""
+    """Do one of the things that an engine may do."""
     await asyncio.sleep(chance.choice([0, 0, 0.001, 0.01, 0.05]))
     match chance.randrange(10):
         case 0:
@@ -137,7 +138,7 @@ async def act(chance: random.Random) -> None:
 
 
 async def come_and_go(world: World, chance: random.Random) -> None:
-    """What a client may do."""
+    """Do one of the things that a client may do."""
     body = chance.choice([b"{", {"input": "a"}, {"input": "a" * 300_000}, *map(large, FORMS)])
     request = post(body, expect=chance.choice([None, "100-continue"]), connection=chance.choice([None, "close"]))
     request = (request.replace(b"1.1", b"1.0", 1) if chance.random() < 0.2 else request) * chance.choice([1, 1, 2, 3])

@@ -45,7 +45,7 @@ LAST = {
 
 
 class Wire(asyncio.Transport):
-    """A transport that keeps what is written."""
+    """A transport that keeps the bytes that are written."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("127.0.0.1", 1), "sockname": ("127.0.0.1", 2)})
@@ -94,7 +94,7 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
 
 
 async def ask(pieces: list[bytes]) -> bytes:
-    """What is answered to bytes that come in these pieces, without what may differ."""
+    """Return the answers to bytes that come in these pieces, without the parts that may differ."""
     places = Places(HttpLimits(), 1000)
     connection, wire = Connection(echo, HttpLimits(), render_error, places), Wire()
     connection.connection_made(wire)
@@ -116,7 +116,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 def bodies(answers: bytes) -> list[bytes]:
-    """What was told, without the heads."""
+    """Return the bodies of the answers."""
     return [body.split(b"HTTP/1.1", 1)[0] for body in answers.split(b"\r\n\r\n")[1:]]
 
 

@@ -18,14 +18,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake import FakeEmbedder, call
+from asgi import call
+from fake_embedder import FakeEmbedder
 from whimbrel.errors import SetupError
 from whimbrel.server.app.app import create_app
+from whimbrel.server.app.from_settings import read_server_limits
 from whimbrel.server.app.guards import GuardMiddleware
-from whimbrel.server.app.limits import ServerLimits, host_name, read_server_limits
+from whimbrel.server.app.limits import ServerLimits, host_name
 from whimbrel.server.app.request_context import RequestMiddleware, sanitize
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.http.limits import limit_silence
+from whimbrel.server.settings_table import read_settings
 
 JSON = {"content_type": "application/json"}
 PATH = "/v1/embeddings"
@@ -46,7 +49,10 @@ HOSTS = [
 
 
 def read(**given: Any) -> ServerLimits:
-    return read_server_limits(**({"address": "127.0.0.1", "environ": {}} | given))
+    """Read limits as `serve` does: `environ` has the variables, all others but `address` and `warn` are flags."""
+    address, warn = given.pop("address", "127.0.0.1"), given.pop("warn", lambda text: None)
+    settings = read_settings(given, (), given.pop("environ", {}))
+    return read_server_limits(settings, address=address, max_inflight_bytes=ServerLimits().max_inflight_bytes, warn=warn)
 
 
 # Options
@@ -58,14 +64,14 @@ def test_the_defaults_ask_for_nothing_and_answer_on_loopback() -> None:
 
 
 def test_options_travel_as_json() -> None:
-    options = read(api_keys=["k"], allowed_hosts=["a.example"], cors_origins=["https://b.example"], public_metrics=True)
+    options = read(api_key=["k"], allowed_host=["a.example"], cors_origin=["https://b.example"], public_metrics=True)
     assert msgspec.json.decode(msgspec.json.encode(options), type=ServerLimits) == options
     anywhere = read(address="0.0.0.0")
     assert msgspec.json.decode(msgspec.json.encode(anywhere), type=ServerLimits) == anywhere
 
 
 def test_keys_do_not_show_in_a_repr() -> None:
-    assert "s3cret" not in repr(read(api_keys=["s3cret"]))
+    assert "s3cret" not in repr(read(api_key=["s3cret"]))
 
 
 def test_keys_come_from_options_and_file_or_else_from_the_environment(tmp_path: Path) -> None:
@@ -74,9 +80,9 @@ def test_keys_come_from_options_and_file_or_else_from_the_environment(tmp_path: 
     file.chmod(0o600)
     environ = {"WHIMBREL_API_KEY": " from env, with commas "}
     assert read(environ=environ).api_keys == ("from env, with commas",)
-    assert read(environ=environ, api_keys=["a", "b", "a"]).api_keys == ("a", "b")
+    assert read(environ=environ, api_key=["a", "b", "a"]).api_keys == ("a", "b")
     assert read(environ=environ, api_key_file=file).api_keys == ("one", "two")
-    assert read(environ=environ, api_key_file=file, api_keys=["two", "three"]).api_keys == ("two", "three", "one")
+    assert read(environ=environ, api_key_file=file, api_key=["two", "three"]).api_keys == ("two", "three", "one")
 
 
 @pytest.mark.parametrize(("mode", "warned"), [(0o600, False), (0o640, False), (0o644, True), (0o604, True)])
@@ -93,7 +99,7 @@ def test_a_file_of_keys_that_everybody_can_read_is_warned_of(mode: int, warned: 
 @pytest.mark.parametrize("keys", [[" "], [""], ["a", ""], ["nö"], ["a\nb"], ["a\x7f"]])
 def test_keys_that_cannot_be_used(keys: list[str], tmp_path: Path) -> None:
     with pytest.raises(SetupError):
-        read(api_keys=keys)
+        read(api_key=keys)
     if len(keys) == 1:
         with pytest.raises(SetupError):
             read(environ={"WHIMBREL_API_KEY": keys[0]})
@@ -117,31 +123,31 @@ def test_files_of_keys_that_cannot_be_used(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_hosts_depend_on_the_address(address: str, given: list[str], hosts: tuple[str, ...] | None) -> None:
-    assert read(address=address, allowed_hosts=given).hosts == hosts
+    assert read(address=address, allowed_host=given).hosts == hosts
 
 
 def test_origins_are_as_browsers_write_them() -> None:
     given = ["https://App.example.com/", "http://a.example:80", "https://b.example:443", "http://c.example:8080", "*"]
     expected = ("https://app.example.com", "http://a.example", "https://b.example", "http://c.example:8080", "*")
-    assert read(cors_origins=given).origins == expected
+    assert read(cors_origin=given).origins == expected
 
 
 @pytest.mark.parametrize("host", ["a/b", "http://a", "a b", "", "user@a", "*.example.com"])
 def test_wrong_hosts(host: str) -> None:
-    with pytest.raises(SetupError, match="--allowed-host"):
-        read(allowed_hosts=[host])
+    with pytest.raises(SetupError, match="allowed_host takes"):
+        read(allowed_host=[host])
 
 
 @pytest.mark.parametrize(
     "origin", ["app.example.com", "null", "https://a/b", "ftp://a", "https://", "https://u@a", "https://a b"]
 )
 def test_wrong_origins(origin: str) -> None:
-    with pytest.raises(SetupError, match="--cors-origin"):
-        read(cors_origins=[origin])
+    with pytest.raises(SetupError, match="cors_origin takes"):
+        read(cors_origin=[origin])
 
 
 def test_limits_come_from_the_environment() -> None:
-    options = read(environ={"WHIMBREL_GUARDS": '{"max_body_bytes": 1000, "body_idle_timeout": 2}'}, api_keys=["k"])
+    options = read(environ={"WHIMBREL_GUARDS": '{"max_body_bytes": 1000, "body_idle_timeout": 2}'}, api_key=["k"])
     assert (options.max_body_bytes, options.body_idle_timeout, options.api_keys) == (1000, 2, ("k",))
 
 
@@ -152,21 +158,22 @@ def test_limits_come_from_the_environment() -> None:
      '{"write_pause": 1e9}', '{"header_timeout": 1e300}', '{"max_connections": 100000000000000000000}', '{"max_headers": 2e12}'],
 )  # fmt: skip
 def test_wrong_limits(text: str) -> None:
-    with pytest.raises(SetupError, match="WHIMBREL_GUARDS"):
+    with pytest.raises(SetupError, match=r"WHIMBREL_GUARDS|max_inflight_bytes is"):
         read(environ={"WHIMBREL_GUARDS": text})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_keys_are_taken_out_of_the_command_line() -> None:
     code = (
-        "import sys; from whimbrel.server.app.limits import read_server_limits as read;"
-        "keys = [sys.argv[2], sys.argv[3].partition('=')[2]];"
-        "assert read(address='127.0.0.1', api_keys=keys).api_keys == ('key-1', 'k2');"
+        "import sys; from whimbrel.server.app.from_settings import read_server_limits as read;"
+        "from whimbrel.server.settings import Settings;"
+        "keys = (sys.argv[2], sys.argv[3].partition('=')[2], 'k-3');"
+        "assert read(Settings(api_key=keys), address='127.0.0.1', max_inflight_bytes=1).api_keys == keys;"
         "print(open('/proc/self/cmdline').read().replace(chr(0), ' '))"
     )
-    command = [sys.executable, "-c", code, "--api-key", "key-1", "--api-key=k2", "--model", "k2s"]
+    command = [sys.executable, "-c", code, "--api-key", "key-1", "--api-key=k2", "--model", "k2s", "--set", "api_key=k-3"]
     title = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert title.strip().endswith("--api-key xxxxx --api-key=xx --model k2s")
+    assert title.strip().endswith("--api-key xxxxx --api-key=xx --model k2s --set api_key=xxx")
 
 
 # Access
@@ -234,7 +241,7 @@ def test_the_engine_learns_whose_request_it_is_and_not_the_key() -> None:
         app = create_app(ModelRegistry(embedder), guards=options)
         for headers in sent:
             assert (await call(app, "POST", PATH, body=b'{"input":"a"}', headers=JSON | headers)).status == 200
-        return [request.tenant for request in embedder.requests]
+        return [scheduling.tenant for scheduling in embedder.schedulings]
 
     keys = ServerLimits(api_keys=("s3cret-1", "s3cret-2"))
     sent = [
@@ -350,11 +357,27 @@ def test_bodies_in_memory_are_limited(kind: str) -> None:
     ],
 )  # fmt: skip
 def test_a_client_that_comes_back_says_how_long_it_has_waited(headers: dict[str, str], seconds: float) -> None:
-    """As OpenAI's clients do. A header that says something else is none."""
+    """OpenAI's clients send the header. A header with another value counts as none."""
     embedder = FakeEmbedder()
     app = create_app(ModelRegistry(embedder))
     assert asyncio.run(call(app, "POST", PATH, body=b'{"input": "a"}', headers=JSON | headers)).status == 200
-    assert embedder.requests[0].waited == seconds
+    assert embedder.schedulings[0].waited == seconds
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "priority"),
+    [
+        (PATH, b'{"input": "a", "priority": -3}', -3), (PATH, b'{"input": "a"}', 0),
+        ("/v2/embed", b'{"texts": ["a"], "priority": 4}', 4), ("/invocations", b'{"input": "a", "priority": 5}', 5),
+        ("/embed", b'{"inputs": "a", "priority": 6}', 0),
+    ],
+)  # fmt: skip
+def test_the_engine_learns_the_priority_of_a_body(path: str, body: bytes, priority: int) -> None:
+    """TEI's API has no priority."""
+    embedder = FakeEmbedder()
+    app = create_app(ModelRegistry(embedder))
+    assert asyncio.run(call(app, "POST", path, body=body, headers=JSON)).status == 200
+    assert embedder.schedulings[0].priority == priority
 
 
 @pytest.mark.parametrize("body", [b"{", b'{"input": 3}', b'{"input": "a"}' + b" " * 2000])
@@ -381,7 +404,7 @@ def test_a_large_answer_goes_out_in_pieces(rows: int, whole: bool) -> None:
 
 
 def test_what_other_servers_ask_beside_requests_is_answered() -> None:
-    """uvicorn, of an app's life: all that a server needs is there when the app is."""
+    """The lifespan messages of uvicorn are answered at once, since an app is ready when it is made."""
     told: list[str] = []
 
     async def receive() -> Any:

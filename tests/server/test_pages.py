@@ -17,7 +17,8 @@ import pytest
 
 from serving import Server
 from whimbrel import Client
-from whimbrel.errors import InvalidRequest
+from whimbrel.dialects import APIS, ROUTES
+from whimbrel.server.app.openapi import openapi_document
 from whimbrel.server.app.routing import ROUTES_BY_PATH
 from whimbrel.server.pages import files
 from whimbrel.server.pages.files import PLAYGROUND, page_files
@@ -85,102 +86,53 @@ def test_scripts_are_valid_modules() -> None:
     node(f"const check = (error) => {{ if (!(error instanceof ReferenceError)) throw error; }}; {code} console.log('null');")
 
 
-@needs_node
-def test_the_map_s_axes_are_the_principal_components() -> None:
-    rng = np.random.default_rng(5)
-    for count, width in ((40, 12), (5, 64), (120, 30)):
-        rows = rng.standard_normal((count, width)).astype(np.float32) * np.linspace(1, 3, width, dtype=np.float32)
-        found = node(
-            f"const rows = {json.dumps(rows.tolist())}.map((row) => Float32Array.from(row));"
-            f"console.log(JSON.stringify(await (await import({module('pca.js')})).project(rows)));"
-        )
-        centred = rows.astype(np.float64) - rows.astype(np.float64).mean(axis=0)
-        _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
-        signs = np.sign(axes[np.arange(len(axes)), np.abs(axes).argmax(axis=1)])
-        expected = (centred @ (axes * signs[:, None]).T)[:, :2]
-        np.testing.assert_allclose(np.array(found["points"]), expected, atol=2e-4 * np.abs(expected).max())
-        np.testing.assert_allclose(found["shares"], (sizes**2 / (sizes**2).sum())[:2], rtol=1e-6)
-
-
-@needs_node
-def test_equal_lines_have_a_map() -> None:
-    found = node(
-        "const rows = [1, 2, 3].map(() => Float32Array.from([0.5, -0.5, 1]));"
-        f"console.log(JSON.stringify(await (await import({module('pca.js')})).project(rows)));"
-    )
-    assert found == {"points": [[0, 0]] * 3, "shares": [0, 0]}
-
-
 CALLS: list[tuple[str, dict[str, Any]]] = [
     ("/v1/embeddings", {"model": MODEL, "input": TEXTS, "encoding_format": "base64"}),
     ("/v1/rerank", {"model": MODEL, "query": QUERY, "documents": TEXTS}),
     ("/tokenize", {"model": MODEL, "inputs": TEXTS[0]}),
 ]
-OTHER_CALLS: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/embeddings", {"model": "a/b", "input": TEXTS, "input_type": "query"}),
-    ("/v1/embed", {"model": "a/b", "input": TEXTS, "outputs": "sparse", "input_type": "document"}),
-    ("/v1/embed", {"model": "a/b", "input": TEXTS, "outputs": ["multi_vector"], "prompt_name": "query"}),
-    ("/v1/rerank", {"model": "a/b", "query": QUERY, "documents": TEXTS, "top_n": 2, "explain": True}),
-    ("/v1/score", {"model": "a/b", "queries": QUERY, "documents": TEXTS, "explain": True}),
-    ("/v1/classify", {"model": "a/b", "input": TEXTS}),
-    ("/v1/token_classify", {"model": "a/b", "input": TEXTS, "aggregation": "first"}),
-]
 
 
 @needs_node
-def test_requests_are_valid_in_every_api() -> None:
-    """Each request of the tab Request is one that its API's route reads, also for outputs that MiniLM does not give."""
-    calls = ",".join(call(path, body) for path, body in CALLS + OTHER_CALLS)
-    requests = node(
-        f"const {{ APIS, intentOf }} = await import({module('snippets.js')});"
-        "const all = (of) => APIS.map(({id, requests}) => ({id, ...(requests[of.verb]?.(of) || {})}));"
-        f"console.log(JSON.stringify([{calls}].flatMap((sent) => all(intentOf(sent))).filter(({{path}}) => path)));"
+def test_every_example_is_a_call() -> None:
+    """The tab Request shows the examples of /openapi.json by API, each with a model; its API's route reads the body."""
+    script = (
+        f"const {{ examplesOf }} = await import({module('snippets.js')});"
+        f"console.log(JSON.stringify(examplesOf({json.dumps(openapi_document())}, 'a/b')));"
     )
-    for request in requests:
-        raw = json.dumps(request["body"]).encode()
-        try:
-            ROUTES_BY_PATH[request["path"]].choose(raw).parse_request(raw)
-        except InvalidRequest as error:
-            raise AssertionError(request) from error
-    seen = {request["id"] for request in requests}
-    assert seen == {"whimbrel", "openai", "cohere", "voyage", "jina", "tei", "vllm", "ollama"}
+    examples = node(script)
+    assert list(examples) == [api.name for api in APIS]
+    for calls in examples.values():
+        for sent in calls:
+            raw = json.dumps(sent["body"]).encode()
+            body, _ = ROUTES_BY_PATH[sent["path"]].choose(raw).parse_request(raw)
+            assert body.model == "a/b", sent
+    assert sum(map(len, examples.values())) >= len(ROUTES)
 
 
 @needs_node
 def test_snippets_give_what_the_call_gave(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    """curl and Python of the tab Request run as they are, and give the vectors and scores of our own client."""
+    """Commands for curl and Python in the tab Request run as they are, and give the vectors and scores of our own client."""
     monkeypatch.setenv("WHIMBREL_API_KEY", "no-key-is-needed")
     with Client(server.url, model=MODEL) as client:
         vectors, scores = client.embed(TEXTS), client.score(QUERY, TEXTS)
-    found = [
-        (path, each["api"], language["id"], language["code"])
-        for path, body in CALLS
-        for each in snippets(path, body, server.url)
-        for language in each["languages"]
-    ]
-    ran = {tuple(names): curl(code) for *names, code in found if names[2] == "curl"}
-    pythons = [each for each in found if each[2].startswith("python")]
-    ran |= {
-        each[:3]: answer for each, answer in zip(pythons, run_python([code for *_, code in pythons]), strict=True) if answer
-    }
-    for names, answer in ran.items():
-        if names[0] == "/v1/embeddings":
-            np.testing.assert_allclose(np.array(vectors_in(answer), np.float32), vectors, atol=1e-6, err_msg=str(names))
-        elif names[0] == "/v1/rerank":
-            np.testing.assert_allclose(scores_in(answer), scores, atol=1e-6, err_msg=str(names))
-    assert {
-        ("/v1/embeddings", "openai", "python-client"),
-        ("/v1/rerank", "cohere", "python-client"),
-        ("/tokenize", "sent", "curl"),
-    } <= ran.keys()
-    assert len([each for each in ran if each[2] == "curl"]) >= 15
+    found = [(path, each["id"], each["code"]) for path, body in CALLS for each in snippets(path, body, server.url)]
+    ran = {(path, kind): curl(code) for path, kind, code in found if kind == "curl"}
+    pythons = [each for each in found if each[1] == "python"]
+    ran |= {each[:2]: answer for each, answer in zip(pythons, run_python([code for *_, code in pythons]), strict=True)}
+    assert ran.keys() == {(path, kind) for path, _ in CALLS for kind in ("curl", "python")}
+    for kind in ("curl", "python"):
+        data = ran["/v1/embeddings", kind]["data"]
+        rows = [np.frombuffer(b64decode(each["embedding"]), np.float32) for each in data]
+        np.testing.assert_allclose(rows, vectors, atol=1e-6)
+        ranked = sorted(ran["/v1/rerank", kind]["results"], key=lambda each: each["index"])
+        np.testing.assert_allclose([each["relevance_score"] for each in ranked], scores, atol=1e-6)
 
 
 @needs_node
 def test_a_large_body_goes_to_curl_by_a_pipe(server: Server) -> None:
     for texts in (["whimbrel " * 150] * 130, ["\u9e1f" * 1000] * 50):  # a limit of bytes, not of characters
-        sent = snippets("/tokenize", {"model": MODEL, "inputs": texts}, server.url)[0]
-        code = next(each["code"] for each in sent["languages"])
+        code = snippets("/tokenize", {"model": MODEL, "inputs": texts}, server.url)[0]["code"]
         assert len(code.encode()) > 131_072
         assert len(curl(code)) == len(texts)
 
@@ -225,45 +177,16 @@ def curl(code: str) -> Any:
 
 RUN_ALL = """
 import json, sys
-def plain(value):
-    return value.tolist() if hasattr(value, "tolist") else [value.index, value.score]
 answers = []
 for code in json.load(sys.stdin):
-    printed = []
-    try:
-        exec(compile(code, "snippet", "exec"), {"print": printed.append})
-    except ModuleNotFoundError:
-        printed.append(None)
-    answers.append(printed[0])
-print(json.dumps(answers, default=plain))
+    exec(compile(code, "snippet", "exec"), {"print": answers.append})
+print(json.dumps(answers))
 """
 
 
 def run_python(snippets: list[str]) -> list[Any]:
-    """Run snippets of Python in one process; what each prints, from JSON. None where its package is not installed."""
+    """Run snippets of Python in one process; what each prints, from JSON."""
     command = [sys.executable, "-c", RUN_ALL]
     done = subprocess.run(command, input=json.dumps(snippets), capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
-
-
-def vectors_in(answer: Any) -> Any:
-    """Dense vectors of an answer of any API."""
-    if isinstance(answer, dict):
-        if "outputs" in answer:
-            return answer["outputs"]["dense"]
-        if "embeddings" in answer:
-            return answer["embeddings"]["float"] if isinstance(answer["embeddings"], dict) else answer["embeddings"]
-        rows = [each.get("embedding", each.get("data")) for each in answer["data"]]
-        return [np.frombuffer(b64decode(row), np.float32) if isinstance(row, str) else row for row in rows]
-    return answer
-
-
-def scores_in(answer: Any) -> list[float]:
-    """Scores of an answer of any API, in the order of the documents."""
-    if isinstance(answer, dict):
-        answer = answer.get("results") or answer["data"]
-    pairs = [
-        (each["index"], each.get("relevance_score", each.get("score"))) if isinstance(each, dict) else each for each in answer
-    ]
-    return [score for _, score in sorted(pairs)]

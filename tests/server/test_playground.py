@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from asgi import ask
-from fake import FakeEmbedder
+from asgi import call
+from fake_embedder import FakeEmbedder
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import ModelRegistry
@@ -26,13 +26,13 @@ BROWSER = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
 )
 def test_browsers_get_the_page(playground: bool, accept: str, kind: str) -> None:
     app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(playground=playground))
-    answer = asyncio.run(ask(app, headers={"accept": accept}))
+    answer = asyncio.run(call(app, headers={"accept": accept}))
     assert (answer.status, answer.headers["content-type"]) == (200, kind)
 
 
 def test_a_prefix_without_its_slash_is_redirected() -> None:
     app = create_app(ModelRegistry(FakeEmbedder()), guards=ServerLimits(root_path="/a/b"))
-    answer = asyncio.run(ask(app, "/a/b", headers=BROWSER))
+    answer = asyncio.run(call(app, path="/a/b", headers=BROWSER))
     assert (answer.status, answer.headers["location"]) == (307, "/a/b/")
     for path in ("/a/b/", "/"):  # some proxies pass the prefix on, others take it away
-        assert asyncio.run(ask(app, path, headers=BROWSER)).status == 200
+        assert asyncio.run(call(app, path=path, headers=BROWSER)).status == 200

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel import errors
-from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
@@ -46,6 +46,7 @@ from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options
 from whimbrel.types.result import Sparse
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
 

@@ -67,7 +67,7 @@ def test_a_stranger_is_not_believed(client: Any, proxies: list[str]) -> None:
     ],
 )
 def test_forms_of_x_forwarded_for(value: bytes, expected: str) -> None:
-    """What is no address ends the chain."""
+    """A value that is no address ends the chain."""
     assert applied(("10.0.0.2", 1), "10.0.0.0/8", headers=[(b"x-forwarded-for", value)])["client"][0] == expected
 
 
@@ -87,7 +87,7 @@ def test_a_prefix_is_taken_off_if_the_proxy_has_not(path: str, inner: str) -> No
 
 @pytest.mark.parametrize("value", ["10.0.0.0/33", "proxy", "10.0.0.1/8", "10.0.0", "1,,x"])
 def test_what_is_no_network_is_refused(value: str) -> None:
-    with pytest.raises(SetupError, match="--forwarded-allow-ips takes addresses and networks"):
+    with pytest.raises(SetupError, match="forwarded_allow_ips takes addresses and networks"):
         read_proxies([value])
 
 
@@ -96,5 +96,5 @@ def test_what_is_no_prefix_is_refused(value: str) -> None:
     if value == "//":
         assert read_root_path(value) == ""
         return
-    with pytest.raises(SetupError, match="--root-path takes a path"):
+    with pytest.raises(SetupError, match="root_path takes a path"):
         read_root_path(value)

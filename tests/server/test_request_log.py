@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from starlette.routing import Route
 
-from asgi import Answer, ask
+from asgi import Answer, call
 from whimbrel.dialects import Response as Made
 from whimbrel.errors import (
     ComputeError,
@@ -34,7 +34,7 @@ from whimbrel.types.result import Result, Timings
 
 
 class Heard:
-    """What was told of the requests of a test."""
+    """The events of the requests of a test."""
 
     def __init__(self) -> None:
         self.received: list[str] = []
@@ -67,7 +67,7 @@ ROUTES = [Route("/v1/embeddings", nothing, methods=["POST"]), Route("/v1/models/
 
 
 def run(app: Any, path: str = "/v1/embeddings", **options: Any) -> Answer:
-    return asyncio.run(ask(RequestMiddleware(app, ROUTES), path, **options))
+    return asyncio.run(call(RequestMiddleware(app, ROUTES), path=path, **options))
 
 
 def answering(status: int) -> Any:
@@ -126,8 +126,8 @@ def test_G7_a_probe_that_learns_that_the_server_is_not_ready_is_no_failure(path:
     routes = [Route(path, nothing)]
     failed: list[RequestFailed] = []
     end = trace.subscribe(RequestFailed, failed.append)
-    asyncio.run(ask(RequestMiddleware(app, routes), path))
-    asyncio.run(ask(RequestMiddleware(answering(500), routes), path))
+    asyncio.run(call(RequestMiddleware(app, routes), path=path))
+    asyncio.run(call(RequestMiddleware(answering(500), routes), path=path))
     end()
     assert [each.outcome for each in heard.finished] == ["unavailable", "error"]
     assert len(failed) == fails + 1
@@ -204,7 +204,7 @@ def test_K6_only_a_valid_traceparent_is_taken(given: str, valid: bool, heard: He
 
 @pytest.mark.parametrize("num_pieces", [0, 1, 2])
 def test_an_answer_that_cannot_be_made(num_pieces: int, heard: Heard, caplog: pytest.LogCaptureFixture) -> None:
-    """As long as none of it is made, there is time to say so."""
+    """The error has a status of its own as long as no piece of the answer is made."""
 
     def pieces() -> Iterator[bytes]:
         yield from [b"a"] * num_pieces
@@ -307,7 +307,7 @@ def test_a_server_that_stops_loses_its_requests(heard: Heard) -> None:
         await asyncio.sleep(60)
 
     async def main() -> None:
-        task = asyncio.ensure_future(ask(RequestMiddleware(app, ROUTES)))
+        task = asyncio.ensure_future(call(RequestMiddleware(app, ROUTES)))
         await asyncio.sleep(0)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -1,4 +1,4 @@
-"""Memory of requests in one process: who waits, who passes, and whose turn is next."""
+"""Memory of requests in one process: waiting, passing, and the order of turns."""
 
 from __future__ import annotations
 

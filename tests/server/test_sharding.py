@@ -15,11 +15,11 @@ from typing import Any
 import httpx2
 import numpy as np
 import pytest
-from test_bge_m3 import write_m3
-from test_multi_vector import DOCUMENTS, QUERIES
 
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES
 from serving import Server
 from whimbrel import Engine
 from whimbrel.engine.engine_request import EngineRequest

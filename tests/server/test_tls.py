@@ -14,7 +14,7 @@ import httpx2
 import pytest
 import trustme
 
-from raw import head
+from raw_http import head
 from serving import Server
 from waiting import wait_for
 from whimbrel.errors import SetupError
@@ -59,7 +59,7 @@ def files(tmp_path: Path) -> Files:
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Files]]:
     files = Files(tmp_path_factory.mktemp("tls"), b"secret")
     options = ["--ssl-certfile", str(files.cert), "--ssl-keyfile", str(files.key), "--ssl-keyfile-password", "secret"]
-    with Server(*options, WHIMBREL_GUARDS='{"header_timeout": 2, "max_connections": 32}') as server:
+    with Server(*options, WHIMBREL_HEADER_TIMEOUT="2", WHIMBREL_MAX_CONNECTIONS="32") as server:
         yield server, files
         assert "Traceback" not in server.log
         assert server.stop() == 0
@@ -159,8 +159,8 @@ def test_files_that_do_not_fit_are_refused(fault: str, files: Files, tmp_path: P
         "no file": "cannot read .*none.pem: No such file",
         "no certificate": "hold no certificate with its key",
         "another key": "does not fit the certificate",
-        "no password": "--ssl-keyfile-password is missing",
-        "wrong password": "--ssl-keyfile-password is wrong",
+        "no password": "ssl_keyfile_password is missing",
+        "wrong password": "ssl_keyfile_password is wrong",
         "key alone": "needs its certificate",
         "folder": "cannot read .*: Is a directory",
     }[fault]

@@ -1,4 +1,4 @@
-"""The watchdog takes nobody to stand still who works, and everybody who does not."""
+"""The watchdog reports every process that stands still, and none that works."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Clock:
         monkeypatch.setattr(watchdog, "perf_counter", lambda: self.now)
 
     def ask(self, dog: Watchdog, child: Any, seconds: float) -> str | None:
-        """What is said first within so many seconds."""
+        """Return the first message within `seconds`."""
         for _ in range(int(seconds / TICK_SECONDS)):
             self.now += TICK_SECONDS
             dog.tick()

@@ -3,41 +3,57 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
 @dataclass
 class Answer:
-    status: int
-    headers: dict[str, str]
-    body: bytes
+    """The messages of an app: `pieces` are their bodies. The status of no answer is 0."""
+
+    status: int = 0
+    headers: dict[str, str] = field(default_factory=dict[str, str])
+    pieces: list[bytes] = field(default_factory=list[bytes])
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(self.pieces)
 
 
-async def ask(
+async def call(
     app: Any,
+    method: str = "GET",
     path: str = "/",
     *,
-    method: str = "GET",
+    body: bytes | list[bytes] = b"",
     headers: dict[str, str] | None = None,
-    body: bytes = b"",
     leaves: asyncio.Event | None = None,
     deaf: bool = False,
 ) -> Answer:
-    """What `app` answers. The client leaves when `leaves` is set; if it is `deaf`, sending to it fails."""
-    sent: list[Any] = []
-    bodies = iter([{"type": "http.request", "body": body, "more_body": False}])
+    """Send a request to an app, and return its answer. Names of headers are written with _ for -.
+
+    The client leaves when `leaves` is set; if it is `deaf`, sending to it fails.
+    """
+    chunks = [body] if isinstance(body, bytes) else body
+    named = {"host": "localhost", "content_length": str(sum(map(len, chunks)))} | (headers or {})
+    last = len(chunks) - 1
+    waiting = [{"type": "http.request", "body": chunk, "more_body": i < last} for i, chunk in enumerate(chunks)]
+    answer = Answer()
 
     async def receive() -> Any:
-        if (message := next(bodies, None)) is not None:
-            return message
+        if waiting:
+            return waiting.pop(0)
         await (leaves or asyncio.Event()).wait()
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
         if deaf:
             raise OSError("nobody listens")
-        sent.append(message)
+        if message["type"] == "http.response.start":
+            answer.status = message["status"]
+            answer.headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in message["headers"]}
+        else:
+            answer.pieces.append(message.get("body", b""))
 
     scope = {
         "type": "http",
@@ -47,18 +63,11 @@ async def ask(
         "path": path,
         "raw_path": path.encode(),
         "query_string": b"",
-        "scheme": "http",
         "root_path": "",
-        "headers": [
-            (name.lower().encode(), value.encode("latin-1")) for name, value in {"host": "127.0.0.1", **(headers or {})}.items()
-        ],
+        "scheme": "http",
+        "server": ("127.0.0.1", 8000),
         "client": ("10.0.0.1", 1234),
-        "server": ("127.0.0.1", 80),
+        "headers": [(name.replace("_", "-").lower().encode(), value.encode("latin-1")) for name, value in named.items()],
     }
     await app(scope, receive, send)
-    start = next((message for message in sent if message["type"] == "http.response.start"), None)
-    return Answer(
-        status=start["status"] if start else 0,
-        headers={name.decode(): value.decode() for name, value in start["headers"]} if start else {},
-        body=b"".join(message.get("body", b"") for message in sent),
-    )
+    return answer

@@ -1,8 +1,8 @@
-"""Runs the tests that depend on the processor as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
+"""Tests that depend on the processor, run as lesser processors would: `make test-cpus`, or python tests/support/cpus.py [LEVEL ...].
 
-Each level below this machine's own, which the other tests run at, is a child process with the switches that hold oneDNN, ATen,
-MKL and OpenBLAS back; "invented" is this machine without Whimbrel's kernels, with products whose bits depend on the number of
-rows (invented.py). "torch", where it is named, is this machine without Whimbrel's kernels.
+Each level below this machine's own is a child process with the switches that hold oneDNN, ATen, MKL and OpenBLAS back. The
+level "invented" is this machine without Whimbrel's kernels, and with products whose bits depend on the number of rows
+(invented_products.py). The level "torch", if it is named, is this machine without Whimbrel's kernels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.cpu import cpu
 from whimbrel.types.hardware import CPU_LEVELS
 
 
@@ -62,7 +62,7 @@ MODELS: Final = {
 
 
 def tests() -> list[str]:
-    """What pytest is asked to run."""
+    """Return the tests to run, as arguments of pytest."""
     of_models = [
         f"{file}::{test}[{case}]"
         for file, cases in MODELS.items()

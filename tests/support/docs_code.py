@@ -1,6 +1,6 @@
 """The code blocks of a page, run in the order in which a reader meets them.
 
-`python docs_code.py PAGE URL` runs a page in this process, in an empty folder. CONTRIBUTING.md tells writers what is run:
+`python docs_code.py PAGE URL` runs a page in this process, in an empty folder. CONTRIBUTING.md tells writers which blocks are run:
 
 - `python` blocks share one namespace.
 - `sh` blocks run in bash, and stop at the first command that fails. Any call of curl that fails, and any answer of HTTP with an
@@ -42,7 +42,7 @@ status=$?
 test $status -eq 0 || echo "$@" >> "{log}"
 exit $status
 """
-"""What stands for curl: it notes every call that fails, whatever the shell makes of it."""
+"""A script in the place of curl. It notes every call that fails, even if the shell ignores the failure."""
 _SECONDS = 120
 """The longest time of a block of commands."""
 _KNOWN = ("server", "not run", "fails", "env")

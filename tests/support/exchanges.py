@@ -1,4 +1,4 @@
-"""What SDKs and a server said to each other, as golden files; and the server: small random models of several kinds.
+"""Exchanges of SDKs with a server, as golden files; and the server, of small random models of several kinds.
 
 WHIMBREL_RECORD=1 pytest tests/dialects writes the files.
 """
@@ -17,10 +17,11 @@ from typing import Any
 import orjson
 import torch
 
-import jina_v3
-from checkpoints import sentence_layout, write_bert
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints import jina_v3
+from checkpoints.classifiers import write_classifier
+from checkpoints.encoders import write_bert
+from checkpoints.late_interaction import write_stanford
+from checkpoints.sentence_layout import sentence_layout
 from serving import Server
 from whimbrel import Engine
 
@@ -70,7 +71,7 @@ def small_server(folder: Path) -> Iterator[Small]:
 
 
 class Exchanges:
-    """Requests and answers as they were sent, but for what differs between runs and machines."""
+    """Requests and answers as they were sent, without the parts that differ between runs and machines."""
 
     def __init__(self) -> None:
         self._said: list[dict[str, Any]] = []
@@ -99,7 +100,7 @@ _MASKED = ("id", "text", "label", "digest", "created", "document", "input", "pre
 
 
 def _plain(value: Any, name: str = "") -> Any:
-    """Without numbers, which depend on random weights and tokenizers, nor what is made of them; how many there are is kept."""
+    """Leave out numbers, which depend on random weights and tokenizers, and texts made of them; keep their count."""
     if isinstance(value, dict):
         return {key: _plain(inner, key) for key, inner in value.items()}
     if name in ("tokens", "token_strings"):

@@ -43,7 +43,7 @@ ENVIRONMENT: Final = {
     "WHIMBREL_RUNNER": "fault_injection:FaultyRunner",
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
 }
-"""What makes a server obey; in this process WHIMBREL_RUNNER is enough."""
+"""Variables that make a server obey; in this process WHIMBREL_RUNNER is enough."""
 
 _WORD: Final = re.compile(r"@@(abort|lost|segv|exit|hang-gil|hang|sleep:\d+(?:\.\d)?|raise|oom>\d+|oom|rows|width|nan-low|nan)")
 _NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")
@@ -51,7 +51,7 @@ _NOT_TEXT: Final = re.compile(r"\s|##|[▁Ġ]")
 
 
 @dataclass(frozen=True, slots=True)
-class _Pending:
+class _LaunchedBatch:
     pending: Any
     wanted: Mapping[OutputName, RowSelection]
     words_B: list[list[str]]
@@ -72,15 +72,15 @@ class FaultyRunner:
 
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
-    ) -> _Pending:
+    ) -> _LaunchedBatch:
         """Obey the texts, then launch the batch."""
         words_B = [self._words(batch.ids_T[start:end].tolist()) for start, end in pairwise(batch.cu_seqlens)]
         for words in words_B:
             for word in words:
                 _obey(word, batch.num_seqs)
-        return _Pending(self._runner.launch(batch, selections, between_layers), selections, words_B)
+        return _LaunchedBatch(self._runner.launch(batch, selections, between_layers), selections, words_B)
 
-    def collect(self, pending: _Pending) -> dict[OutputName, OutputRows]:
+    def collect(self, pending: _LaunchedBatch) -> dict[OutputName, OutputRows]:
         """Collect the batch and spoil every output as the texts say."""
         outputs = self._runner.collect(pending.pending)
         return {name: self._spoilt(rows, pending.wanted[name].offsets_B1, pending.words_B) for name, rows in outputs.items()}

@@ -17,7 +17,7 @@ HIDDEN = b"GET /smuggled HTTP/1.1\r\nHost: localhost\r\nX-Canary: smuggled\r\n\r
 
 @dataclass(frozen=True)
 class Target:
-    """What a server has for GET and for POST, and a sign that the answer bears."""
+    """A path for GET and one for POST, and a sign that their answers bear."""
 
     canary: bytes
     get: bytes = b"/a"
@@ -209,7 +209,7 @@ def wrong(target: Target) -> dict[str, bytes]:
 
 @dataclass(frozen=True)
 class Talk:
-    """What a client sends in one connection, and what has to come back."""
+    """The bytes that a client sends in one connection, and the answers that have to come back."""
 
     pieces: list[bytes]
     """The bytes, as they are written one after another."""

@@ -1,14 +1,14 @@
-"""What a machine lacks, for tests that need it."""
+"""Features that a machine lacks, for tests that need them."""
 
 from __future__ import annotations
 
 import pytest
 
-from whimbrel.model.ops.cpu import cpu
+from whimbrel.model.cpu import cpu
 
 
 def lacks_bfloat16() -> str | None:
-    """Why models cannot run in bfloat16 on this machine's CPU, as the plan would say; None: they can."""
+    """Return the reason why models cannot run in bfloat16 on this machine's CPU, or None if they can."""
     return f"no bfloat16 on this CPU, {cpu()}" if cpu().bfloat16 == "none" else None
 
 

@@ -1,7 +1,7 @@
-"""Comparison with a reference that says which model it verifies. docs/models.md is made of what is said here.
+"""Comparison with a reference that says which model it verifies. docs/models.md is made from it.
 
-Verify a model so. Write a small random checkpoint to disk in the layout of the real one (its config.json with its quirks,
-its modules, its tokenizer's class), take the fixture `parity`, and hand it both results, from float32 on the CPU:
+Verify a model so. Write a small random checkpoint in the layout of the real one: its config.json with its quirks, its
+modules, its tokenizer's class. Hand the fixture `parity` both results, from float32 on the CPU:
 
     def test_a_layout_like_bge_base(parity: Parity, tmp_path: Path) -> None:
         write_bert(tmp_path)
@@ -11,16 +11,17 @@ its modules, its tokenizer's class), take the fixture `parity`, and hand it both
             parity(engine.embed(TEXTS), expected, "BAAI/bge-base-en-v1.5", family="bert", tasks=["dense"])
 
 Then `python tests/support/models_page.py FILE` runs the file's parity tests and writes their rows to
-src/whimbrel/models.json and docs/models.md; commit both. Without a path it runs all parity tests, and drops rows that nobody
-declares any more. Where a merge conflicts in these two files, take either side and run it for the files of the other, or for
-all; do not mend them by hand. An ordinary run of a test fails if what it declares is not what models.json has for it; the
-differences themselves are not compared, as they vary from machine to machine.
+src/whimbrel/models.json and docs/models.md; commit both. Without a path it runs all parity tests, and drops rows that no
+test declares any more. Where a merge conflicts in these two files, take either side and run it for the files of the other, or
+for all; do not mend them by hand. An ordinary run of a test fails if models.json has other rows for it than it
+declares. The differences themselves are not compared, as they vary from machine to machine.
 
-The rules. A model is named only if the checkpoint has its layout; several ids of one layout may be named at once, and a
-comparison that copies no model names none (then `parity` only compares). A test may call it many times: for each model the
+The rules. A model is named only if the checkpoint has its layout; several ids of one layout may be named at once. A
+comparison that copies no model names none; then `parity` only compares. A test may call it many times: for each model the
 largest difference counts, and the tasks add up. `family` is a row of model/families.py, or one of OTHER_FAMILIES. Of parametrised
 tests, each case may name its own models. Results may be arrays, or lists of arrays for things of many lengths (token vectors);
-sparse ones are made dense. `verified="weights"` says that the model's own weights were compared. "Ragged equals alone, bit for bit" is for the test to check, beside this.
+sparse ones are made dense. `verified="weights"` says that the model's own weights were compared. The test checks
+beside this that ragged equals alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ TOLERANCE = 1e-4
 OTHER_FAMILIES = ("static", "fallback")
 """Models that are no transformer of ours."""
 WRITTEN: pytest.StashKey[list[ParityResult]] = pytest.StashKey()
-"""Where models_page.py wants what was measured, instead of a check."""
+"""Key under which models_page.py collects measured results, in place of a check."""
 
 
 def difference(got: Any, expected: Any) -> float:
@@ -67,7 +68,7 @@ def rounded_up(value: float) -> float:
 
 
 class Parity:
-    """What one test compares. Use the fixture `parity`."""
+    """The comparisons of one test. Use the fixture `parity`."""
 
     def __init__(self, test: str) -> None:
         self.test = test.removeprefix("tests/")
@@ -100,7 +101,7 @@ class Parity:
         return list(self._results.values())
 
     def check(self, listed: Iterable[ParityResult]) -> None:
-        """Fail if what this test has declared is not what is `listed` for it."""
+        """Fail if the rows that this test has declared are not those `listed` for it."""
         own = {_declared(result) for result in listed if result.test == self.test}
         found = {_declared(result) for result in self.results}
         where = f"tests/{self.test.partition('::')[0]}"

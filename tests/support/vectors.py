@@ -1,4 +1,4 @@
-"""Vectors of any float32, and what was read back of them."""
+"""Vectors of any float32, and readers of the answers that hold them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import orjson
+import torch
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -24,7 +25,7 @@ def body_of(answer: bytes | Response) -> bytes:
 
 
 def told(answer: bytes | Response) -> Any:
-    """What an answer in JSON says."""
+    """Return the content of an answer in JSON."""
     return orjson.loads(body_of(answer))
 
 
@@ -35,7 +36,7 @@ def same_bits(found: Any, expected: np.ndarray) -> bool:
 
 
 def codes_of(kind: str, rows: np.ndarray) -> np.ndarray:
-    """What int8, uint8, binary or ubinary make of vectors, one by one."""
+    """Return the codes of vectors in int8, uint8, binary or ubinary, computed one by one."""
     if kind in ("binary", "ubinary"):
         bits = (rows > 0).reshape(len(rows), -1, 8)
         return (bits * 2 ** np.arange(7, -1, -1)).sum(-1) - 128 * (kind == "binary")
@@ -46,3 +47,11 @@ def codes_of(kind: str, rows: np.ndarray) -> np.ndarray:
 def is_read_back(kind: str, numbers: Any, rows: np.ndarray) -> bool:
     """True if these are the rows in a type as Cohere, Voyage and Jina name it: floats bit for bit."""
     return same_bits(numbers, rows) if kind in ("float", "base64") else np.array_equal(numbers, codes_of(kind, rows))
+
+
+TORCH_DTYPES = {
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "fp8_e4m3": torch.float8_e4m3fn,
+    "fp8_e5m2": torch.float8_e5m2,
+}

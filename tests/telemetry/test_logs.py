@@ -1,4 +1,4 @@
-"""Log lines: formats, redaction, throttling, and streams that nobody reads."""
+"""Log lines: formats, redaction, throttling, and streams without a reader."""
 
 from __future__ import annotations
 

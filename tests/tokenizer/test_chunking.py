@@ -14,12 +14,13 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file
-from test_static import table, words, write_model2vec
 from tokenizers import Tokenizer
 from transformers import AutoModel, AutoTokenizer
 
-import tokenizer_files
-from checkpoints import sentence_layout, write_bert, write_roberta, write_xlmr
+from checkpoints import tokenizer_files
+from checkpoints.encoders import write_bert, write_roberta, write_xlmr
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.static import table, word_tokenizer, write_model2vec
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import ComputeError, InvalidRequest, TooLarge, TooLong
 from whimbrel.outputs.finishers import locate_error
@@ -129,7 +130,7 @@ def test_late_chunking(family: str, saved: Callable[..., Path]) -> None:
 @pytest.mark.parametrize("family", ["bert", "roberta", "xlm-roberta"])
 @pytest.mark.parametrize("size", [1, 3, 64, 2**62])
 def test_chunks_of_so_many_tokens(family: str, size: int, saved: Callable[..., Path]) -> None:
-    """vLLM's late chunking: the mean of every so many rows of a text, special tokens and prompt too, then the heads."""
+    """vLLM's late chunking: the mean of each `size` rows of a text, special tokens and prompt too, then the heads."""
     folder = saved(family, dense=True)
     words = AutoTokenizer.from_pretrained(folder)
     texts = ["The whimbrel is far. It flies ten km,", "", "a bird", "Ein Vogel 🙂."]
@@ -292,7 +293,7 @@ def test_long_texts(family: str, mode: str, saved: Callable[..., Path]) -> None:
         assert_parity(found, expected)
         assert np.array_equal(found, [engine.embed(text, split_long=True) for text in TEXTS])  # ragged equals alone
         short = [0, 2]
-        assert np.array_equal(found[short], engine.embed([TEXTS[i] for i in short]))  # what is not long is as it ever was
+        assert np.array_equal(found[short], engine.embed([TEXTS[i] for i in short]))  # short texts are as they were
         result = engine.run(Request(TEXTS, ("dense",), split_long=True))
         assert result.num_truncated == 0
         assert result.num_tokens > 3 * 64
@@ -378,7 +379,9 @@ def test_the_async_engine_does_the_same(saved: Callable[..., Path]) -> None:
 
 def test_a_table_of_vectors_in_parts(tmp_path: Path) -> None:
     """model2vec: unknown tokens are dropped before a text is split, and belong to no part."""
-    write_model2vec(tmp_path, words(), {"embeddings": table(words().get_vocab_size())}, max_length=20, normalize=False)
+    write_model2vec(
+        tmp_path, word_tokenizer(), {"embeddings": table(word_tokenizer().get_vocab_size())}, max_length=20, normalize=False
+    )
     with Engine(str(tmp_path)) as engine:
         text = "🙂 " * 30 + LONG
         whole = Engine(str(tmp_path), max_length=10_000)

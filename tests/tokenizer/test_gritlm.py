@@ -12,7 +12,10 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
 from transformers import MistralConfig, MistralForCausalLM, MistralModel, PreTrainedTokenizerFast
 
-from checkpoints import CORPUS, edit_json, sentence_layout
+from checkpoints.encoders import CORPUS
+from checkpoints.files import edit_json
+from checkpoints.sentence_layout import sentence_layout
+from encoding import encode_request
 from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
@@ -48,7 +51,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As GritLM/GritLM-7B lies on the hub, but for the sizes."""
+    """The layout of GritLM/GritLM-7B on the hub, except for sizes."""
     folder = tmp_path_factory.mktemp("gritlm")
     words = tokenizer()
     config = MistralConfig(
@@ -107,7 +110,9 @@ def test_the_instruction_is_found_in_the_text(parity: Parity, saved: Path) -> No
         parity(found, expected, "GritLM/GritLM-7B", family="llama", tasks=["dense"])
         assert np.array_equal(found, [engine.embed(text) for text in TEXTS])  # ragged equals alone
         assert np.array_equal(found, engine.embed(titles, prompt=TASK))
-        ids = [np.array(row.ids, np.int64) for row in engine.preprocessor._tokenizers[0].encode(Request(TEXTS))]
+        ids = [
+            np.array(row.ids, np.int64) for row in encode_request(engine.preprocessor._encoder.tokenizers[0], Request(TEXTS))
+        ]
         assert np.array_equal(found, engine.run(Request(ids, ("dense",))).dense)
 
 
@@ -131,8 +136,8 @@ def test_only_a_mark_before_the_text_counts(saved: Path) -> None:
         assert_parity(engine.embed(texts), encode(saved, texts))
         twice = TASK + "again <|embed|>\n twice\n<|embed|>\n."
         assert_parity(engine.embed([twice]), encode(saved, [twice.removeprefix(TASK)], TASK))
-        bare = engine.preprocessor._tokenizers[0].backend.raw.encode(TASK + "bird", add_special_tokens=False).ids
-        (seq,) = engine.preprocessor._tokenizers[0].encode(Request([np.array(bare)]))
+        bare = engine.preprocessor._encoder.tokenizers[0].backend.raw.encode(TASK + "bird", add_special_tokens=False).ids
+        (seq,) = encode_request(engine.preprocessor._encoder.tokenizers[0], Request([np.array(bare)]))
         assert seq.prompt_tokens == 0
 
 

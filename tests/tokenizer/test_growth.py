@@ -12,7 +12,9 @@ from unicodedata import normalize
 import pytest
 import tokenizers
 
-from checkpoints import edit_json, sentence_layout, write_bert
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel import Engine
 from whimbrel.checkpoint.tokenizer.growth import check_growth
 from whimbrel.errors import CheckpointError

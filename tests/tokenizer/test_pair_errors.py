@@ -12,7 +12,7 @@ import pybase64
 import pytest
 
 import fault_injection
-from late_models import write_stanford
+from checkpoints.late_interaction import write_stanford
 from serving import Server
 from whimbrel import Engine
 from whimbrel.errors import InvalidRequest

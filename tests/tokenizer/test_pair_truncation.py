@@ -1,4 +1,4 @@
-"""Queries and documents that are cut to so many tokens of their own."""
+"""Queries and documents that are each cut to a number of tokens of their own."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from classifiers import write_classifier
-from late_models import write_stanford
+from checkpoints.classifiers import write_classifier
+from checkpoints.late_interaction import write_stanford
 from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.errors import InvalidRequest, TooLarge
@@ -46,7 +46,7 @@ def engine32(folder: Path) -> Iterator[Engine]:
 
 
 def cut(folder: Path, text: str, limit: int) -> str:
-    """As transformers' tokenizer says where the tokens end."""
+    """Cut a text after `limit` tokens of transformers' tokenizer."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     ends = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
     return text if len(ends) <= limit else text[: ends[limit - 1][1]]

@@ -14,8 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
-from checkpoints import sentence_layout, write_bert
-from tokenizer_files import FAMILIES, load, write
+from checkpoints.encoders import write_bert
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import FAMILIES, load, write
+from encoding import encode_request
 from whimbrel.checkpoint.config.reader import _ARCHITECTURES
 from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.tokenizer.pairs import cut_pair, find_template
@@ -74,7 +76,7 @@ def test_pairs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
         reference.truncation_side = side
         options: dict[str, Any] = {"truncation": "longest_first", "max_length": limit}
         expected = reference([pair[0] for pair in pairs], [pair[1] for pair in pairs], **options)
-        seqs = tokenizer.encode(Request(pairs, truncate=side, max_tokens=limit))  # pyright: ignore[reportArgumentType]
+        seqs = encode_request(tokenizer, Request(pairs, truncate=side, max_tokens=limit))  # pyright: ignore[reportArgumentType]
         assert [seq.ids.tolist() for seq in seqs] == expected["input_ids"]
         assert [seq.index for seq in seqs] == list(range(len(pairs)))
         if family in ("bert", "electra", "nomic_bert"):
@@ -87,14 +89,14 @@ def test_pairs_are_those_of_transformers(family: str, tmp_path: Path) -> None:
 def test_a_tokenizer_that_gives_no_types_gives_a_pair_none(tmp_path: Path) -> None:
     tokenizer = classifier(tmp_path, "bert", config={"model_input_names": ["input_ids", "attention_mask"]})
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(str(tmp_path))("a", "b")
-    assert tokenizer.encode(Request([("a", "b")]))[0].second_text_start == 0
+    assert encode_request(tokenizer, Request([("a", "b")]))[0].second_text_start == 0
 
 
 def test_a_class_that_says_nothing_of_types_gives_a_pair_none(tmp_path: Path) -> None:
-    """Of transformers' classes only BERT's gives them unasked, whatever the post-processor says."""
+    """Only BERT's class of transformers gives types unasked, for any post-processor."""
     tokenizer = classifier(tmp_path, "bert", config={"tokenizer_class": "PreTrainedTokenizerFast"})
     assert "token_type_ids" not in AutoTokenizer.from_pretrained(str(tmp_path))("a", "b")
-    assert tokenizer.encode(Request([("a", "b")]))[0].second_text_start == 0
+    assert encode_request(tokenizer, Request([("a", "b")]))[0].second_text_start == 0
 
 
 @cache
@@ -158,20 +160,20 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 )
 def test_bad_pairs_say_where(texts: Any, param: str, words: str, bert: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match=words) as caught:
-        bert.encode(Request(texts))
+        encode_request(bert, Request(texts))
     assert caught.value.param == param
 
 
 def test_a_pair_that_is_too_long_may_be_refused(bert: Tokenizer) -> None:
     pairs = [("a", "b"), ("a b c", "a " * 54)]
-    assert bert.encode(Request(pairs, truncate="never", max_tokens=60))[1].ids.size == 60
+    assert encode_request(bert, Request(pairs, truncate="never", max_tokens=60))[1].ids.size == 60
     with pytest.raises(TooLong, match=r"the pair has 60 tokens; the limit is 59") as caught:
-        bert.encode(Request(pairs, truncate="never", max_tokens=59))
+        encode_request(bert, Request(pairs, truncate="never", max_tokens=59))
     assert caught.value.param == "input[1]"
     with pytest.raises(InvalidRequest, match="takes 5 to 60"):
-        bert.encode(Request(pairs, max_tokens=4))
+        encode_request(bert, Request(pairs, max_tokens=4))
     with pytest.raises(TooLarge) as too_large:
-        bert.encode(Request([("a", "b"), ("a", "b"), ("a", "x" * (MAX_CHARACTERS + 1))]))
+        encode_request(bert, Request([("a", "b"), ("a", "b"), ("a", "x" * (MAX_CHARACTERS + 1))]))
     assert too_large.value.param == "input[2][1]"
 
 
@@ -184,12 +186,15 @@ def test_a_text_in_many_pairs_is_tokenised_once(bert: Tokenizer, monkeypatch: py
         return encodings(texts, *rest, **options)
 
     monkeypatch.setattr(bert.backend, "encode_batches", spy)
-    bert.encode(Request([("a query", f"document {i % 7}") for i in range(100)]))
+    encode_request(bert, Request([("a query", f"document {i % 7}") for i in range(100)]))
     assert len(seen) == 8
 
 
 def test_a_prompt_goes_before_the_first_text(bert: Tokenizer) -> None:
-    prompted, plain = bert.encode(Request([("a", "b")], prompt="c "))[0], bert.encode(Request([("c a", "b")]))[0]
+    prompted, plain = (
+        encode_request(bert, Request([("a", "b")], prompt="c "))[0],
+        encode_request(bert, Request([("c a", "b")]))[0],
+    )
     assert prompted.ids.tolist() == plain.ids.tolist()
     assert prompted.second_text_start == plain.second_text_start
 
@@ -198,12 +203,12 @@ def test_a_model_without_scores_takes_no_pairs(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     with pytest.raises(InvalidRequest, match="not pairs"):
-        load(tmp_path).encode(Request([("a", "b")]))
+        encode_request(load(tmp_path), Request([("a", "b")]))
 
 
 def test_an_empty_pair_needs_special_tokens(tmp_path: Path, bert: Tokenizer) -> None:
-    assert bert.encode(Request([("", "")]))[0].ids.size == 3
+    assert encode_request(bert, Request([("", "")]))[0].ids.size == 3
     write(tmp_path, "modernbert", tokenizer={"post_processor": None}, architectures=["ModernBertForSequenceClassification"])
     with pytest.raises(InvalidRequest, match="no tokens") as caught:
-        load(tmp_path).encode(Request([("a", "b"), ("", "")]))
+        encode_request(load(tmp_path), Request([("a", "b"), ("", "")]))
     assert caught.value.param == "input[1]"

@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from checkpoints import edit_json, sentence_layout, write_bert, write_json
+from checkpoints.encoders import write_bert
+from checkpoints.files import edit_json, write_json
+from checkpoints.sentence_layout import sentence_layout
+from checkpoints.tokenizer_files import load
+from encoding import encode_request
 from texts import TEXTS
-from tokenizer_files import load
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLarge, TooLong
 from whimbrel.tokenizer.tokenizer import Tokenizer
@@ -32,7 +35,7 @@ def ids(*rows: list[int]) -> list[Any]:
 
 def test_ids_are_those_of_transformers(tokenizer: Tokenizer, minilm: Path) -> None:
     expected = AutoTokenizer.from_pretrained(str(minilm))(TEXTS, truncation=True, max_length=256)["input_ids"]
-    seqs = tokenizer.encode(Request(TEXTS))
+    seqs = encode_request(tokenizer, Request(TEXTS))
     assert [seq.ids.tolist() for seq in seqs] == expected
     assert [seq.index for seq in seqs] == list(range(len(TEXTS)))
     assert {seq.truncated for seq in seqs} == {True, False}
@@ -44,18 +47,18 @@ def test_truncation_keeps_the_special_tokens(side: Any, limit: int, tokenizer: T
     reference = AutoTokenizer.from_pretrained(str(minilm), truncation_side=side)
     texts = ["", "one two three four", "word " * 300, "b " * 254]
     expected = reference(texts, truncation=True, max_length=limit)["input_ids"]
-    seqs = tokenizer.encode(Request(texts, truncate=side, max_tokens=limit))
+    seqs = encode_request(tokenizer, Request(texts, truncate=side, max_tokens=limit))
     assert [seq.ids.tolist() for seq in seqs] == expected
 
 
 def test_too_long_without_truncation_names_text_and_limit(tokenizer: Tokenizer) -> None:
     with pytest.raises(TooLong, match=r"1,002 tokens; the limit is 256") as caught:
-        tokenizer.encode(Request(["short", "word " * 1000], truncate="never"))
+        encode_request(tokenizer, Request(["short", "word " * 1000], truncate="never"))
     assert caught.value.param == "input[1]"
 
 
 def test_token_ids_are_taken_as_they_are(tokenizer: Tokenizer) -> None:
-    assert [seq.ids.tolist() for seq in tokenizer.encode(Request(ids([5, 6], [101, 7, 102], [0])))] == [
+    assert [seq.ids.tolist() for seq in encode_request(tokenizer, Request(ids([5, 6], [101, 7, 102], [0])))] == [
         [5, 6],
         [101, 7, 102],
         [0],
@@ -64,7 +67,7 @@ def test_token_ids_are_taken_as_they_are(tokenizer: Tokenizer) -> None:
 
 def test_long_token_ids_are_cut_between_special_tokens_if_they_have_them(tokenizer: Tokenizer) -> None:
     body = [1000 + i for i in range(300)]
-    bare, whole = tokenizer.encode(Request(ids(body, [101, *body, 102])))
+    bare, whole = encode_request(tokenizer, Request(ids(body, [101, *body, 102])))
     assert bare.ids.tolist() == body[:256]
     assert whole.ids.tolist() == [101, *body[:254], 102]
 
@@ -79,54 +82,56 @@ def test_long_token_ids_are_cut_between_special_tokens_if_they_have_them(tokeniz
 )  # fmt: skip
 def test_bad_inputs_say_where(texts: Any, param: str, tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        tokenizer.encode(Request(texts))
+        encode_request(tokenizer, Request(texts))
     assert caught.value.param == param
 
 
 def test_a_text_has_a_limit_of_characters(tokenizer: Tokenizer) -> None:
-    assert tokenizer.encode(Request(["a " * (MAX_CHARACTERS // 2)]))[0].ids.size == 256
+    assert encode_request(tokenizer, Request(["a " * (MAX_CHARACTERS // 2)]))[0].ids.size == 256
     for request in (Request(["ok", "a" * (MAX_CHARACTERS + 1)]), Request(["ok", "a" * MAX_CHARACTERS], prompt="x ")):
         with pytest.raises(TooLarge, match=r"input\[1\]: the text has"):
-            tokenizer.encode(request)
+            encode_request(tokenizer, request)
 
 
 def test_a_request_has_a_limit_of_characters(minilm: Path) -> None:
     card = read_card(minilm, "m")
     plan = make_plan(Options(max_request_tokens=10), card, Hardware(num_cores=1))
     tokenizer = Tokenizer(minilm, card, plan)
-    assert len(tokenizer.encode(Request(["a" * 160] * 2))) == 2
+    assert len(encode_request(tokenizer, Request(["a" * 160] * 2))) == 2
     for request in (Request(["a" * 161] * 2), Request(["a"] * 2, prompt="p" * 160)):
         with pytest.raises(TooLarge, match="characters, prompts included; the limit is 320"):
-            tokenizer.encode(request)
+            encode_request(tokenizer, request)
 
 
 def test_many_long_texts_are_the_same_as_each_alone(tokenizer: Tokenizer) -> None:
     texts = [f"{i} " * 200_000 for i in range(7)]
-    together = tokenizer.encode(Request(texts))
-    assert [seq.ids.tolist() for seq in together] == [tokenizer.encode(Request([text]))[0].ids.tolist() for text in texts]
+    together = encode_request(tokenizer, Request(texts))
+    assert [seq.ids.tolist() for seq in together] == [
+        encode_request(tokenizer, Request([text]))[0].ids.tolist() for text in texts
+    ]
     assert [seq.index for seq in together] == list(range(7))
 
 
 @pytest.mark.parametrize("limit", [-1, 0, 2, 257])
 def test_the_limit_per_text_has_bounds(limit: int, tokenizer: Tokenizer) -> None:
     with pytest.raises(InvalidRequest, match=r"^max_tokens: .* 3 to 256"):
-        tokenizer.encode(Request(["a"], max_tokens=limit))
+        encode_request(tokenizer, Request(["a"], max_tokens=limit))
 
 
 def test_prompts(tmp_path: Path) -> None:
     write_bert(tmp_path)
     sentence_layout(tmp_path, include_prompt=False, prompts={"query": "query: ", "document": "the "})
     tokenizer = load(tmp_path)
-    plain, prompted = (tokenizer.encode(Request([text]))[0] for text in ("bird", "query: bird"))
+    plain, prompted = (encode_request(tokenizer, Request([text]))[0] for text in ("bird", "query: bird"))
     assert plain.prompt_tokens == 0
-    named = tokenizer.encode(Request(["bird"], prompt_name="query"))[0]
-    literal = tokenizer.encode(Request(["bird"], prompt="query: "))[0]
+    named = encode_request(tokenizer, Request(["bird"], prompt_name="query"))[0]
+    literal = encode_request(tokenizer, Request(["bird"], prompt="query: "))[0]
     assert named.ids.tolist() == literal.ids.tolist() == prompted.ids.tolist()
     assert named.prompt_tokens == literal.prompt_tokens == prompted.ids.size - plain.ids.size + 1  # [CLS] is left out too
     with pytest.raises(InvalidRequest, match="document, query"):
-        tokenizer.encode(Request(["bird"], prompt_name="qurey"))
+        encode_request(tokenizer, Request(["bird"], prompt_name="qurey"))
     with pytest.raises(InvalidRequest, match="token ids"):
-        tokenizer.encode(Request(ids([2, 5, 3]), prompt_name="query"))
+        encode_request(tokenizer, Request(ids([2, 5, 3]), prompt_name="query"))
 
 
 @pytest.mark.parametrize(
@@ -141,18 +146,18 @@ def test_a_tokenizer_without_special_tokens(post_processor: Any, tmp_path: Path)
     sentence_layout(tmp_path)
     edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     edit_json(tmp_path / "tokenizer.json", post_processor=post_processor)
-    seq = load(tmp_path).encode(Request(["the whimbrel"]))[0]
+    seq = encode_request(load(tmp_path), Request(["the whimbrel"]))[0]
     assert not {2, 3} & set(seq.ids.tolist())
 
 
 def test_an_empty_seq_is_refused(tmp_path: Path) -> None:
-    """Where no special tokens are put around a text, an empty one has no tokens at all."""
+    """An empty text has no tokens if no special tokens are put around it."""
     write_bert(tmp_path)
     sentence_layout(tmp_path)
     edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     edit_json(tmp_path / "tokenizer.json", post_processor=None)
     with pytest.raises(InvalidRequest, match="no tokens") as caught:
-        load(tmp_path).encode(Request(["bird", ""]))
+        encode_request(load(tmp_path), Request(["bird", ""]))
     assert caught.value.param == "input[1]"
 
 

@@ -20,16 +20,20 @@ import torch
 from sentence_transformers import MultiVectorEncoder
 from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 from sentence_transformers.util import maxsim as reference_maxsim
-from test_bge_m3 import through_a_line, write_m3
-from test_multi_vector import DOCUMENTS, QUERIES, compare, reference
 
 import whimbrel.outputs.multi_vector
-from checkpoints import edit_json, write_json
-from fake import CARD, FakeModel
-from late_models import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.bge_m3 import write_m3
+from checkpoints.files import edit_json, write_json
+from checkpoints.late_interaction import write_pylate, write_sentence_transformers, write_stanford
+from checkpoints.late_references import DOCUMENTS, QUERIES, late_reference
+from comparisons import assert_close_vectors
+from fake_embedder import CARD, FakeModel
+from process_boundary import run_over_a_channel
 from serving import Server
 from whimbrel import AsyncEngine, Engine
-from whimbrel.dialects import native, rerank
+from whimbrel.dialects import native
+from whimbrel.dialects.common import rerank
+from whimbrel.dialects.vllm import pair_scores
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
 from whimbrel.outputs.muvera import Muvera, make_muvera
 from whimbrel.outputs.token_pooling import pool_tokens
@@ -87,9 +91,9 @@ def test_pooled_documents_are_sentence_transformers(
     case: str, option: Any, stated: dict[str, Any], engine: Callable[[str], Engine]
 ) -> None:
     """Vectors and scores equal those of Sentence Transformers, which never pools queries."""
-    ours, theirs = engine(case), reference(engine(case).folder)
+    ours, theirs = engine(case), late_reference(engine(case).folder)
     wanted = theirs.encode_document(DOCUMENTS, token_pooling=HierarchicalTokenPooling(**stated), convert_to_numpy=True)
-    compare(ours.multi_vector(DOCUMENTS, input_type="document", token_pooling=option), wanted)
+    assert_close_vectors(ours.multi_vector(DOCUMENTS, input_type="document", token_pooling=option), wanted)
     plain = ours.multi_vector(DOCUMENTS, input_type="document")
     assert sum(map(len, wanted)) < sum(map(len, plain))
     expected = pooled_scores(theirs.encode_query(QUERIES, convert_to_numpy=True), wanted)
@@ -161,7 +165,9 @@ def test_texts_of_which_nothing_is_said_are_documents(engine: Callable[[str], En
     found = model.encode(DOCUMENTS, ("dense", "multi_vector"), token_pooling=2)
     module = HierarchicalTokenPooling(2)
     assert found.multi_vector is not None
-    compare(found.multi_vector, [rows.numpy() for rows in module.pool([torch.from_numpy(rows) for rows in plain], task=None)])
+    assert_close_vectors(
+        found.multi_vector, [rows.numpy() for rows in module.pool([torch.from_numpy(rows) for rows in plain], task=None)]
+    )
     assert np.array_equal(found.dense, model.embed(DOCUMENTS))  # pyright: ignore[reportArgumentType]
 
 
@@ -169,7 +175,7 @@ def test_a_cut_comes_first(engine: Callable[[str], Engine]) -> None:
     model = engine("min")
     cut = model.multi_vector(DOCUMENTS, input_type="document", dimensions=8)
     found = model.multi_vector(DOCUMENTS, input_type="document", dimensions=8, token_pooling=2)
-    compare(found, list(pool_tokens(cut, TokenPooling(2))), 0)
+    assert_close_vectors(found, list(pool_tokens(cut, TokenPooling(2))), 0)
 
 
 # In checkpoints
@@ -206,8 +212,8 @@ def test_checkpoints_that_pool(stated: dict[str, Any], normalized: bool, tmp_pat
     documents = theirs.encode_document(DOCUMENTS, convert_to_numpy=True)
     expected = pooled_scores(queries, documents)
     with Engine(str(tmp_path), dtype="float32") as ours:
-        compare(ours.multi_vector(QUERIES, input_type="query"), queries)
-        compare(ours.multi_vector(DOCUMENTS, input_type="document"), documents)
+        assert_close_vectors(ours.multi_vector(QUERIES, input_type="query"), queries)
+        assert_close_vectors(ours.multi_vector(DOCUMENTS, input_type="document"), documents)
         found = np.stack([ours.score(query, DOCUMENTS) for query in QUERIES])
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
 
@@ -289,7 +295,7 @@ def test_draws_are_kept_but_few() -> None:
     assert make_muvera(48, MuveraParameters(seed=3)) is make_muvera(48, MuveraParameters(seed=3))
 
 
-# What is wrong
+# Wrong requests
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -379,7 +385,7 @@ def test_bodies_that_are_wrong(given: Any, param: str) -> None:
     for read, body in (
         (native.parse_embed, {"input": "a"}),
         (rerank.parse_rerank, {"query": "a", "documents": ["b"]}),
-        (rerank.parse_score, {"queries": "a", "documents": "b"}),
+        (pair_scores.parse_score, {"queries": "a", "documents": "b"}),
     ):
         with pytest.raises(InvalidRequest) as caught:
             read(orjson.dumps(body | {"token_pooling": given}))
@@ -412,7 +418,7 @@ def test_bodies() -> None:
     model = FakeModel.named("m", CARD)
     ranked = rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1](model)
     assert ranked.token_pooling == TokenPooling(1.5)
-    scored = rerank.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1](model)
+    scored = pair_scores.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1](model)
     assert scored.token_pooling == TokenPooling(2)
 
 
@@ -460,7 +466,7 @@ def test_what_takes_too_much_memory_is_refused_at_the_door(
         model.muvera(["a"] * 4, input_type="document")
 
 
-# What fails, and who waits
+# Failures, and waiting
 
 
 class Failing:
@@ -501,8 +507,8 @@ def test_a_failure_is_that_of_its_request(
             assert found is not None
             assert np.array_equal(found[0], wanted)
         with pytest.raises(kind):
-            asyncio.run(through_a_line(model, [bad]))
-        assert np.array_equal(asyncio.run(through_a_line(model, [good]))[0].multi_vector[0], wanted)  # pyright: ignore[reportOptionalSubscript]
+            asyncio.run(run_over_a_channel(model, [bad]))
+        assert np.array_equal(asyncio.run(run_over_a_channel(model, [good]))[0].multi_vector[0], wanted)  # pyright: ignore[reportOptionalSubscript]
 
 
 def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -522,7 +528,7 @@ def test_nobody_else_waits_for_it(engine: Callable[[str], Engine], monkeypatch: 
         future.result(30)
 
     async def ask() -> None:
-        asked = asyncio.ensure_future(through_a_line(model, [documents]))
+        asked = asyncio.ensure_future(run_over_a_channel(model, [documents]))
         while not waiting.entered.is_set():
             await asyncio.sleep(0.001)
         waiting.go_on.set()  # the loop turns while another thread waits for this

@@ -9,14 +9,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_bge_m3 import through_a_line, write_m3
-from test_llm_rerankers import qwen, write
 
-from classifiers import write_classifier
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.rerankers import qwen, write_reranker
+from process_boundary import run_over_a_channel
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest, Location, NonFinite, TooLarge, TooLong
 from whimbrel.tokenizer.validation import MAX_CHARACTERS
 from whimbrel.types.request import Request
+from whimbrel.types.scheduling import Scheduling
 
 
 @dataclass(frozen=True)
@@ -166,11 +168,12 @@ def test_a_misspelt_option_is_refused(verb: Verb, models: Models) -> None:
     [
         ({"deadline": float("nan")}, "deadline"), ({"priority": 2**31}, "priority"), ({"priority": True}, "priority"),
         ({"tenant": ["me"]}, "tenant"), ({"tenant": None}, "tenant"), ({"priority": "high"}, "priority"),
+        ({"deadline": "soon"}, "deadline"), ({"waited": -1.0}, "waited"),
     ],
 )  # fmt: skip
 def test_what_the_queue_cannot_compare_is_refused(fields: dict[str, Any], param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Request(["a"], **fields)
+        Scheduling(**fields)
     assert caught.value.param == param
 
 
@@ -226,7 +229,7 @@ def test_rerank_names_what_it_was_given(models: Models) -> None:
 
 def test_rerankers_with_a_template_name_it_too(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = tmp_path_factory.mktemp("qwen")
-    write(folder, "Qwen3", qwen(), tie_word_embeddings=True)
+    write_reranker(folder, "Qwen3", qwen(), tie_word_embeddings=True)
     with Engine(str(folder), reranker="qwen3", dtype="float32", max_length=300) as engine:
         for query, documents, param in (
             ("\ud800", ["a"], "query"),
@@ -258,6 +261,6 @@ def test_errors_of_the_computation_are_named_too(
 
 def test_more_entries_than_there_are_pass_between_processes(models: Models) -> None:
     request = Request(["far away"], ("sparse",), max_active_dims=10**30)
-    (found,) = asyncio.run(through_a_line(models.m3, [request]))
+    (found,) = asyncio.run(run_over_a_channel(models.m3, [request]))
     assert found.sparse is not None
     assert np.array_equal(found.sparse.weights_X, models.m3.sparse("far away").weights_X)

@@ -9,10 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_bge_m3 import ALL, same, through_a_line, write_m3
-from test_llm_rerankers import qwen, write
 
-from classifiers import write_classifier
+from checkpoints.bge_m3 import M3_OUTPUTS, write_m3
+from checkpoints.classifiers import write_classifier
+from checkpoints.rerankers import qwen, write_reranker
+from comparisons import assert_same_outputs
+from process_boundary import run_over_a_channel
 from whimbrel import AsyncEngine, Engine
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
@@ -54,7 +56,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"max_tokens": "12"}, "max_tokens"),
     ({"late_chunking": "no"}, "late_chunking"),
     ({"split_long": True, "truncate": "left"}, "truncate"),
-    ({"deadline": "soon"}, "deadline"),
     ({"instruction": "judge"}, "instruction"),
     ({"return_offsets": True}, "return_offsets"),
     ({"activate": False}, "activate"),
@@ -84,10 +85,10 @@ def test_scores_have_no_width(texts: Any, fields: dict[str, Any], classifier: En
 
 
 def test_outputs_together_take_what_counts_for_one(m3: Engine) -> None:
-    cut = m3.run(Request(TEXTS, ALL, dimensions=8, max_active_dims=2)).outputs
+    cut = m3.run(Request(TEXTS, M3_OUTPUTS, dimensions=8, max_active_dims=2)).outputs
     assert cut.dense is not None
     assert cut.dense.shape == (3, 8)
-    same(cut, m3.run(Request(TEXTS, ("sparse",), max_active_dims=2)).outputs, ("sparse",))
+    assert_same_outputs(cut, m3.run(Request(TEXTS, ("sparse",), max_active_dims=2)).outputs, ("sparse",))
 
 
 @pytest.mark.parametrize(
@@ -102,8 +103,8 @@ def test_inputs_that_are_none_are_refused_by_engines_of_every_kind(text: Any, m3
         with pytest.raises(InvalidRequest, match=r"input\[0\]"):
             asyncio.run(AsyncEngine(engine).run(Request([text])))
         with pytest.raises(InvalidRequest, match=r"input\[0\]"):
-            asyncio.run(through_a_line(engine, [Request([text])]))
-        same(engine.run(Request(TEXTS)).outputs, before, ("dense",))
+            asyncio.run(run_over_a_channel(engine, [Request([text])]))
+        assert_same_outputs(engine.run(Request(TEXTS)).outputs, before, ("dense",))
 
 
 def test_a_prompt_that_is_no_string(m3: Engine) -> None:
@@ -112,7 +113,7 @@ def test_a_prompt_that_is_no_string(m3: Engine) -> None:
 
 
 def test_token_ids_have_no_instruction(tmp_path: Path) -> None:
-    write(tmp_path, "Qwen3", qwen(), tie_word_embeddings=True)
+    write_reranker(tmp_path, "Qwen3", qwen(), tie_word_embeddings=True)
     with Engine(str(tmp_path), reranker="qwen3", dtype="float32", max_length=300) as engine:
         with pytest.raises(InvalidRequest, match="instruction"):
             engine.run(Request([np.array([5, 6])], instruction="judge"))

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from vectors import TORCH_DTYPES
 from whimbrel import wire
 from whimbrel.errors import InvalidRequest
 from whimbrel.wire import Block, EncodedArray, json_base64
@@ -23,12 +24,6 @@ FINITE = st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-4
 VECTORS = arrays(np.float32, st.tuples(st.integers(1, 5), st.sampled_from([8, 16, 24])), elements=FINITE)
 EIGHTS = ["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 ORDERS = ["native", "little", "big"]
-TORCH = {
-    "float16": torch.float16,
-    "bfloat16": torch.bfloat16,
-    "fp8_e4m3": torch.float8_e4m3fn,
-    "fp8_e5m2": torch.float8_e5m2,
-}
 
 
 def sent(array: EncodedArray) -> bytes:
@@ -55,18 +50,18 @@ def test_base64_has_the_same_bytes(vectors: np.ndarray, dtype: wire.DType, order
     assert np.array_equal(wire.from_bytes(decoded, dtype, array.shape, order), array.numbers())
 
 
-@pytest.mark.parametrize("dtype", list(TORCH))
+@pytest.mark.parametrize("dtype", list(TORCH_DTYPES))
 def test_rounding_is_that_of_pytorch(dtype: wire.DType) -> None:
     """Random numbers of all sizes, all that lie half-way between two, and their neighbours."""
     torch.manual_seed(0)
     random = (torch.randn(100_000) * torch.exp2(torch.randint(-24, 9, (100_000,)))).clamp(-440, 440)
     codes = torch.arange(0x7E if dtype.startswith("fp8") else 0x5E00)
-    exact = codes.to(torch.uint8 if dtype.startswith("fp8") else torch.int16).view(TORCH[dtype]).float()
+    exact = codes.to(torch.uint8 if dtype.startswith("fp8") else torch.int16).view(TORCH_DTYPES[dtype]).float()
     exact = exact[exact.isfinite() & (exact.abs() < 440)]
     middles = (exact[:-1].double() + exact[1:].double()).div(2).float()
     around = [torch.nextafter(middles, torch.tensor(limit)) for limit in (-1e9, 1e9)]
     numbers = torch.cat([random, exact, middles, -middles, *around])
-    assert np.array_equal(EncodedArray(numbers.numpy(), dtype).numbers(), numbers.to(TORCH[dtype]).float().numpy())
+    assert np.array_equal(EncodedArray(numbers.numpy(), dtype).numbers(), numbers.to(TORCH_DTYPES[dtype]).float().numpy())
 
 
 @pytest.mark.parametrize(

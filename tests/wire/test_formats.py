@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from asgi import Answer, ask
-from fake import FakeEmbedder, FakeModel
+from asgi import Answer, call
+from fake_embedder import FakeEmbedder, FakeModel
 from whimbrel import wire
 from whimbrel.dialects import native, openai
 from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_media_type
@@ -33,6 +33,7 @@ from whimbrel.server.app.openapi import openapi_document
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
+from whimbrel.types.scheduling import Scheduling
 
 GOLDEN = Path(__file__).parents[1] / "golden/arrow"
 RANDOM = np.random.default_rng(3)
@@ -46,7 +47,7 @@ EVERYTHING = ("dense", "sparse", "multi_vector", "scores")
 class Embedder(FakeEmbedder):
     """Gives what it is asked for of ALL."""
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling) -> Result:
         outputs = {name: getattr(ALL, name) for name in request.outputs or ("dense",)}
         return Result(Outputs(**outputs), 11, 0, Timings())
 
@@ -54,7 +55,7 @@ class Embedder(FakeEmbedder):
 def post(path: str, accept: str = "*/*", **fields: Any) -> Answer:
     body = orjson.dumps({"input": ["a", "b", "c"]} | fields)
     app = create_app(ModelRegistry(Embedder()))
-    return asyncio.run(ask(app, path, method="POST", headers={"content-type": "application/json", "accept": accept}, body=body))
+    return asyncio.run(call(app, "POST", path, headers={"content-type": "application/json", "accept": accept}, body=body))
 
 
 PATHS = pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/embed"])
@@ -105,7 +106,7 @@ def test_bytes_of_several_outputs(dtype: Any, order: Any) -> None:
 
 
 def without_stamp(told: Any) -> Any:
-    """The header that says what the bytes are, but for its `id` and `created`."""
+    """Return the header that describes the bytes, without its `id` and `created`."""
     about = json.loads(told.headers.get("metadata", "{}"))
     return {name: value for name, value in about.items() if name not in ("id", "created")}
 

@@ -1,8 +1,8 @@
 """Export of a checkpoint to ONNX, run in the environment that has optimum-onnx: `export_onnx.py FOLDER TASK`.
 
 Writes `onnx/model.onnx` (float32), `model_O3.onnx` (ONNX Runtime's fused operators) and `model_qint8.onnx` (the latter's
-products in int8, quantised dynamically) into the folder, and for the task "token-vectors" `model_tokens.onnx`, which ends with
-the projection.
+products in int8, quantised dynamically) into the folder, and for the task "token-vectors"
+`model_tokens.onnx`. The last one ends with the projection.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def read_text_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
     def is_taken(text: str) -> bool:
         try:
             return bool(rendered(text, None))
-        except CheckpointError:  # nobody can have a vector of this text by the template
+        except CheckpointError:  # the template gives no vector of this text
             return False
 
     tried = (*words, *("".join(pair) for pair in product(words, (*words, "x"))), *("x" + word for word in words))

@@ -1,7 +1,7 @@
 """Strict reading of JSON files.
 
-Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint. A key that nobody knows is
-refused, unless the user accepts it by its name: see `accepting`.
+Each fault is a CheckpointError with file and key. Links must not lead out of the checkpoint. An unknown key is refused,
+unless the user accepts it by its name: see `accepting`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _accepted: ContextVar[_Accepted] = ContextVar("accepted")
 
 @contextmanager
 def accepting(keys: Collection[str]) -> Generator[None]:
-    """Accept unknown keys of these names in what is read within."""
+    """Accept unknown keys of these names in files that are read within."""
     token = _accepted.set(_Accepted(keys))
     try:
         yield

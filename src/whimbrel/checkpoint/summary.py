@@ -1,7 +1,7 @@
 """Number of parameters and languages of a checkpoint, for people.
 
-Read from the headers of the weights and the front matter of README.md. Neither affects an output, so what is missing or
-cannot be read is None or empty, never an error.
+Read from the headers of the weights and the front matter of README.md. Neither affects an output, so a value that is missing
+or cannot be read is None or empty, never an error.
 """
 
 from __future__ import annotations

@@ -274,7 +274,7 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def chunked(items: Iterable[T], times: int = 1) -> Iterator[list[T]]:
-    """Yield lists of items that each take some seconds to run, so that what is done is soon written, also by a slow model.
+    """Yield lists of items that each take some seconds to run, so that results are soon written, also by a slow model.
 
     They have 64 to 2,048 items: enough work for an engine. If the model reads each item several `times`, they have fewer.
     """

@@ -1,4 +1,4 @@
-"""Report on the installation and the machine, with what is wrong.
+"""Report on the installation and the machine, with their problems.
 
 `collect` reads the facts; `find_problems` is a pure function of them. Works without PyTorch.
 """
@@ -110,7 +110,7 @@ def collect() -> Facts:
 
 
 def find_problems(facts: Facts) -> list[Problem]:
-    """Return what is wrong. An installation without any package of the engine is a light one, and right."""
+    """Return the problems. An installation without any package of the engine is a light one, and right."""
     missing = [name for name in ENGINE_PACKAGES if facts.versions.get(name) is None]
     hardware = facts.hardware
     memory = min(facts.memory or 2**62, facts.memory_limit or 2**62)

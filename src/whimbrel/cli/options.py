@@ -48,54 +48,7 @@ def help_text(summary: str, *examples: tuple[str, str]) -> str:
 
 ModelArgument = Annotated[str | None, model_argument(_MODEL_HELP)]
 ModelOption = Annotated[str | None, option("MODEL", _MODEL_HELP, "--model", "-m")]
-Device = Annotated[str, option("DEVICE", "auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.")]
-Dtype = Annotated[
-    str,
-    option(
-        "DTYPE",
-        "auto, float32, bfloat16, float16 (GPUs) or int8 (CPUs with VNNI). auto: bfloat16 where it is fast, else float32.",
-    ),
-]
-MaxLength = Annotated[
-    int | None,
-    option("N", "Maximum tokens per text, at most the model's number of positions. [default: from the checkpoint]"),
-]
-MaxBatchTokens = Annotated[
-    int | None,
-    option("N", "Maximum tokens in one batch, 1 to 1048576. A longer text runs alone. [default: 512 on a CPU, 16384 on a GPU]"),
-]
-PoolingArgument = Annotated[
-    str | None,
-    option(
-        "NAME",
-        "Pooling of a checkpoint that has no modules.json: mean, cls, max, mean_sqrt_len_tokens, weightedmean, "
-        "lasttoken, splade or math-shepherd.",
-    ),
-]
-RerankerOption = Annotated[
-    str | None,
-    option("NAME", "Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank."),
-]
-AcceptConfig = Annotated[
-    list[str] | None,
-    option(
-        "KEY",
-        "Accept this key of the checkpoint's JSON files, which Whimbrel does not know and would refuse. May be repeated.",
-        "--accept-config",
-    ),
-]
-TokenizerOption = Annotated[
-    str,
-    option(
-        "NAME",
-        "Reading of the tokenizer's files: transformers (version 5), transformers-4, or file (tokenizer.json as it is). "
-        "auto: transformers, but transformers-4 where its special tokens are others and the model was made with it.",
-    ),
-]
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.", panel=OUTPUT_PANEL)]
-Matryoshka = Annotated[
-    bool, flag("--matryoshka", "Allow truncated vectors (`dimensions`) for a model whose files do not declare it.")
-]
 
 
 def is_installed(package: str) -> bool:

@@ -152,7 +152,7 @@ class TextProgress:
         self._console.print(text, markup=False)
 
     def say_stopped(self, out: Path | None, *, asked: bool) -> None:
-        """Tell what is kept of a run that ends early. `asked`: the user ended it, so that also nothing is told."""
+        """Tell which files a run that ends early keeps. `asked`: the user ended it, so that also nothing is told."""
         place = "stdout" if out is None else str(out)
         if self.written:
             of = "" if self.total is None else f" of {self.total:,}"

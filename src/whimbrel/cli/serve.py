@@ -1,37 +1,91 @@
-"""Foreground server: socket, load progress, startup banner with commands to paste, and exit code."""
+"""Foreground server: socket, names of models, load progress and exit code."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import select
 import socket
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, suppress
-from ipaddress import ip_address
 from pathlib import Path
-from typing import Final
 
 from rich.console import Console
-from rich.markup import escape
 
-from whimbrel.checkpoint.left_out import left_out, stated_architecture
+from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.cli.console import describe_tokenizer, kernels_of, memory_of_batches
+from whimbrel.cli.banner import is_open, print_banner
+from whimbrel.cli.console import stderr_console
+from whimbrel.cli.options import read_pooling, read_reranker
 from whimbrel.cli.progress import LoadProgress
-from whimbrel.dialects.common.responses import served_names
 from whimbrel.errors import SetupError
+from whimbrel.server.app.from_settings import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
-from whimbrel.server.processes.messages import Planned, ServeOptions
+from whimbrel.server.http.tls import read_tls_files
+from whimbrel.server.processes.messages import ModelOptions, Planned, ServeOptions
 from whimbrel.server.processes.supervisor import Supervisor
-from whimbrel.types.card import Card, Output
-from whimbrel.types.machine_limits import usable_processors
-from whimbrel.types.plan import Plan
+from whimbrel.server.settings import Settings
+from whimbrel.telemetry import logs
+from whimbrel.telemetry import otel as spans
+from whimbrel.types.machine_limits import usable_memory, usable_processors
+from whimbrel.types.plan import Options
+from whimbrel.types.waiting_memory import WaitingMemory, share_waiting_memory
 
-_EMBEDDINGS: Final = "/v1/embeddings"
+
+def serve(models: Sequence[str], settings: Settings) -> int:
+    """Load the models, print a banner and serve until a signal. Returns the exit code. Raises SetupError."""
+    if settings.otel:
+        spans.check()
+    screen = stderr_console()
+    model_ids: list[str | None] = [*models] if models else [None]
+    num_workers = settings.workers or choose_workers()
+    waiting = share_waiting_memory(usable_memory(), num_workers=num_workers, num_engines=settings.replicas * len(model_ids))
+    served = _models(model_ids, settings, waiting)
+    tls = read_tls_files(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
+    with listen_on_path(settings.uds) if settings.uds else listen(settings.host, settings.port) as listener:
+        limits = read_server_limits(
+            settings,
+            address=None if settings.uds else listener.getsockname()[0],
+            max_inflight_bytes=waiting.bodies,
+            warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
+        )
+        options = ServeOptions(
+            models=served,
+            limits=limits,
+            num_workers=num_workers,
+            num_replicas=settings.replicas,
+            drain_seconds=settings.drain_timeout,
+            step_seconds=settings.step_timeout,
+            logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
+            otel=settings.otel,
+            tls=tls,
+        )
+        logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
+        return serve_until_stopped(options, listener, console=screen)
+
+
+def _models(model_ids: Sequence[str | None], settings: Settings, waiting: WaitingMemory) -> tuple[ModelOptions, ...]:
+    """Return the models to serve, with their names and adapters. Raises SetupError."""
+    if len(set(model_ids)) < len(model_ids) and not settings.served_name:
+        raise SetupError(
+            "a model is named twice.",
+            hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
+        )
+    names = name_models(model_ids, settings.served_name)
+    known = [(model or packaged.NAME, *default_names(model), *own) for model, own in zip(model_ids, names, strict=True)]
+    shared = engine_options(settings)
+    bounds = Options(max_queue_tokens=settings.max_queue_tokens or waiting.tokens, max_queue_bytes=waiting.results)
+    return tuple(
+        ModelOptions(
+            model,
+            read_pooling(settings.pooling),
+            shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
+            read_reranker(settings.reranker),
+        )
+        for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
+    )
 
 
 def choose_workers() -> int:
@@ -113,8 +167,8 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
             )
             for each, model in zip(planned, options.models, strict=True)
         ]
-        _print_banner(console, models, options, listener)
-        if _is_open(listener) and not options.limits.api_keys:
+        print_banner(console, models, options, listener)
+        if is_open(listener) and not options.limits.api_keys:
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     async def run() -> int:
@@ -159,7 +213,7 @@ def listen_on_path(path: Path) -> socket.socket:
         sock.listen(BACKLOG)
     except OSError as error:
         reason = "there is another file" if path.exists() else error.strerror or error
-        hint = "--uds takes a path of at most some 100 bytes in a folder that can be written to"
+        hint = "uds takes a path of at most some 100 bytes in a folder that can be written to"
         raise SetupError(f"cannot listen on {path}: {reason}.", hint=hint) from None
     return sock
 
@@ -167,7 +221,7 @@ def listen_on_path(path: Path) -> socket.socket:
 def _refuse_living(path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(str(path)) == 0:
-            raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another --uds")
+            raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another path")
 
 
 class _UnixSocket(socket.socket):
@@ -178,134 +232,3 @@ class _UnixSocket(socket.socket):
             with suppress(OSError):
                 Path(self.getsockname()).unlink()
         super().close()
-
-
-def _is_open(listener: socket.socket) -> bool:
-    """Return whether other machines may reach the server."""
-    return listener.family != socket.AF_UNIX and not ip_address(listener.getsockname()[0]).is_loopback
-
-
-def _server_url(listener: socket.socket, options: ServeOptions) -> tuple[str, str]:
-    """Return the URL for calls from this machine, and what curl needs besides."""
-    scheme = "http" if options.tls is None else "https"
-    insecure = (
-        "" if options.tls is None else " --insecure"
-    )  # the certificate names the host that clients call, not this address
-    if listener.family == socket.AF_UNIX:
-        return f"{scheme}://localhost", f" --unix-socket {listener.getsockname()}{insecure}"
-    address, port = listener.getsockname()[:2]
-    return f"{scheme}://{_url_host(address)}:{port}", insecure
-
-
-def _url_host(address: str) -> str:
-    """Return the host part of a URL for calls from this machine; 127.0.0.1 for a wildcard address."""
-    if address in ("0.0.0.0", "::"):  # noqa: S104
-        return "127.0.0.1"
-    return f"[{address}]" if ":" in address else address
-
-
-def _print_banner(
-    console: Console, models: list[tuple[Path, Card, Plan]], options: ServeOptions, listener: socket.socket
-) -> None:
-    url, curl_options = _server_url(listener, options)
-    has_key = bool(options.limits.api_keys)
-    console.print()
-    for folder, card, plan in models:
-        files = {"class": stated_architecture(folder, card), "left out": ", ".join(left_out(folder, card))}
-        for name, value in (_summary(card, plan) | {name: text for name, text in files.items() if text}).items():
-            console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
-        if len(models) > 1:
-            console.print()
-    pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
-    processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
-    for name, value in {
-        "processes": processes,
-        "waiting": _waiting(models, options),
-        "API key": "required" if has_key else "none",
-        "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
-    }.items():
-        console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
-    header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
-    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
-    card, first = models[0][1], models[0][2].served_name
-    model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
-    path, body = _example(card)
-    curl = (
-        f"""curl{curl_options} {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
-    )
-    python = (
-        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{option})\nprint(client.embed("Hello, whimbrel!"))'
-    )
-    with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
-    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")
-    if path == _EMBEDDINGS and listener.family != socket.AF_UNIX:
-        console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
-
-
-def _waiting(models: list[tuple[Path, Card, Plan]], options: ServeOptions) -> str:
-    """Return the bounds of the work that may wait."""
-    bodies, tokens = (
-        options.num_workers * options.limits.max_inflight_bytes,
-        min(plan.max_queue_tokens for _, _, plan in models),
-    )
-    return f"up to {bodies / 2**20:,.0f} MiB of bodies, {tokens:,} tokens in each engine; then clients wait until they are read"
-
-
-def _example(card: Card) -> tuple[str, Mapping[str, object]]:
-    """Return the path and the body of a request that suits the model."""
-    if "dense" in card.outputs and not card.text_formats and (not card.towers or None in card.tower_of):
-        return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
-    if card.judges_pairs or (card.text_formats and "multi_vector" in card.outputs):
-        documents = ["On coasts of Africa.", "In a sandwich."]
-        return "/v1/rerank", {"query": "Where do whimbrels winter?", "documents": documents}
-    return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
-
-
-def _summary(card: Card, plan: Plan) -> dict[str, str]:
-    limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
-    longest = f"{plan.max_length:,} tokens"
-    others = [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]
-    summary = {
-        "model": ", ".join((plan.served_name, *plan.aliases)),
-        "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
-        "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
-        "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
-        "dtype": plan.dtype,
-        "int8": plan.int8 and str(plan.int8),
-        "long texts": plan.split_long and "run in parts, unless a request asks to cut them (--split-long)",
-        "batch": plan.chunked_prefill and f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces",
-        "batch memory": plan.batch_bytes and memory_of_batches(plan),
-        "prefix cache": plan.prefix_cache_bytes and f"{plan.prefix_cache_bytes:,} bytes",
-        "adapters": ", ".join(served_names(plan)[1 + len(plan.aliases) :] if plan.adapters else ()),
-        "warning": others and f"made for a model of another name: {', '.join(others)}",
-        "tokenizer": describe_tokenizer(card, plan),
-        "commit": plan.commit,
-        "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)",
-        "CPU": plan.device == "cpu" and str(plan.cpu),
-        "kernels": plan.device == "cpu" and kernels_of(plan),
-        "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
-        "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
-    }
-    return {name: text for name, text in summary.items() if isinstance(text, str) and text}
-
-
-def _shape(output: Output, plan: Plan) -> str:
-    if output.rows == "entry":
-        return "by token id"
-    default = f"{output.default_width} of " if 0 < output.default_width < output.width else ""
-    parts = [f"{default}{output.width}{' or fewer' if plan.matryoshka and output.activation == 'normalize' else ''}"]
-    if output.modes:
-        parts.append(" + ".join(output.modes))
-    if output.activated and output.activation != "identity":
-        parts.append({"normalize": "normalised"}.get(output.activation, output.activation))
-    return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
-def _interpreter() -> str:
-    """Return the path of this Python, relative to the working directory if it is inside."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

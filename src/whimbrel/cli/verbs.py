@@ -17,23 +17,17 @@ import typer
 from msgspec.structs import replace as replace_fields
 from rich.markup import escape
 
-from whimbrel.cli.options import (
-    OUTPUT_PANEL,
+from whimbrel.cli.flags import (
     AcceptConfig,
     Device,
     Dtype,
     Matryoshka,
     MaxLength,
-    ModelOption,
     PoolingArgument,
     RerankerOption,
     TokenizerOption,
-    flag,
-    need,
-    option,
-    read_pooling,
-    read_reranker,
 )
+from whimbrel.cli.options import OUTPUT_PANEL, ModelOption, flag, need, option, read_pooling, read_reranker
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:

@@ -86,7 +86,7 @@ class Comparison:
     cosine: float
     """Lowest cosine of a row with that of the reference; of scores, the cosine of all scores."""
     same_order: bool
-    """The pairs have the same order by similarity or by score, but for pairs that the reference does not tell apart."""
+    """The pairs have the same order by similarity or by score, except for pairs that the reference does not tell apart."""
     within: bool
     worst: int = 0
     """Number of the text, or pair, with the largest difference."""

@@ -1,6 +1,7 @@
-"""Dialects: the APIs of other servers as pure functions over bytes, and the table ROUTES of all their routes.
+"""Dialects: the APIs of other servers as pure functions over bytes, and the table of them.
 
-A dialect knows Request, Result and the error tree; it knows nothing of HTTP servers, engines or tensors.
+A dialect knows Request, Result and the error tree; it knows nothing of HTTP servers, engines, tensors or other dialects: the
+parts that several share stand in `common`. A dialect that repeats a route of another is given it here.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from whimbrel.dialects import (
     nvidia,
     ollama,
     openai,
-    rerank,
     tei,
     vllm,
     voyage,
@@ -26,14 +26,6 @@ from whimbrel.dialects.common.responses import JSON, Response, ServedModel
 from whimbrel.dialects.common.route import API, MESSAGE_PACK, GetRoute, Route
 
 __all__ = ["API", "APIS", "GET_ROUTES", "JSON", "MESSAGE_PACK", "ROUTES", "GetRoute", "Response", "Route", "ServedModel"]
-
-_DIALECTS: Final = (openai, native, rerank, tei, ollama, cohere, voyage, jina, vllm, infinity, mixedbread, nvidia, llama_cpp)
-
-ROUTES: Final[tuple[Route, ...]] = tuple(route for dialect in _DIALECTS for route in dialect.ROUTES)
-GET_ROUTES: Final[tuple[GetRoute, ...]] = (*ollama.GET_ROUTES, *vllm.GET_ROUTES, *infinity.GET_ROUTES)
-
-_JINA_RERANK: Final = tuple(route for route in rerank.ROUTES if route.path == "/v1/rerank")
-_VLLM_SCORE: Final = tuple(route for route in rerank.ROUTES if route.path != "/v1/rerank")
 
 APIS: Final = (
     API(
@@ -47,19 +39,21 @@ APIS: Final = (
         native.ROUTES,
     ),
     API("Cohere", "Versions 1 and 2, for texts.", cohere.ROUTES),
-    API("Jina", "Vectors of texts and of tokens, and rerank.", (*jina.ROUTES, *_JINA_RERANK)),
     API("Voyage", "Vectors in several types of numbers, and rerank.", voyage.ROUTES),
+    API("Jina", "Vectors of texts and of tokens, and rerank.", jina.ROUTES),
+    API("TEI", "The API of text-embeddings-inference. Its `/v1/embeddings` is OpenAI's.", tei.routes(openai.EMBEDDINGS)),
     API(
         "vLLM",
         "The routes of pooling models. `/v1/embeddings` is OpenAI's, `/v1/rerank` Jina's, `/v2/rerank` Cohere's.",
-        (*vllm.ROUTES, *_VLLM_SCORE),
+        vllm.routes(openai.EMBEDDINGS),
         vllm.GET_ROUTES,
     ),
-    API("TEI", "The API of text-embeddings-inference. Its `/v1/embeddings` is OpenAI's.", tei.ROUTES),
     API("Ollama", "The part of its API that embeds. Its `/v1/embeddings` is OpenAI's.", ollama.ROUTES, ollama.GET_ROUTES),
     API("Infinity", "Bodies with `raw_scores`. Its `/embeddings` is listed with TEI.", infinity.ROUTES, infinity.GET_ROUTES),
     API("Mixedbread", "Rerank with texts in `input`. Its `/v1/embeddings` is OpenAI's.", mixedbread.ROUTES),
     API("NVIDIA", "NIM's ranking, also at `/v1/retrieval/{model}/reranking`. Its `/v1/embeddings` is OpenAI's.", nvidia.ROUTES),
     API("llama.cpp", "Its own path of embeddings and its paths of rerank. Its `/v1/embeddings` is OpenAI's.", llama_cpp.ROUTES),
 )
-"""The APIs in the order of /docs. Each route of ROUTES and of GET_ROUTES is listed with one of them."""
+"""The APIs in the order of /docs. Of several that share a path, the first takes a body that has fields of more than one."""
+ROUTES: Final[tuple[Route, ...]] = tuple(route for api in APIS for route in api.routes)
+GET_ROUTES: Final[tuple[GetRoute, ...]] = tuple(page for api in APIS for page in api.get_routes)

@@ -1,6 +1,6 @@
 """Cohere's embed and rerank APIs, versions 2 and 1, for texts. Pure functions over bytes.
 
-/embed truncates texts at their end by default and takes up to 2,048 texts. /rerank takes the fields of Jina and vLLM too, and
+/embed truncates texts at their end by default. /rerank takes the fields of Jina and vLLM too, and
 refuses options that would run a long document in several chunks. Unknown fields are ignored.
 Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types).
 """
@@ -9,20 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Annotated, Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from uuid import uuid4
 
 import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import Columns, ModelName, check_count, decode, is_packed, parse_texts, prompt_for_task
-from whimbrel.dialects.common.body_rules import MAX_IDS, MAX_INPUTS, Rule, narrowed, only, present
-from whimbrel.dialects.common.hosted import check_bits, quantize
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.cuts import CUTS
+from whimbrel.dialects.common.input_types import prompt_for_task
+from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Route
-from whimbrel.dialects.openai import CUTS, Usage
-from whimbrel.dialects.rerank import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.dialects.common.rules import MAX_IDS, MAX_INPUTS, Schema, count, holds, only, present, schema
+from whimbrel.dialects.common.texts import Columns, ModelName, parse_texts
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
@@ -32,38 +35,43 @@ from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
 from whimbrel.wire import base64_rows, to_json
 
+Cut: TypeAlias = Annotated[
+    Literal["NONE", "START", "END"] | None,
+    Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
+]
+_TEXTS: Final = count(MAX_INPUTS, " inputs")
+_NO_IMAGES: Final = "this server takes texts, no images."
+
 
 class CohereContent(msgspec.Struct, frozen=True):
     """A piece of an input."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (present("text"),)
-    type: Annotated[str, narrowed(enum=["text"])]
+    RULES: ClassVar[tuple[Schema, ...]] = (present("text"),)
+    type: Annotated[str, schema(enum=["text"])]
     text: str | None = None
 
 
 class CohereInput(msgspec.Struct, frozen=True):
     """An input as an object."""
 
-    content: Annotated[list[CohereContent], narrowed(minItems=1, maxItems=1)]
+    content: Annotated[list[CohereContent], schema(minItems=1, maxItems=1)]
 
 
 class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v2/embed, and of POST /v1/embed where it has `texts`."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar[tuple[Schema, ...]] = (
         {"anyOf": [only("texts", of=("texts", "inputs")), only("inputs", of=("texts", "inputs"))]},
     )
     model: ModelName = None
-    texts: Annotated[list[str] | None, Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)] = (
-        None
-    )
+    texts: Annotated[list[str] | None, _TEXTS.says("At most {most} texts.")] = None
     inputs: Annotated[
         list[CohereInput] | None,
-        Meta(description="The same as `texts`, each an object with one content, a text."),
-        narrowed(minItems=1, maxItems=MAX_INPUTS),
+        _TEXTS.says("The same as `texts`, each an object with one content, a text."),
     ] = None
     images: Annotated[
-        list[str] | None, Meta(description="Rejected: the models served here take texts."), narrowed(maxItems=0)
+        list[str] | None,
+        holds(lambda images: not images, _NO_IMAGES, maxItems=0).says("Rejected: the models served here take texts."),
     ] = None
     input_type: Annotated[
         str | None,
@@ -84,10 +92,7 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     max_tokens: Annotated[
         Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's maximum.")
     ] = None
-    truncate: Annotated[
-        Literal["NONE", "START", "END"] | None,
-        Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
-    ] = None
+    truncate: Cut = None
     priority: Annotated[
         Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, Meta(description="Requests with lower numbers run first.")
     ] = None
@@ -146,7 +151,8 @@ class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/detokenize."""
 
     tokens: Annotated[
-        list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(description="At most 524,288 token ids."), narrowed(maxItems=MAX_IDS)
+        list[Annotated[int, Meta(ge=0, lt=2**31)]],
+        count(MAX_IDS, " token ids", least=0).says("At most {most} token ids."),
     ]
     model: ModelName = None
 
@@ -161,17 +167,15 @@ class CohereText(msgspec.Struct):
 class CohereClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/classify where it has `inputs`."""
 
-    inputs: Annotated[list[str], Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)]
+    inputs: Annotated[list[str], count(MAX_INPUTS, " texts").says("At most {most} texts.")]
     model: ModelName = None
     examples: Annotated[
         list[dict[str, Any]] | None,
-        Meta(description="Rejected: a model's classes are those that it was trained for."),
-        narrowed(maxItems=0),
+        holds(
+            lambda examples: not examples, "are not learnt from here; serve a classifier, and leave them out.", maxItems=0
+        ).says("Rejected: a model's classes are those that it was trained for."),
     ] = None
-    truncate: Annotated[
-        Literal["NONE", "START", "END"] | None,
-        Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
-    ] = None
+    truncate: Cut = None
 
 
 class CohereConfidence(msgspec.Struct):
@@ -204,7 +208,7 @@ class CohereClassifyResponse(msgspec.Struct):
 class CohereSpans(msgspec.Struct, frozen=True):
     """The choice of spans of documents."""
 
-    mode: Annotated[str, narrowed(enum=["disabled"])]
+    mode: Annotated[str, schema(enum=["disabled"])]
 
 
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
@@ -219,8 +223,11 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
 
     rank_fields: Annotated[
         list[str] | None,
-        Meta(description="The fields of documents that are ranked; only `text` is accepted."),
-        narrowed(enum=[None, ["text"]]),
+        holds(
+            lambda fields: fields == ["text"],
+            'only ["text"] is known here; join the fields to one text.',
+            enum=[None, ["text"]],
+        ).says("The fields of documents that are ranked; only `text` is accepted."),
     ] = None
     max_chunks_per_doc: Annotated[
         Annotated[int, Meta(ge=1)] | None,
@@ -264,7 +271,6 @@ def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
             dimensions=body.output_dimension,
             truncate=CUTS.get(body.truncate, "right"),
             max_tokens=None if body.max_tokens is None else min(body.max_tokens, model.plan.max_length),
-            priority=body.priority or 0,
             **_purpose(model.card, body.input_type),
         )
 
@@ -280,8 +286,8 @@ def _purpose(card: Card, word: str | None) -> dict[str, Any]:
 
 
 def _texts(body: CohereEmbedRequest) -> list[str]:
-    if body.images or body.input_type == "image":
-        raise InvalidRequest("this server takes texts, no images.", param="images" if body.images else "input_type")
+    if body.input_type == "image":
+        raise InvalidRequest(_NO_IMAGES, param="input_type")
     if (body.texts is None) == (body.inputs is None):
         raise InvalidRequest("give either texts or inputs.", param="texts")
     if body.inputs is None:
@@ -344,9 +350,6 @@ _VERSION_1: Final = {"api_version": {"version": "1"}}
 
 def parse_classify(raw: bytes) -> tuple[CohereClassifyRequest, Callable[[ServedModel], Request]]:
     body = decode(CohereClassifyRequest, raw)
-    if body.examples:
-        raise InvalidRequest("are not learnt from here; serve a classifier, and leave them out.", param="examples")
-    check_count(len(body.inputs), MAX_INPUTS, " texts", param="inputs")
 
     def request(model: ServedModel) -> Request:
         model.card.output("scores")
@@ -397,8 +400,6 @@ def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
 
 def parse_rerank_v1(raw: bytes) -> tuple[CohereRerankRequestV1, Request]:
     body = decode(CohereRerankRequestV1, raw, packed=is_packed(raw))
-    if body.rank_fields not in (None, ["text"]):
-        raise InvalidRequest('only ["text"] is known here; join the fields to one text.', param="rank_fields")
     cuts = True if body.truncate is None and body.max_chunks_per_doc == 1 else body.truncate
     return body, request_of(replace(body, truncate=cuts))
 

@@ -17,14 +17,16 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, check_count, decode, is_packed
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
+from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pair_inputs import text_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names, usage
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Route
-from whimbrel.dialects.openai import DetailedError, Model, Usage, render_detailed_error
-from whimbrel.dialects.rerank import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
-from whimbrel.dialects.tei.scores import Prediction, activation_of, apply, predict
+from whimbrel.dialects.common.rules import MAX_INPUTS, count
+from whimbrel.dialects.common.texts import ModelName
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
@@ -53,7 +55,7 @@ class InfinityRerankResponse(msgspec.Struct):
 class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /classify where it has `raw_scores`."""
 
-    input: Annotated[list[str], Meta(description="At most 2,048 texts."), narrowed(minItems=1, maxItems=MAX_INPUTS)]
+    input: Annotated[list[str], count(MAX_INPUTS, " texts", fault=InvalidRequest).says("At most {most} texts.")]
     model: ModelName = None
     raw_scores: _Raw = False
 
@@ -69,9 +71,13 @@ class InfinityClassifyResponse(msgspec.Struct):
     object: Literal["classify"] = "classify"
 
 
-class InfinityModel(Model, kw_only=True):
+class InfinityModel(msgspec.Struct, kw_only=True):
     """One model of GET /models. Infinity's clients take no other owner."""
 
+    id: str
+    created: int
+    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
+    object: Literal["model"] = "model"
     owned_by: str = "infinity"
     capabilities: list[Literal["embed", "rerank", "classify"]]
     backend: str = "torch"
@@ -91,7 +97,7 @@ def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedMod
 
     def with_activation(model: ServedModel) -> Request:
         output = model.card.outputs.get("scores")
-        return request if output is None else replace(request, activate=activation_of(body.raw_scores, None, model) is None)
+        return request if output is None else replace(request, activate=activation_of(body.raw_scores, model) is None)
 
     return body, with_activation
 
@@ -99,7 +105,7 @@ def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedMod
 def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     scores_NC = result.outputs.scores
     assert scores_NC is not None
-    activated_NC = apply(activation_of(body.raw_scores, None, model), scores_NC)
+    activated_NC = activate(activation_of(body.raw_scores, model), scores_NC)
     results = rank(body, result, documents=False)
     for each in results:
         number: int = each["index"]
@@ -110,20 +116,17 @@ def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedMode
 
 def parse_classify(raw: bytes) -> tuple[InfinityClassifyRequest, Callable[[ServedModel], Request]]:
     body = decode(InfinityClassifyRequest, raw)
-    if not body.input:
-        raise InvalidRequest("is an empty list; give at least one text.", param="input")
-    check_count(len(body.input), MAX_INPUTS, " texts", param="input")
 
     def request(model: ServedModel) -> Request:
         model.card.output("scores")
-        activate = activation_of(body.raw_scores, None, model) is None
+        activate = activation_of(body.raw_scores, model) is None
         return Request(body.input, ("scores",), activate=activate, truncate="right")
 
     return body, request
 
 
 def render_classify(body: InfinityClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    classes = predict(result, model, activation_of(body.raw_scores, None, model))
+    classes = predict(result, model, activation_of(body.raw_scores, model))
     return json_answer(_head("classify", model) | {"data": classes, "usage": usage(result)}, result)
 
 

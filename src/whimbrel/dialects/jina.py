@@ -1,7 +1,7 @@
-"""Jina's embeddings and multi-vector APIs, for texts. Pure functions over bytes.
+"""Jina's embeddings, multi-vector and rerank APIs, for texts. Pure functions over bytes.
 
 Texts that exceed the limit are an error by default. Whimbrel's own fields of /v1/embeddings are accepted; unknown fields are
-ignored. OpenAI's route takes `late_chunking` and objects in `input` too. Jina's rerank API is /v1/rerank.
+ignored. OpenAI's route takes `late_chunking` and objects in `input` too.
 Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain.
 """
 
@@ -16,11 +16,15 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import SIDES, decode, prompt_for_task, text_request
-from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, render_error, status
+from whimbrel.dialects.common.input_types import SIDES, prompt_for_task
+from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.rerank import RERANK
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Route
-from whimbrel.dialects.openai import Usage
+from whimbrel.dialects.common.texts import text_request
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
@@ -178,4 +182,5 @@ ROUTES: Final = (
         parse_multi_vector, render_embeddings, response_type=JinaEmbeddingsResponse,
         made_for="multi_vector", example=f'{{{_EXAMPLE}, "input_type": "document"}}',
     ),
+    RERANK,
 )  # fmt: skip

@@ -13,11 +13,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects import rerank
-from whimbrel.dialects.common.bodies import ModelName, TokenInputs, decode, parse_texts
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
+from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
-from whimbrel.dialects.openai import OpenAIError, render_error
+from whimbrel.dialects.common.texts import ModelName, TokenInputs, parse_texts
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
@@ -37,7 +38,7 @@ class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
         Annotated[int, Meta(ge=-1, lt=2**31)] | None,
         Meta(
             description="The norm that vectors are divided by: 2 (default) the Euclidean, 1 the sum of absolute values, N the "
-            "p-norm of that N; 0 scales the largest absolute value to 32,760; -1 leaves them."
+            f"p-norm of that N; 0 scales the largest absolute value to {_INT16:,}; -1 leaves them."
         ),
     ] = None
 
@@ -83,10 +84,5 @@ _EMBEDDING: Final = Route(
 )  # fmt: skip
 ROUTES: Final = (
     _EMBEDDING,
-    *(
-        replace(route, path=path, summary="The same as /v1/rerank (llama.cpp).")
-        for path in ("/v1/reranking", "/reranking")
-        for route in rerank.ROUTES
-        if route.path == "/v1/rerank"
-    ),
+    *(replace(RERANK, path=path, summary="The same as /v1/rerank (llama.cpp).") for path in ("/v1/reranking", "/reranking")),
 )

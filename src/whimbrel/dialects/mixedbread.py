@@ -10,30 +10,32 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, decode, is_packed
-from whimbrel.dialects.common.body_rules import narrowed
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pair_inputs import Text
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, rank, request_of
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
-from whimbrel.dialects.openai import DetailedError, Usage, render_detailed_error
-from whimbrel.dialects.rerank import RERANK_TERMS, RerankRequest, rank, request_of
-from whimbrel.errors import Location, locate_pairs
+from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, count
+from whimbrel.dialects.common.texts import Instruction, ModelName
+from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
+
+_TEXTS: Final = count(MAX_PAIRS, " texts", empty="is empty; give at least one text.", fault=InvalidRequest)
 
 
 class MixedbreadRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/reranking where it has `input`."""
 
-    query: Annotated[str, narrowed(minLength=1)]
-    input: Annotated[
-        list[str], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
-    ]
+    query: Annotated[str, NOT_EMPTY.says()]
+    input: Annotated[list[str], LONGEST, _TEXTS.says("At most {most} texts.")]
     model: ModelName = None
     top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
     return_input: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
-    instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
+    instruction: Instruction = None
 
 
 class MixedbreadRank(msgspec.Struct):

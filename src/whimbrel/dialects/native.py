@@ -13,40 +13,35 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import (
-    AdapterName,
-    ModelName,
-    TextFields,
-    TextUse,
-    Truncation,
-    decode,
-    parse_texts,
-    text_request,
-)
-from whimbrel.dialects.common.body_rules import (
-    ID_LISTS,
-    IDS,
-    TEXT,
-    TEXT_PAIRS,
-    TEXTS,
-    Rule,
-    absent,
-    any_of,
-    narrowed,
-    never,
-    present,
-)
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.cuts import Truncation
+from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.responses import (
     SENT_OUTPUTS,
+    EncodingFormat,
     Response,
     ServedModel,
     binary_answer,
     encoded_outputs,
     json_answer,
-    usage,
 )
 from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
-from whimbrel.dialects.openai import EncodingFormat, OpenAIError, Usage, render_error
+from whimbrel.dialects.common.rules import (
+    ID_LISTS,
+    IDS,
+    TEXT,
+    TEXT_PAIRS,
+    TEXTS,
+    Schema,
+    absent,
+    any_of,
+    never,
+    present,
+    schema,
+    text_inputs,
+)
+from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, parse_texts, text_request
+from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import TooLarge
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -66,11 +61,10 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
 
     input: Annotated[
         str | list[str | int | list[int | str]],
-        Meta(
-            description="A text, a list of texts, a list of pairs of texts (query and document), a list of token ids, or a "
-            "list of such lists; at most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
+        text_inputs(TEXT, TEXTS, TEXT_PAIRS, IDS, ID_LISTS).says(
+            "A text, a list of texts, a list of pairs of texts (query and document), a list of token ids, or a list of such "
+            "lists; at most {most} inputs and {ids} ids. Token ids are taken as they are."
         ),
-        narrowed(any_of=(TEXT, TEXTS, TEXT_PAIRS, IDS, ID_LISTS)),
     ]
     outputs: Annotated[
         OutputName | list[OutputName] | None,
@@ -99,18 +93,16 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
         ByteOrder | None, Meta(description="The byte order of binary and base64 numbers. Default: `little`.")
     ] = None
     input_type: TextUse = None
-    instruction: Annotated[str | None, Meta(description="The task that a reranker with a template is told to judge by.")] = None
+    instruction: Instruction = None
     activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
-    max_active_dims: Annotated[
-        int | None, Meta(description="Keep the N largest entries of each sparse vector."), narrowed(minimum=1)
-    ] = None
+    max_active_dims: Annotated[int | None, schema("Keep the N largest entries of each sparse vector.", minimum=1)] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
-        Meta(
-            description="Merge similar token vectors of documents: a factor, which keeps about 1 / factor of them, or "
-            "parameters. Default: as the model does; `1` keeps all."
+        schema(
+            "Merge similar token vectors of documents: a factor, which keeps about 1 / factor of them, or parameters. Default: "
+            "as the model does; `1` keeps all.",
+            minimum=1,
         ),
-        narrowed(minimum=1),
     ] = None
     muvera: Annotated[
         bool | MuveraParameters | None,
@@ -249,31 +241,39 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     ] = None
 
 
+_MOST_LABELS: Final = f"At most {MAX_LABELS:,}, and {MAX_PAIRS:,} pairs of a text and a label."
+
+
+def _labels(about: str) -> Meta:
+    return schema(about, minItems=1, maxItems=MAX_LABELS, uniqueItems=True, items={"type": "string", "pattern": r"\S"})
+
+
 class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/classify."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(present("labels"), {"allOf": [absent("hypothesis_template"), never(multi_label={"const": True})]}),
         never(labels={"type": "array"}, activate={"const": False}),
         never(labels={"type": "array"}, input=TEXT_PAIRS),
     )
     input: Annotated[
         str | list[str | list[str]],
-        Meta(description="A text, a list of texts, or a list of pairs of texts; at most 2,048."),
-        narrowed(any_of=(TEXT, TEXTS, TEXT_PAIRS)),
+        text_inputs(TEXT, TEXTS, TEXT_PAIRS).says("A text, a list of texts, or a list of pairs of texts; at most {most}."),
     ]
     labels: Annotated[
         list[str] | None,
-        Meta(
-            description="Zero-shot classification: judge the texts by these labels instead of the model's classes. At most "
-            "1,000, and 10,000 pairs of a text and a label. For models for natural language inference (NLI)."
+        _labels(
+            f"Zero-shot classification: judge the texts by these labels instead of the model's classes. {_MOST_LABELS} For "
+            "models for natural language inference (NLI)."
         ),
-        narrowed(minItems=1, maxItems=MAX_LABELS, uniqueItems=True, items={"type": "string", "pattern": r"\S"}),
     ] = None
     hypothesis_template: Annotated[
         str | None,
-        Meta(description="The statement that a label becomes, with its place `{}`. Default: `This example is {}.`"),
-        narrowed(pattern=r"^[^{}]*\{\}[^{}]*$", maxLength=MAX_TEMPLATE),
+        schema(
+            "The statement that a label becomes, with its place `{}`. Default: `This example is {}.`",
+            pattern=r"^[^{}]*\{\}[^{}]*$",
+            maxLength=MAX_TEMPLATE,
+        ),
     ] = None
     multi_label: Annotated[
         bool | None, Meta(description="Judge each label alone, so that several may be true. Default: the scores sum to 1.")
@@ -302,31 +302,24 @@ class ClassifyResponse(msgspec.Struct):
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Body of POST /v1/token_classify."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(present("labels"), absent("threshold")),
         never(labels={"type": "array"}, activate={"const": False}),
         never(labels={"type": "array"}, aggregation={"enum": ["none", "first", "average", "max"]}),
     )
 
-    input: Annotated[
-        str | list[str], Meta(description="A text, or a list of at most 2,048 texts."), narrowed(any_of=(TEXT, TEXTS))
-    ]
+    input: Annotated[str | list[str], text_inputs(TEXT, TEXTS).says("A text, or a list of at most {most} texts.")]
     aggregation: Annotated[
         Literal["none", "simple", "first", "average", "max"],
         Meta(description="How token labels are grouped into entities, as in transformers."),
     ] = "simple"
     labels: Annotated[
         list[str] | None,
-        Meta(
-            description="Find entities of these labels instead of the model's classes. At most 1,000, and 10,000 pairs of a "
-            "text and a label. For GLiNER models."
-        ),
-        narrowed(minItems=1, maxItems=MAX_LABELS, uniqueItems=True, items={"type": "string", "pattern": r"\S"}),
+        _labels(f"Find entities of these labels instead of the model's classes. {_MOST_LABELS} For GLiNER models."),
     ] = None
     threshold: Annotated[
         float | None,
-        Meta(description="The score that entities of `labels` exceed. Default: 0.5."),
-        narrowed(minimum=0, maximum=1),
+        schema("The score that entities of `labels` exceed. Default: 0.5.", minimum=0, maximum=1),
     ] = None
 
 

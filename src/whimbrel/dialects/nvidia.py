@@ -12,13 +12,16 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ModelName, check_count, decode
-from whimbrel.dialects.common.body_rules import narrowed
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, usage
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.cuts import CUTS
+from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.pairs import RERANK_TERMS, pair_scores
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import PLACEHOLDERS, Route
-from whimbrel.dialects.openai import CUTS, DetailedError, Usage, render_detailed_error
-from whimbrel.dialects.rerank import RERANK_TERMS, pair_scores
-from whimbrel.errors import InvalidRequest, locate_pairs
+from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, check, count
+from whimbrel.dialects.common.texts import ModelName
+from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.errors import Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Request
@@ -34,7 +37,7 @@ class Passage(msgspec.Struct, frozen=True):
 class RankingQuery(msgspec.Struct, frozen=True):
     """The query as an object."""
 
-    text: Annotated[str, narrowed(minLength=1)]
+    text: Annotated[str, NOT_EMPTY.says()]
 
 
 class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +45,9 @@ class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     query: RankingQuery
     passages: Annotated[
-        list[Passage], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
+        list[Passage],
+        LONGEST,
+        count(MAX_PAIRS, " passages", empty="is an empty list; give at least one passage.").says("At most {most} texts."),
     ]
     model: ModelName = None
     truncate: Annotated[
@@ -67,11 +72,7 @@ class RankingResponse(msgspec.Struct):
 
 def parse_ranking(raw: bytes) -> tuple[RankingRequest, Callable[[ServedModel], Request]]:
     body = decode(RankingRequest, raw)
-    if not body.query.text:
-        raise InvalidRequest("is empty.", param="query.text")
-    if not body.passages:
-        raise InvalidRequest("is an empty list; give at least one passage.", param="passages")
-    check_count(len(body.passages), MAX_PAIRS, " passages", param="passages")
+    check(body.query, Location("query"))
     pairs = [(body.query.text, each.text) for each in body.passages]
 
     def request(model: ServedModel) -> Request:

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import check_count, decode
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, narrowed
+from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
+from whimbrel.dialects.common.rules import MAX_INPUTS, count, holds, schema
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
@@ -38,8 +38,10 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
     model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
     options: Annotated[
         dict[str, Any] | None,
-        Meta(description="`num_ctx` is the limit of tokens per text, up to the model's maximum."),
-        narrowed(properties={"num_ctx": {"type": ["integer", "null"], "minimum": 0}} | dict.fromkeys(_CHANGES_NUMBERS, False)),
+        schema(
+            "`num_ctx` is the limit of tokens per text, up to the model's maximum.",
+            properties={"num_ctx": {"type": ["integer", "null"], "minimum": 0}} | dict.fromkeys(_CHANGES_NUMBERS, False),
+        ),
     ] = None
     keep_alive: Annotated[float | str | None, Meta(description="Accepted and ignored: models stay loaded.")] = None
 
@@ -49,8 +51,9 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
 
     input: Annotated[
         str | list[str] | None,
-        Meta(description="A text or at most 2,048 texts. Without any, or for an empty text, there are no vectors."),
-        narrowed(maxItems=MAX_INPUTS),
+        count(MAX_INPUTS, " inputs", least=0).says(
+            "A text or at most {most} texts. Without any, or for an empty text, there are no vectors."
+        ),
     ] = None
     truncate: Annotated[
         bool | None,
@@ -58,8 +61,9 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     ] = None
     dimensions: Annotated[
         int | None,
-        Meta(description="Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all."),
-        narrowed(minimum=0),
+        holds(lambda number: number >= 0, "must be a number of columns, is {value:,}.", minimum=0).says(
+            "Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all."
+        ),
     ] = None
 
 
@@ -164,12 +168,8 @@ class VersionResponse(msgspec.Struct):
 def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
     body = decode(OllamaEmbedRequest, raw)
     texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
-    check_count(len(texts), MAX_INPUTS, " inputs", param="input")
     truncate: Truncate = "never" if body.truncate is False else "right"
-    dimensions = body.dimensions or None
-    if dimensions is not None and dimensions < 0:
-        raise InvalidRequest(f"must be a number of columns, is {dimensions:,}.", param="dimensions")
-    return body, _request(body, texts, truncate=truncate, dimensions=dimensions, normalize=True)
+    return body, _request(body, texts, truncate=truncate, dimensions=body.dimensions or None, normalize=True)
 
 
 def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:

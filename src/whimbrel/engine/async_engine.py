@@ -22,6 +22,7 @@ from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import TokenInfo
 
 P = ParamSpec("P")
@@ -90,10 +91,10 @@ class AsyncEngine:
     classify = _async_method(scoring.classify)
     token_classify = _async_method(scoring.token_classify)
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
         """Answer one request. Cancelling it drops what has not been computed yet."""
-        self._engine.check_admission(request)
-        tokenized = await self._preprocessor.preprocess(request)
+        self._engine.check_admission(request, scheduling)
+        tokenized = await self._preprocessor.preprocess(request, scheduling)
         return await asyncio.wrap_future(await self._submit(tokenized))
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:

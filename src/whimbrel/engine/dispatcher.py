@@ -32,6 +32,7 @@ from whimbrel.telemetry.trace import count, observe
 from whimbrel.types.batch import RowCount
 from whimbrel.types.plan import Plan
 from whimbrel.types.result import Timings
+from whimbrel.types.scheduling import Scheduling
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +93,13 @@ class Dispatcher:
             if scheduling.deadline <= perf_counter():
                 raise _deadline_exceeded()
             if not admitted:
-                self._admit(
-                    job.num_tokens,
-                    scheduling.priority,
-                    scheduling.tenant,
-                    num_bytes=job.num_bytes,
-                    returns=scheduling.waited > 0,
-                )
+                self._admit(job.num_tokens, scheduling, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
             self._scheduler.add(
                 job,
                 job.seqs,
+                job.num_tokens,
                 priority=scheduling.priority,
                 deadline=scheduling.deadline,
                 tenant=scheduling.tenant,
@@ -115,24 +111,24 @@ class Dispatcher:
         weak = ref(job)  # the Future must not keep alive the job that keeps the Future
         job.future.add_done_callback(lambda future: self._on_cancel(weak()) if future.cancelled() else None)
 
-    def check_admission(self, num_seqs: int, priority: int, tenant: str, *, returns: bool = False) -> None:
+    def check_admission(self, num_seqs: int, scheduling: Scheduling) -> None:
         """Raise Overloaded if a request of `num_seqs` texts would be refused, before anything is done for it."""
         self._check_process()
         with self._lock:
-            self._admit(num_seqs, priority, tenant, returns=returns)
+            self._admit(num_seqs, scheduling)
 
     def _check_process(self) -> None:
         """Raise Unavailable in a forked child, before it waits for a lock that no thread there can release."""
         if os.getpid() != self._process:
             raise Unavailable("the engine was loaded before a fork, and its threads stayed behind; load it afterwards.")
 
-    def _admit(self, tokens: int, priority: int, tenant: str, *, num_bytes: int = 0, returns: bool) -> None:
+    def _admit(self, tokens: int, scheduling: Scheduling, *, num_bytes: int = 0) -> None:
         scheduler = self._scheduler
         if not scheduler.queued_tokens:
             return  # an empty queue admits everything
-        ahead = scheduler.tokens_ahead(tokens, priority, tenant=tenant)
+        ahead = scheduler.tokens_ahead(tokens, scheduling.priority, tenant=scheduling.tenant)
         queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
-        small, jitter = scheduler.is_small(tokens), random.random()  # noqa: S311
+        small, returns, jitter = scheduler.is_small(tokens), scheduling.waited > 0, random.random()  # noqa: S311
         admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, returns=returns, jitter=jitter)
 
     # Batches out

@@ -45,6 +45,7 @@ from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result, Timings
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq
 
 if TYPE_CHECKING:
@@ -108,7 +109,7 @@ class Engine:
             adapters=options.get("adapters"),
             tokenizer=options.get("tokenizer"),
         )
-        progress("importing PyTorch")  # not before: what is wrong with a model's name or its files is said in no time
+        progress("importing PyTorch")  # not before: faults of a model's name or its files are told at once
         from whimbrel.model.runner import probe
 
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
@@ -151,27 +152,27 @@ class Engine:
     classify = _sync_method(scoring.classify)
     token_classify = _sync_method(scoring.token_classify)
 
-    def run(self, request: Request) -> Result:
+    def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
         """Answer one request; blocks. Interrupted, it drops what has not run yet."""
-        future = self.submit(request)
+        future = self.submit(request, scheduling)
         try:
             return future.result()
         except BaseException:
             future.cancel()
             raise
 
-    def submit(self, request: Request, *, received: float | None = None) -> Future[Result]:
+    def submit(self, request: Request, scheduling: Scheduling = ORDINARY, *, received: float | None = None) -> Future[Result]:
         """Tokenize a request and queue it. Cancelling the Future drops what has not run yet.
 
         `received` is when the request came (perf_counter), for its timings; by default now. Raises InvalidRequest, TooLong,
         TooLarge, Overloaded, Unavailable, DeadlineExceeded.
         """
-        self.check_admission(request)
-        return self.submit_tokenized(self.preprocessor.preprocess(request, received=received))
+        self.check_admission(request, scheduling)
+        return self.submit_tokenized(self.preprocessor.preprocess(request, scheduling, received=received))
 
-    def check_admission(self, request: Request) -> None:
+    def check_admission(self, request: Request, scheduling: Scheduling) -> None:
         """Raise Overloaded if a request would be refused, before anything is done for it."""
-        self._dispatcher.check_admission(request.num_inputs, request.priority, request.tenant, returns=request.waited > 0)
+        self._dispatcher.check_admission(request.num_inputs, scheduling)
 
     def submit_tokenized(
         self, request: EngineRequest, *, out: NDArray[np.uint8] | None = None, origin: object = None, admitted: bool = False

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from math import inf
 from typing import Any, Final, Protocol, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher, ReturnRows, ReturnRowsWithOffsets, response_layout
@@ -19,25 +18,10 @@ from whimbrel.outputs.rows import OutputRows, RowSelection
 from whimbrel.types.batch import Batch
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Result, Timings
-from whimbrel.types.seq import Seq
+from whimbrel.types.scheduling import ORDINARY, Scheduling
+from whimbrel.types.seq import Seq, count_tokens
 
 _ID_BYTES: Final = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """The time at which a request runs, and the seqs beside which it may run."""
-
-    priority: int = 0
-    """Lower numbers run first."""
-    deadline: float = inf
-    """The time (perf_counter) from which the response is of no use."""
-    tenant: str = ""
-    """The caller whose share of the engine the request uses."""
-    waited: float = 0.0
-    """Seconds that the caller waited in earlier tries."""
-    suspects: Mapping[int, int] = field(default_factory=dict[int, int])
-    """Seqs that were on the device when an engine died, and the number of seqs that each may share a batch with."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -52,14 +36,16 @@ class EngineRequest:
     tokenize: float = 0.0
     """Seconds that tokenization took."""
     finish: Finish = field(default_factory=ReturnRows)
-    scheduling: Scheduling = field(default_factory=Scheduling)
+    scheduling: Scheduling = ORDINARY
     num_truncated: int = 0
-    num_tokens: int = field(init=False)
+    num_tokens: int = -1
+    """Tokens of all seqs, counted once; negative: they are counted here."""
     response: ResultLayout = field(init=False)
     """The layout of the response: the rows, or the scores of pairs."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "num_tokens", sum(seq.ids.size for seq in self.seqs))
+        if self.num_tokens < 0:
+            object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
         object.__setattr__(self, "response", response_layout(self.layout, self.finish))
 
     @property
@@ -100,7 +86,7 @@ class Job:
     def __post_init__(self) -> None:
         skipped = self.finisher.skipped_seqs
         self.seqs = [seq for seq in self.request.seqs if seq.index not in skipped] if skipped else self.request.seqs
-        self.num_tokens = sum(seq.ids.size for seq in self.seqs)
+        self.num_tokens = count_tokens(self.seqs) if skipped else self.request.num_tokens
         self.num_pending = len(self.seqs) + self.finisher.num_steps
 
     @property

@@ -3,9 +3,9 @@
 Theory of operation. If the jobs of a tenant shared its turns evenly, a small job would soon be done whatever waits beside it.
 But many equal jobs would all be done at the very end. So even sharing is only simulated. Each job that comes gets a *virtual
 finish*: the virtual time at which even sharing would finish it. The job with the least virtual finish runs. No job is done
-later than under even sharing, but for one seq; most are done sooner, and equal jobs in the order in which they came. While a
-tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active under
-even sharing.
+later than under even sharing by more than one seq; most are done sooner, and equal jobs in the order in which they came. While
+a tenant is served, its virtual time advances by the tokens served, divided by the number of jobs that would still be active
+under even sharing.
 
 A caller that gave up and comes back has waited before. Its job gets a *head start*: what even sharing would have given it
 meanwhile counts as served. So it runs before the jobs that came after its first try, and a caller whose patience is shorter
@@ -95,15 +95,15 @@ class FairQueue(Generic[K]):
         self._tenants: OrderedDict[str, _TenantQueue[K]] = OrderedDict()
         self._numbers = count()
 
-    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq], *, head_start: float = 0.0) -> None:
-        """Queue the seqs of a job that has none here, in the order in which they run.
+    def add(self, job: K, tenant_name: str, seqs: Sequence[Seq], tokens: int, *, head_start: float = 0.0) -> None:
+        """Queue the seqs of a job that has none here, of `tokens` tokens, in the order in which they run.
 
         `head_start` is the number of tokens that ran while the caller waited in earlier tries.
         """
         if not seqs:
             return
         tenant = self._tenants.setdefault(tenant_name, _TenantQueue())
-        queue = tenant.queues[job] = _JobQueue(job, deque(seqs), sum(seq.ids.size for seq in seqs))
+        queue = tenant.queues[job] = _JobQueue(job, deque(seqs), tokens)
         tenant.add(next(self._numbers), queue, head_start)
         tenant.tokens += queue.tokens
         self.tokens += queue.tokens

@@ -1,6 +1,6 @@
-"""Finish pool: the threads that run what is slow in finishers, such as late interaction and token pooling.
+"""Finish pool: the threads that run the slow work of finishers, such as late interaction and token pooling.
 
-Who collects a batch must go on soon, and only scatters its rows. Everything else of a finisher runs here, a few
+The thread that collects a batch must go on soon, and only scatters its rows. Everything else of a finisher runs here, a few
 steps of a job at a time, so that the steps of others come between them. Knows no lanes and no batches in flight.
 """
 
@@ -24,7 +24,7 @@ from whimbrel.outputs.rows import BatchOutput
 _log = logging.getLogger("whimbrel")
 
 _UNFINISHED_PER_LANE: Final = 8
-"""Deliveries that may wait for a thread. Then who delivers waits too, so that vectors do not pile up."""
+"""Deliveries that may wait for a thread. Beyond it the thread that delivers rows waits too, so that vectors do not pile up."""
 
 
 class FinishPool:

@@ -228,7 +228,7 @@ class Lanes:
         self._observer.ended(flight.observer_slot)
         seconds = perf_counter() - flight.started
         observe("compute", seconds, model=self._model)
-        num_tokens = sum(seq.ids.size for _, seq in flight.batch.items)
+        num_tokens = sum(tower.batch.num_tokens for tower in flight.towers)
         observe("batch_tokens", num_tokens, model=self._model)
         observe("batch_seqs", len(flight.batch.items), model=self._model)
         self._dispatcher.batch_done(num_tokens, {job for job, _ in flight.batch.items}, seconds)
@@ -279,7 +279,7 @@ class Lanes:
 
 
 class _Abandoned(Exception):
-    """Ends the launch of a text that nobody waits for any more."""
+    """Ends the launch of a text whose caller has left."""
 
 
 class _NoObserver:

@@ -34,7 +34,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.types.batch import RowCount
 from whimbrel.types.batch_memory import MAX_SHARED
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Seq, count_tokens
 
 K = TypeVar("K", bound=Hashable)
 
@@ -85,6 +85,7 @@ class Scheduler(Generic[K]):
         self,
         job: K,
         seqs: Sequence[Seq],
+        tokens: int,
         *,
         priority: int = 0,
         deadline: float = inf,
@@ -93,23 +94,23 @@ class Scheduler(Generic[K]):
         first: Container[int] = (),
         head_start: float = 0.0,
     ) -> None:
-        """Queue the seqs of one job, the longest first; called once per job. The dispatcher itself keeps batches that it
-        requeues.
+        """Queue the seqs of one job, of `tokens` tokens, the longest first; called once per job. The dispatcher itself keeps
+        batches that it requeues.
 
         The indices in `first` come before all others, e.g. the queries that documents are scored against. `suspects` maps the
         index of a seq to the number of seqs that a batch with it may have. `head_start` is as in FairQueue.
         """
         if not seqs:
             return
-        tokens = sum(seq.ids.size for seq in seqs)
         ordered = sorted(seqs, key=lambda seq: (seq.index not in first, -seq.ids.size))
         suspect_seqs = [seq for seq in ordered if seq.index in suspects]
         rest = [seq for seq in ordered if seq.index not in suspects]
         num_queues = bool(suspect_seqs) + bool(rest)
         entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, num_queues, next(self._numbers))
         level = self._level(priority)
-        level.queues["suspect"].add(job, tenant, suspect_seqs, head_start=head_start)
-        level.queues[entry.kind].add(job, tenant, rest, head_start=head_start)
+        suspect_tokens = count_tokens(suspect_seqs)
+        level.queues["suspect"].add(job, tenant, suspect_seqs, suspect_tokens, head_start=head_start)
+        level.queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
         if deadline < inf:

@@ -17,9 +17,9 @@ import torch
 import transformers
 from torch import Tensor, nn
 
+from whimbrel.model.fallback.trials import note_unstable
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear
-from whimbrel.model.ops.trials import note_unstable
 
 hf: Final[Any] = transformers
 """transformers without types: most of it is untyped."""

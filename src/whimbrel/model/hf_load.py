@@ -25,10 +25,10 @@ from whimbrel.checkpoint.config.reader import read_config, refuse_undeclared
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.left_out import FAMILY_HEADS, TASK_HEADS
 from whimbrel.errors import CheckpointError
+from whimbrel.model.fallback.trials import unrecorded
 from whimbrel.model.hf import ATTENTION_NAME, HFForward, HFModel, hf
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.linear import round_up_rows
-from whimbrel.model.ops.trials import unrecorded
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, pack
 from whimbrel.types.card import Card

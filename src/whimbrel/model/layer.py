@@ -13,12 +13,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from whimbrel.model.fallback.row_blocks import MAX_BLOCK
+from whimbrel.model.kernels.library import FUSED, kernels
+from whimbrel.model.layer_call import LayerCall, LayerParts
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
-from whimbrel.model.ops.kernels import FUSED, kernels
-from whimbrel.model.ops.layer_call import LayerCall, LayerParts
 from whimbrel.model.ops.linear import Linear, Norm, gate
 from whimbrel.model.ops.positions import Angles, norm_and_rotate
-from whimbrel.model.ops.row_blocks import MAX_BLOCK
 from whimbrel.types.heads import Activation
 
 

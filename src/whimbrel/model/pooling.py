@@ -15,8 +15,8 @@ from typing import Final, Literal, TypeAlias, cast
 import torch
 from torch import Tensor
 
+from whimbrel.model.kernels.library import kernels_for
 from whimbrel.model.ops.activations import in_blocks
-from whimbrel.model.ops.kernels import kernels_for
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.types.card import Output, PoolingMode
 from whimbrel.types.heads import Head, OutputActivation

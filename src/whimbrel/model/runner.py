@@ -31,17 +31,17 @@ from torch import Tensor
 
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.errors import Unavailable
+from whimbrel.model.cpu import cpu
+from whimbrel.model.fallback.prepacked import prepacked_problem, version_note
+from whimbrel.model.fallback.trials import loading
 from whimbrel.model.forward import Forward, pad
+from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.cpu import cpu
-from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
-from whimbrel.model.ops.prepacked import prepacked_problem, version_note
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.ops.team import Team, num_helpers
 from whimbrel.model.ops.tile_products import find_tile_products
-from whimbrel.model.ops.trials import loading
 from whimbrel.model.pooling import DeviceRowSelection, Pooling
 from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.model.transformer import Transformer
@@ -62,8 +62,8 @@ _ONE_CALL: Final = 2**29
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Pending:
-    """Launched batch. `rows` may be read after `done`; None: at once."""
+class LaunchedBatch:
+    """A batch on the device. `rows` may be read after `done`; None: at once."""
 
     rows: Mapping[OutputName, Tensor]
     finite: Mapping[OutputName, Tensor]
@@ -139,7 +139,7 @@ class Runner:
 
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
-    ) -> Pending:
+    ) -> LaunchedBatch:
         """Run a batch. Raises MemoryError, or Unavailable if the device is lost.
 
         `between_layers` is called between any two layers, in this thread; on a CPU it may launch another batch.
@@ -159,7 +159,7 @@ class Runner:
     @torch.inference_mode()
     def _launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
-    ) -> Pending:
+    ) -> LaunchedBatch:
         hidden_RD = self._forward(batch, between_layers)
         poolings = self._poolings[batch.tower]
         rows: dict[OutputName, Tensor] = {
@@ -187,12 +187,12 @@ class Runner:
 
     def _copy_back(
         self, rows: Mapping[OutputName, Tensor], selections: Mapping[OutputName, RowSelection], tower: int
-    ) -> Pending:
+    ) -> LaunchedBatch:
         """Copy rows to the host; of outputs that stay on the device, only the mask of finite rows."""
         kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
         if self._copies is None:
-            return Pending(rows, finite, selections, tower, None)
+            return LaunchedBatch(rows, finite, selections, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             copied: dict[OutputName, Tensor] = {
@@ -201,7 +201,7 @@ class Runner:
             done = torch.cuda.Event()
             done.record(self._copies)
         pending: dict[OutputName, Tensor] = {name: rows[name] if name in kept else copied[name] for name in rows}
-        return Pending(pending, {name: copied[name] for name in kept}, selections, tower, done)
+        return LaunchedBatch(pending, {name: copied[name] for name in kept}, selections, tower, done)
 
     def _to_host(self, x: Tensor) -> Tensor:
         assert self._copies is not None
@@ -210,7 +210,7 @@ class Runner:
         x.record_stream(self._copies)
         return copied
 
-    def collect(self, pending: Pending) -> dict[OutputName, OutputRows]:
+    def collect(self, pending: LaunchedBatch) -> dict[OutputName, OutputRows]:
         """Wait for a launched batch and return its rows, in the order of its seqs. Raises MemoryError and Unavailable."""
         if (done := pending.done) is not None:
             self._map_errors(done.synchronize)

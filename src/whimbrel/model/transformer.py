@@ -24,12 +24,12 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.adapters import Adapters
 from whimbrel.model.experts import load_experts, load_gated_experts
 from whimbrel.model.families import FAMILIES, WeightRole
+from whimbrel.model.kernels.library import kernels, kernels_for
 from whimbrel.model.latent import load_latent
 from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows, added
+from whimbrel.model.layer_call import LayerCall
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
-from whimbrel.model.ops.kernels import kernels, kernels_for
-from whimbrel.model.ops.layer_call import LayerCall
 from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
 from whimbrel.model.ops.quantization import Quantization

@@ -4,7 +4,7 @@
 
 It has no network where the system lets it give that up, and ends with the process PARENT that started it. It loads pickles with
 `weights_only=True`, which makes tensors and runs nothing. Each FILE of FOLDER is written to OUT as NEW, a file of safetensors
-with the same tensors and bits. It prints one line of JSON: the names of the tensors of each file, or what is wrong.
+with the same tensors and bits. It prints one line of JSON: the names of the tensors of each file, or the error.
 """
 
 from __future__ import annotations

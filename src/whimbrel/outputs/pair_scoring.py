@@ -10,8 +10,8 @@ Shapes: P pairs, N distinct texts of a side.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import cast
+from dataclasses import dataclass
+from typing import Final, cast
 
 import numpy as np
 
@@ -74,38 +74,44 @@ def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity
 class PairSide:
     """The distinct queries of pairs, or the distinct documents: texts, and stored vectors."""
 
-    request: Request
+    input_type: InputType
+    texts: list[str]
     stored: tuple[StoredVectors, ...]
     index_P: Int32Array
-    """The text of each pair; numbers from `len(first_N)` on are stored vectors."""
+    """The text of each pair; numbers from `len(texts)` on are stored vectors."""
     first_N: list[int]
-    part: int
+    """The first pair of each text."""
 
     def locate(self, location: Location) -> Location:
         """Return the location of a text as a part of its first pair."""
-        return location if location.item is None else Location("input", self.first_N[location.item], self.part)
+        return (
+            location if location.item is None else Location("input", self.first_N[location.item], _PARTS.index(self.input_type))
+        )
 
     def text_indices(self, first_text: int, first_stored: int) -> Int32Array:
         """Return `index_P` with texts numbered from `first_text` on and stored vectors from `first_stored` on: (P,)."""
-        num_texts = len(self.first_N)
+        num_texts = len(self.texts)
         return np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_stored).astype(
             np.int32
         )
 
 
-def split_pairs(request: Request, output: OutputName, width: int) -> tuple[PairSide, PairSide]:
-    """Return the queries and the documents of a request. `width`: columns of stored vectors. Raises InvalidRequest."""
-    pairs = _check_pairs(request.texts)
-    queries, documents = _side(request, pairs, output, width, 0), _side(request, pairs, output, width, 1)
-    if pairs and not queries.request.texts and (request.prompt is not None or request.prompt_name is not None):
+_PARTS: Final[tuple[InputType, InputType]] = ("query", "document")
+
+
+def split_pairs(request: Request, texts: Sequence[object], output: OutputName, width: int) -> tuple[PairSide, PairSide]:
+    """Return the queries and the documents of a request's pairs. `width`: columns of stored vectors. Raises InvalidRequest."""
+    pairs = _check_pairs(texts)
+    queries, documents = (_side(pairs, output, width, part) for part in range(2))
+    if pairs and not queries.texts and (request.prompt is not None or request.prompt_name is not None):
         param = "prompt" if request.prompt is not None else "prompt_name"
         raise InvalidRequest("stands before queries, which came as vectors.", param=param)
-    if pairs and not documents.request.texts and request.token_pooling is not None:
+    if pairs and not documents.texts and request.token_pooling is not None:
         raise InvalidRequest("is for texts; documents that come as vectors are compared as they are.", param="token_pooling")
     return queries, documents
 
 
-def _side(request: Request, pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
+def _side(pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
     first: dict[str, int] = {}
     builder = StoredVectorsBuilder(output, width)
     positions_by_id: dict[int, int] = {}
@@ -124,10 +130,7 @@ def _side(request: Request, pairs: list[PairInput], output: OutputName, width: i
     for index, pair in enumerate(pairs):
         each = pair[part]
         index_P[index] = number[each] if isinstance(each, str) else index_of[id(each)]
-    input_type: InputType = "document" if part else "query"
-    side = replace(request, texts=list(first), outputs=(output,), input_type=input_type, explain=False)
-    side = replace(side, prompt=None, prompt_name=None) if part else replace(side, token_pooling=None)
-    return PairSide(side, stored, index_P, list(first.values()), part)
+    return PairSide(_PARTS[part], list(first), stored, index_P, list(first.values()))
 
 
 def _check_pairs(texts: Sequence[object]) -> list[PairInput]:

@@ -105,7 +105,7 @@ def resolve_width(card: Card, request: Request, name: OutputName, *, matryoshka:
     if not matryoshka:
         raise InvalidRequest(
             f"{requested:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
-            "Leave dimensions out, or load the model with --matryoshka.",
+            "Leave dimensions out, or load the model with the option matryoshka.",
             param="dimensions",
         )
     if stated and requested not in stated:

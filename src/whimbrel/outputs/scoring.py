@@ -25,8 +25,9 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import read_token_pooling
 from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, require, resolve_prompt
-from whimbrel.types.request import OutputName, Pair, Request, ScoringOutput, VectorInput, read_truncate
+from whimbrel.types.request import OutputName, Request, ScoringOutput, VectorInput, read_truncate
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
+from whimbrel.types.texts import Pair
 
 T = TypeVar("T")
 Texts: TypeAlias = "str | Iterable[str | VectorInput] | NDArray[Any] | Ragged | Sparse"

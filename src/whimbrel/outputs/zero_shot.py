@@ -24,7 +24,7 @@ from whimbrel.types.result import Classes
 
 HYPOTHESIS_TEMPLATE: Final = "This example is {}."
 MAX_TEMPLATE: Final = 1000
-"""Characters of a template: a thousand labels make so many hypotheses of it."""
+"""Limit of a template in characters: a thousand labels make a thousand hypotheses of it."""
 _PLACE: Final = "{}"
 
 

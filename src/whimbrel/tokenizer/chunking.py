@@ -15,6 +15,7 @@ of long embeddings, entrypoints/pooling/embed (0.33), and its chunks of a fixed 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
@@ -25,71 +26,72 @@ from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.outputs.merge import ChunkMerge
 from whimbrel.tokenizer.backend import find_surrogate
 from whimbrel.tokenizer.offsets import encode_with_offsets
-from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.tokenizer import EncodeParams, Tokenizer
 from whimbrel.tokenizer.validation import check_texts, has_ids
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq, TokenOffsets
 
 _MAX_CHUNKS: Final = 2**14
 """Chunks of all texts of a request together."""
 
 
-def encode_split(tokenizer: Tokenizer, request: Request, *, normalized: bool) -> tuple[list[Seq], ChunkMerge | None]:
+def encode_split(
+    tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams, *, normalized: bool
+) -> tuple[list[Seq], ChunkMerge]:
     """Return the seqs of texts that may exceed the model's limit, and how to merge their vectors.
 
     Each chunk has the special tokens and the prompt or instruction of its text. `normalized`: whether vectors are normalised.
-    Raises as Tokenizer.encode does.
+    The parameters cut nothing. Raises as Tokenizer.encode does.
     """
-    if len(request.texts) == 0:
-        return [], None
-    terms = tokenizer.encode_params(replace(request, truncate="never"))
-    rows, _ = tokenizer.rows(request, terms)
-    prompt = tokenizer.backend.ids([""], terms.prompt, special=False)[0]
+    rows, _ = tokenizer.rows(texts, params)
+    prompt = tokenizer.backend.ids([""], params.prompt, special=False)[0]
     parts: list[tuple[Int32Array, int]] = []
     counts: list[int] = []
     for ids in rows:
-        pieces = _pieces(tokenizer, ids[tokenizer.known(ids)], prompt, terms.limit.max_length)
+        pieces = _pieces(tokenizer, ids[tokenizer.known(ids)], prompt, params.limit.max_length)
         counts.append(len(pieces))
         parts += pieces
     if len(parts) > _MAX_CHUNKS:
         raise TooLarge(f"the texts have {len(parts):,} parts; the limit is {_MAX_CHUNKS:,}. Send fewer.", param="input")
-    seqs = [tokenizer.seq(ids, index, terms) for index, (ids, _) in enumerate(parts)]
+    seqs = [tokenizer.seq(ids, index, params) for index, (ids, _) in enumerate(parts)]
     weights_S = np.array([max(1, size) for _, size in parts], np.float32)
     return seqs, ChunkMerge(np.cumsum([0, *counts], dtype=np.int64), weights_S, normalized)
 
 
-def encode_document(tokenizer: Tokenizer, request: Request) -> list[Seq]:
-    """Return the texts of a request as one seq with a span for each text. Raises as Tokenizer.encode does."""
-    if len(request.texts) == 0:
-        return []
-    terms, texts = tokenizer.encode_params(request), check_texts(request.texts)
-    ids, offsets_T2 = _encode_with_offsets(tokenizer, texts, terms.prompt)
-    if ids.size > terms.limit.max_length:
+def encode_document(tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
+    """Return texts as one seq with a span for each of them. Raises as Tokenizer.encode does."""
+    chunks, limit = check_texts(texts), params.limit.max_length
+    ids, offsets_T2 = _encode_with_offsets(tokenizer, chunks, params.prompt)
+    if ids.size > limit:
         raise TooLong(
-            f"the texts have {ids.size:,} tokens together; the limit is {terms.limit.max_length:,}, and late chunking runs "
+            f"the texts have {ids.size:,} tokens together; the limit is {limit:,}, and late chunking runs "
             "them in one pass. Send fewer of them.",
             param="input",
         )
     known = tokenizer.known(ids)
     ids, offsets_T2 = ids[known], offsets_T2[known]
     first, end = tokenizer.special.before.size, ids.size - tokenizer.special.after.size
-    ends_N1 = np.cumsum([len(terms.prompt), *map(len, texts)])
+    ends_N1 = np.cumsum([len(params.prompt), *map(len, chunks)])
     spans_S2 = spans(ends_N1, offsets_T2[first:end]) + np.int32(first)
     spans_S2 = np.maximum(spans_S2, np.int32(tokenizer.count_instruction(ids)))
     without = np.flatnonzero(spans_S2[:, 0] == spans_S2[:, 1])
     if without.size:
         raise InvalidRequest("this part of the document has no tokens of its own.", item=int(without[0]))
-    return [replace(tokenizer.seq(ids, 0, terms), prompt_tokens=0, spans_S2=spans_S2)]  # spans leave the prompt out themselves
+    return [replace(tokenizer.seq(ids, 0, params), prompt_tokens=0, spans_S2=spans_S2)]  # spans leave the prompt out themselves
 
 
-def encode_fixed_chunks(tokenizer: Tokenizer, request: Request, size: int) -> tuple[list[Seq], list[TokenOffsets]]:
-    """Return texts with a span for every `size` of their tokens, and the offsets of all tokens. Raises as Tokenizer.encode."""
-    if has_ids(request):
+def encode_fixed_chunks(
+    tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams, size: int
+) -> tuple[list[Seq], list[TokenOffsets]]:
+    """Return texts with a span for every `size` of their tokens, and the offsets of all tokens.
+
+    The parameters cut nothing. Raises as Tokenizer.encode.
+    """
+    if has_ids(texts):
         raise InvalidRequest("chunks of tokens are of texts; token ids have no characters.", param="input")
     if tokenizer.static is not None:
         raise InvalidRequest("is not for static embeddings, whose tokens see nothing of each other.", param="chunk_tokens")
-    seqs, offsets = encode_with_offsets(tokenizer, replace(request, truncate="never"))
+    seqs, offsets = encode_with_offsets(tokenizer, texts, params)
     return [replace(seq, prompt_tokens=0, spans_S2=_fixed_spans(seq.ids.size, size)) for seq in seqs], offsets
 
 

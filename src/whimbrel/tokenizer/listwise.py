@@ -18,20 +18,33 @@ import numpy as np
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.outputs.listwise import ListScoring
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.template import control_tokens, escape_control_tokens, resolve_instruction
+from whimbrel.tokenizer.template import control_tokens, escape_control_tokens
 from whimbrel.tokenizer.validation import Index, check_pairs
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.request import Pair, Request
 from whimbrel.types.seq import Seq
 from whimbrel.types.template import Segment, split
+from whimbrel.types.texts import Pair, Truncate
 
 _FILE: Final = "tokenizer.json"
 _EXAMPLE: Final = ("quick brown fox?", ["Lazy dogs.", " 2 more,\n\nand\ta line "], "find 7 of them")
 _MAX_GROWTH: Final = 3
 """Bytes that Unicode normalization (NFC) may make of one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListParams:
+    """Parameters of the encoding of lists: everything that their tokenizer needs besides the pairs."""
+
+    instruction: str | None = None
+    max_query_tokens: int | None = None
+    """Limit of the query; None: the template's."""
+    max_document_tokens: int | None = None
+    """Limit of each document; None: the template's."""
+    truncate: Truncate = "right"
+    adapter: int = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +79,6 @@ class ListTokenizer:
     def __init__(self, backend: BackendTokenizer, card: Card, plan: Plan) -> None:
         """`backend` is the checkpoint's tokenizer. Raises CheckpointError if it does not go with the template."""
         assert card.list_template is not None
-        self._card = card
         self._template = card.list_template
         self._backend = backend
         self._max_length, self._max_request_tokens = plan.max_length, plan.max_request_tokens
@@ -83,45 +95,32 @@ class ListTokenizer:
         self._passage_tokens = self._plain.ids([self._template.document.format(index=last, document="")])[0].size + marker
         """Upper bound of a document's tokens besides its text: its marker's name counts as text here."""
 
-    def encode(self, request: Request) -> tuple[list[Seq], ListScoring, int]:
+    def encode(self, pairs: Sequence[object], params: ListParams, *, as_list: bool) -> tuple[list[Seq], ListScoring, int]:
         """Return the seqs of all lists, their scoring, and the number of texts that were cut.
 
-        Raises InvalidRequest, TooLong, TooLarge.
+        The pairs are one list if `as_list`, else each is a list of its own. Raises InvalidRequest, TooLong, TooLarge.
         """
-        pairs = check_pairs(request.texts)
-        lists = _split_lists(pairs, as_list=request.listwise)
-        instruction = self._instruction(request)
-        limits = self._limits(request, instruction, num_lists=len(lists))
+        lists = _split_lists(check_pairs(pairs), as_list=as_list)
+        instruction = self._template.clean(params.instruction or "")
+        if (error := find_surrogate((), instruction=instruction)) is not None:
+            raise error
+        limits = self._limits(params, instruction, num_lists=len(lists))
         cut = [self._cut(first, each, limits) for first, each in lists]
         blocks = [list(self._blocks(each, limits)) for each in cut]
         flat = [(each, block) for each, own in zip(cut, blocks, strict=True) for block in own]
         rows = self._rows([(each.query, each.documents[block]) for each, block in flat], instruction)
-        adapter = self._card.adapter(None, request.adapter)
         seqs = [
-            self._seq(ids, index, each, block.start, adapter)
+            self._seq(ids, index, each, block.start, params.adapter)
             for index, ((each, block), ids) in enumerate(zip(flat, rows, strict=True))
         ]
         scoring = ListScoring(
             offsets_of(np.array([block.stop - block.start for _, block in flat], np.int64)),
             offsets_of(np.array([len(own) for own in blocks], np.int64)),
-            returns_vectors="multi_vector" in request.outputs,
-            normalized=bool(request.normalize),
         )
         return seqs, scoring, sum(each.num_cut for each in cut)
 
-    def _instruction(self, request: Request) -> str:
-        instruction = self._template.clean(resolve_instruction(self._card, request) or "")
-        if (error := find_surrogate((), instruction=instruction)) is not None:
-            raise error
-        return instruction
-
-    def _limits(self, request: Request, instruction: str, *, num_lists: int) -> _Limits:
-        """Return the limits of a request. Raises InvalidRequest for fields that a list has no use for."""
-        if request.max_tokens is not None:
-            message = "a prompt holds many texts; limit each with max_query_tokens and max_document_tokens."
-            raise InvalidRequest(message, param="max_tokens")
-        if not request.add_special_tokens:
-            raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
+    def _limits(self, params: ListParams, instruction: str, *, num_lists: int) -> _Limits:
+        """Return the limits of prompts. Raises TooLong if nothing fits beside the template."""
         fixed = self._rows([("", [""])], instruction)[0].size
         if fixed >= self._max_length or fixed * num_lists > self._max_request_tokens:
             prompts = f"{num_lists:,} prompts have" if num_lists > 1 else "the prompt has"
@@ -131,11 +130,11 @@ class ListTokenizer:
             )
             raise TooLong(message, param="instruction")
         return _Limits(
-            request.max_query_tokens or self._template.max_query_tokens,
-            request.max_document_tokens or self._template.max_document_tokens,
+            params.max_query_tokens or self._template.max_query_tokens,
+            params.max_document_tokens or self._template.max_document_tokens,
             fixed,
-            can_cut=request.truncate != "never",
-            from_left=request.truncate == "left",
+            can_cut=params.truncate != "never",
+            from_left=params.truncate == "left",
         )
 
     def _cut(self, first: int, pairs: Sequence[Pair], limits: _Limits) -> _CutList:

@@ -5,27 +5,30 @@ Source of the continuation rule: transformers/pipelines/token_classification.py 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import tokenizers
 
 from whimbrel.checkpoint.tokenizer.classes import unknown_token
-from whimbrel.tokenizer.tokenizer import Tokenizer
+from whimbrel.tokenizer.tokenizer import EncodeParams, Tokenizer
 from whimbrel.tokenizer.validation import check_texts
-from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq, TokenOffsets
 
 
-def encode_with_offsets(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], list[TokenOffsets]]:
+def encode_with_offsets(
+    tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams
+) -> tuple[list[Seq], list[TokenOffsets]]:
     """Encode texts as `Tokenizer.encode` does, with the character offsets of their tokens. Offsets do not count the prompt."""
-    terms, texts = tokenizer.encode_params(request), check_texts(request.texts)
+    strings = check_texts(texts)
     seqs: list[Seq] = []
     spans: list[TokenOffsets] = []
-    for encodings in tokenizer.backend.encode_batches(texts, terms.prompt, with_offsets=True):
+    for encodings in tokenizer.backend.encode_batches(strings, params.prompt, with_offsets=True):
         for encoding in encodings:
             ids = np.array(encoding.ids, np.int32)
-            kept = tokenizer.special.truncate_indices(ids, terms.limit)
-            spans.append(_find_offsets(tokenizer, encoding, texts[len(spans)], terms.prompt)[kept])
-            seqs.append(tokenizer.seq(ids, len(seqs), terms))
+            kept = tokenizer.special.truncate_indices(ids, params.limit)
+            spans.append(_find_offsets(tokenizer, encoding, strings[len(spans)], params.prompt)[kept])
+            seqs.append(tokenizer.seq(ids, len(seqs), params))
     return seqs, spans
 
 

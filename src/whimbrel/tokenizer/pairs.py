@@ -9,8 +9,8 @@ The limits per side, `max_query_tokens` and `max_document_tokens`, apply before 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Final, TypeAlias, cast
 
@@ -21,7 +21,6 @@ from whimbrel.errors import InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer
 from whimbrel.tokenizer.validation import Index, TruncationLimit
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq
 
 _PROBES: Final = (("a", "b"), ("the quick brown fox", "jumps over 2 dogs"), ("b", "a a a"))
@@ -144,14 +143,15 @@ class SideCuts:
         return self.num_texts + sum(cut_later)
 
 
-def truncate_sides(request: Request, *backends: BackendTokenizer) -> tuple[Request, SideCuts]:
-    """Return the request with its queries and documents cut to `max_query_tokens` and `max_document_tokens`, and the cuts.
+def truncate_sides(
+    pairs: Sequence[object], limits: Mapping[str, int | None], backends: Sequence[BackendTokenizer]
+) -> tuple[list[tuple[Any, Any]], SideCuts]:
+    """Return pairs with their queries and documents cut to the limits of these, and the cuts.
 
-    `backends` are those of queries and documents. Vectors that stand for a text are kept. Raises InvalidRequest and TooLarge.
+    `limits` has the name and the limit of either side, `backends` the tokenizer of either. Vectors that stand for a text are
+    kept. Raises InvalidRequest and TooLarge.
     """
-    limits = {"max_query_tokens": request.max_query_tokens, "max_document_tokens": request.max_document_tokens}
     params = [name for name, limit in limits.items() if limit is not None]
-    pairs = cast("Sequence[object]", request.texts)
     if not all(isinstance(pair, tuple) and len(cast("tuple[Any, ...]", pair)) == 2 for pair in pairs):
         raise InvalidRequest("is for pairs of a query and a document.", param=params[0])
     sides: list[list[Any]] = [[cast("tuple[Any, Any]", pair)[part] for pair in pairs] for part in (0, 1)]
@@ -162,11 +162,11 @@ def truncate_sides(request: Request, *backends: BackendTokenizer) -> tuple[Reque
             sides[part] = [shortened[part].get(text, text) if isinstance(text, str) else text for text in sides[part]]
     queries, documents = (frozenset(each.values()) for each in shortened)
     cuts = SideCuts(sum(map(len, shortened)), (queries, documents))
-    return replace(request, texts=list(zip(*sides, strict=True))), cuts
+    return list(zip(*sides, strict=True)), cuts
 
 
 def _shorten(side: Sequence[object], limit: int, part: int, backend: BackendTokenizer) -> dict[str, str]:
-    """Return what is left of each text that exceeds the limit."""
+    """Return the part of each text that stays, where it exceeds the limit."""
     indices: dict[str, Index] = {}
     for index, text in enumerate(side):
         if isinstance(text, str):

@@ -10,40 +10,32 @@ Shapes: T tokens, S labels and words, W words.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
 from whimbrel.errors import InvalidRequest, TooLong
-from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.tokenizer.validation import TruncationLimit, check_texts, has_ids
+from whimbrel.tokenizer.tokenizer import EncodeParams, Tokenizer
+from whimbrel.tokenizer.validation import TruncationLimit, check_texts
 from whimbrel.types.card import SpanPrompt
-from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq, TokenOffsets
 
 _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 
 
-def encode_spans(tokenizer: Tokenizer, request: Request) -> tuple[list[Seq], list[TokenOffsets]]:
+def encode_spans(
+    tokenizer: Tokenizer, texts: Sequence[object], labels: tuple[str, ...], params: EncodeParams
+) -> tuple[list[Seq], list[TokenOffsets]]:
     """Return the seq of each text, whose spans are its labels' and words' tokens, and the characters of its words.
 
     Raises InvalidRequest, TooLarge and TooLong.
     """
     prompt = tokenizer.card.span_prompt
     assert prompt is not None
-    if has_ids(request):
-        raise InvalidRequest("this model takes texts, not token ids.", item=0)
-    for param in ("prompt", "prompt_name"):
-        if getattr(request, param) is not None:
-            raise InvalidRequest("this model's prompt is made of the labels.", param="prompt")
-    if not request.add_special_tokens:
-        raise InvalidRequest("this model's tokens around texts belong to their format.", param="add_special_tokens")
-    if request.truncate == "left":
-        raise InvalidRequest("this model keeps the first words of a text; it takes right and never.", param="truncate")
-    limit = tokenizer.encode_params(request).limit
-    before = _check_labels(tokenizer, prompt, request.labels, limit)
-    texts = check_texts(request.texts)
-    words = [list(_WORD.finditer(text)) for text in texts]
+    limit = params.limit
+    before = _check_labels(tokenizer, prompt, labels, limit)
+    words = [list(_WORD.finditer(text)) for text in check_texts(texts)]
     rows = [[*before, *(word[0] for word in row[: prompt.max_words])] for row in words]
     seqs, offsets = list[Seq](), list[TokenOffsets]()
     for index, encoding in enumerate(tokenizer.backend.encode_words(rows)):

@@ -22,13 +22,13 @@ from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
 from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.tokenizer import SpecialTokens, Tokenizer
-from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs, has_ids
+from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.request import Pair, Request, Truncate
 from whimbrel.types.seq import Seq
 from whimbrel.types.template import common_end, fields, fill, split
+from whimbrel.types.texts import Pair, Truncate
 
 _FILE: Final = "tokenizer.json"
 _DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
@@ -68,16 +68,16 @@ class TemplateTokenizer:
 
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
         assert card.template is not None
-        self._card = card
         self._template = card.template
-        self._tokenizer = Tokenizer(folder, card, plan)
-        self.backend = self._tokenizer.backend
+        self.of_ids = Tokenizer(folder, card, plan)
+        """The tokenizer of token ids, which stand for whole prompts."""
+        self.backend = self.of_ids.backend
         self._full = self.backend.raw
         own = (*card.template.texts, *(card.template.texts_with_instruction or ()))
         controls = control_tokens(self._full, "".join(map(fill, own)))
         self._plain = BackendTokenizer(escape_control_tokens(self._full, controls), special=False, max_characters=maxsize)
         none = np.empty(0, np.int32)
-        self._around = self._tokenizer.special if card.template.add_special_tokens else SpecialTokens(none, none)
+        self._around = self.of_ids.special if card.template.add_special_tokens else SpecialTokens(none, none)
         if card.template.add_special_tokens and self._around.num_tokens == 0:
             raise CheckpointError("puts no special token around a text; this model needs it.", file=_FILE, key="post_processor")
         self._forms = {
@@ -86,29 +86,26 @@ class TemplateTokenizer:
         least = 1 + max(self._least_size(form) for form in self._forms.values())
         if plan.max_length < least:
             raise CheckpointError(f"max length {plan.max_length} leaves no room in the template.", file=_FILE)
-        self._lengths = LengthBounds(least, plan.max_length, plan.max_length)
+        self.lengths = LengthBounds(least, plan.max_length, plan.max_length)
         self._max_prefix_tokens = max_prefix_tokens(card, plan)
 
-    def encode(self, request: Request) -> list[Seq]:
-        """Tokenise all pairs of a request, or use its ids unchanged. Raises as Tokenizer.encode does."""
-        if len(request.texts) == 0 or has_ids(request):
-            if len(request.texts) and request.instruction is not None:
-                raise InvalidRequest("an instruction cannot be put around token ids; send pairs.", param="instruction")
-            return self._tokenizer.encode(request)
-        limit = self._lengths.limit(request, self._card.tokenizer.truncate)
-        pairs, instruction = check_pairs(request.texts), resolve_instruction(self._card, request)
+    def encode_pairs(
+        self, texts_of_pairs: Sequence[object], instruction: str | None, limit: TruncationLimit, adapter: int
+    ) -> list[Seq]:
+        """Tokenise pairs with an instruction, if there is one. Raises as Tokenizer.encode does."""
+        pairs = check_pairs(texts_of_pairs)
         texts = self._template.form(instruction)
         if texts is None:
             raise InvalidRequest("this model takes no instruction.", param="instruction")
         form, instruction = self._forms[texts], instruction or ""
         fixed = len(instruction) + sum(map(len, texts))
-        self._tokenizer.backend.check_sizes([fixed + len(query) + len(document) for query, document in pairs])
+        self.backend.check_sizes([fixed + len(query) + len(document) for query, document in pairs])
         try:
             rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
         except InvalidRequest as error:
             indices = [(index, part) for index in range(len(pairs)) for part in range(2)]
             raise find_surrogate(list(chain(*pairs)), indices, instruction=instruction) or error from None
-        limits, adapter = self._limits(rows[:2], form, limit), self._card.adapter(None, request.adapter)
+        limits = self._limits(rows[:2], form, limit)
         seqs = [
             self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
             for index, pieces in enumerate(rows[2:])
@@ -198,19 +195,6 @@ class TemplateTokenizer:
         whole = self._full.encode(fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False)
         if np.concatenate(row).tolist() != whole.ids:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
-
-
-def resolve_instruction(card: Card, request: Request) -> str | None:
-    """Return the instruction, which may also be a prompt, by name or as text, as in Sentence Transformers."""
-    values = [request.instruction, request.prompt, request.prompt_name]
-    if sum(value is not None for value in values) > 1:
-        raise InvalidRequest("an instruction and a prompt are the same to this model; send one.", param="instruction")
-    if request.instruction is not None:
-        return request.instruction
-    if request.prompt is not None:
-        return request.prompt or None
-    name = card.default_prompt_name if request.prompt_name is None else request.prompt_name
-    return None if name is None else card.prompt_text(name) or None
 
 
 def control_tokens(tokenizer: tokenizers.Tokenizer, own: str) -> frozenset[str]:

@@ -6,6 +6,7 @@ special tokens. So one backend, which nothing reconfigures, serves all threads. 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -15,11 +16,11 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 
-from whimbrel.errors import CheckpointError, Hint, InvalidRequest
+from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
-from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds, remaining_limit
+from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds
 from whimbrel.tokenizer.gritlm import InstructionFinder
-from whimbrel.tokenizer.pairs import find_template
+from whimbrel.tokenizer.pairs import PairTemplate, find_template
 from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.static import find_static_rules
 from whimbrel.tokenizer.validation import (
@@ -34,7 +35,6 @@ from whimbrel.tokenizer.validation import (
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, SpanPrompt, TextFormat
 from whimbrel.types.plan import Plan
-from whimbrel.types.request import Request
 from whimbrel.types.seq import Seq, TokenInfo
 from whimbrel.types.template import common_end
 
@@ -80,16 +80,25 @@ class ChatFrame:
     around: tuple[str, str]
     end: Int32Array
     """Last tokens of the template, which are never cut."""
+    prompt: str
+    """Prompt that the frame holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeParams:
-    prompt: str
-    prompt_tokens: int
-    """Leading tokens that pooling skips."""
+    """Parameters of the encoding of texts: everything that a tokenizer needs besides them, resolved against its card."""
+
     limit: TruncationLimit
-    adapter: int
+    prompt: str = ""
+    """Text before each text, or before the first of each pair."""
+    prompt_tokens: int = 0
+    """Leading tokens that pooling skips."""
+    adapter: int = -1
+    special: bool = True
+    """Put the tokenizer's special tokens around texts."""
     frame: ChatFrame | None = None
+    form: TextFormat | None = None
+    is_query: bool = False
 
 
 class Tokenizer:
@@ -105,12 +114,12 @@ class Tokenizer:
         )
         self.special = find_special_tokens(raw, card)
         self._template = card.text_template
-        self._frame = lru_cache(maxsize=16)(self._make_frame)
+        self.frame = lru_cache(maxsize=16)(self._make_frame)
         self.instruction = card.instruction and InstructionFinder(card.instruction, raw, self.special.before)
         self.static = static and find_static_rules(raw, static)
         self._tower = tower
         self._max_length = plan.max_length
-        self._includes_prompt = self._template is not None or all(output.include_prompt for output in card.outputs.values())
+        self._includes_prompt = all(output.include_prompt for output in card.outputs.values())
         num_types = card.encoder.type_vocab_size if card.tokenizer.second_type else 0
         self._pairs = find_template(raw, num_types) if "scores" in card.outputs else None
         self._max_prefix_tokens = max_prefix_tokens(card, plan)
@@ -119,27 +128,33 @@ class Tokenizer:
         if card.span_prompt is not None:
             _check_label_token(raw, card.span_prompt)
 
-    def encode(self, request: Request) -> list[Seq]:
-        """Tokenise all texts of a request.
+    def encode(self, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
+        """Tokenise texts, or use ids unchanged.
 
-        Raises InvalidRequest (wrong type, no tokens, id outside the vocabulary, unknown prompt), TooLarge and TooLong.
+        Raises InvalidRequest (wrong type, no tokens, id outside the vocabulary), TooLarge and TooLong.
         """
-        if len(request.texts) == 0:
-            return []
-        if not request.add_special_tokens and not has_ids(request) and self._has_format():
-            raise InvalidRequest("this model's tokens around texts belong to their format.", param="add_special_tokens")
-        if isinstance(request.texts[0], tuple):
-            return self._encode_pairs(request)
-        form = self._text_format(request)
-        terms = self.encode_params(request, form)
-        rows, shortened = self.rows(request, terms)
-        seqs = [self.seq(ids, index, terms, shortened=index in shortened) for index, ids in enumerate(rows)]
-        if form is None:
-            return self._with_prefixes(seqs, request, terms)
-        is_query = request.input_type == "query"
-        if has_ids(request):
-            return [replace(seq, is_query=is_query) for seq in seqs]
-        return [add_markers_and_expansion(seq, form, is_query=is_query) for seq in seqs]
+        rows, shortened = self.rows(texts, params)
+        seqs = [self.seq(ids, index, params, shortened=index in shortened) for index, ids in enumerate(rows)]
+        if params.form is None:
+            return self._with_prefixes(seqs, params)
+        if has_ids(texts):
+            return [replace(seq, is_query=params.is_query) for seq in seqs]
+        return [add_markers_and_expansion(seq, params.form, is_query=params.is_query) for seq in seqs]
+
+    def encode_pairs(self, pairs: Sequence[object], params: EncodeParams, *, only_first: bool = False) -> list[Seq]:
+        """Tokenise pairs, each distinct text once. Of a pair above the limit the longer text is cut, or `only_first`.
+
+        Raises as `encode`.
+        """
+        template, checked = self._pair_template(), check_pairs(pairs)
+        if params.prompt:
+            prompted = {first: params.prompt + first for first, _ in checked}
+            checked = [(prompted[first], second) for first, second in checked]
+        ids = self.backend.encode_unique(checked)
+        return [
+            template.seq(ids[first], ids[second], index, params.limit, params.adapter, only_first=only_first)
+            for index, (first, second) in enumerate(checked)
+        ]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
         names = map(self.backend.raw.id_to_token, ids.tolist())
@@ -149,65 +164,82 @@ class Tokenizer:
         """Return the tokens of texts as they are run. `special`: include special tokens. Raises InvalidRequest and TooLarge."""
         if self._template is None:
             return self.backend.tokens(texts, prompt, special=special)
-        return self.backend.tokens(self._framed(texts, self._frame(prompt)), special=False)
+        return self.backend.tokens(self._framed(texts, self.frame(prompt)), special=False)
+
+    # What `EncodeParams` are made of
+
+    def prompt_tokens(self, prompt: str, *, special: bool) -> int:
+        """Return the number of leading tokens that pooling skips with this prompt.
+
+        Sentence Transformers counts the prompt alone, truncated to the limit, without a closing special token.
+        """
+        if self._includes_prompt or not prompt:
+            return 0
+        (ids,) = self.backend.ids([""], prompt, special=special)
+        count = min(ids.size, self._max_length) - (min(1, self.special.after.size) if special else 0)
+        return 0 if count == 1 and self.card.tokenizer.pools_one_token else count
+
+    def lengths(self, form: TextFormat | None = None) -> LengthBounds:
+        """Return the length bounds of a text in a format."""
+        least = self.special.num_tokens + 1
+        return (
+            LengthBounds(least, self._max_length, self._max_length)
+            if form is None
+            else length_bounds(form, least, self._max_length)
+        )
+
+    def pair_lengths(self) -> LengthBounds:
+        """Return the length bounds of a pair. Raises InvalidRequest if the model takes none."""
+        least = max(self._pair_template().num_special + 2, self.special.num_tokens + 1)
+        return LengthBounds(least, self._max_length, self._max_length)
+
+    @property
+    def has_format(self) -> bool:
+        """True if tokens of the model's own stand around or within every text."""
+        return bool(self.card.text_formats or self._template or self.instruction)
 
     # The steps of `encode`, which `chunking.py` and `offsets.py` combine in other ways
 
-    def encode_params(self, request: Request, form: TextFormat | None = None) -> EncodeParams:
-        """Resolve the request's prompt, limit and adapter. Raises InvalidRequest."""
-        prompt = self._prompt(request)
-        limit = self._lengths(form).limit(request, self.card.tokenizer.truncate)
-        if self._template is not None and not has_ids(request):
-            return EncodeParams("", 0, limit, self.card.adapter(request.prompt_name, request.adapter), self._frame(prompt))
-        return EncodeParams(
-            prompt,
-            0 if self._includes_prompt or not prompt else self._count_prompt_tokens(prompt, special=request.add_special_tokens),
-            limit if form is None or has_ids(request) else remaining_limit(form, limit),
-            self.card.adapter(request.prompt_name, request.adapter),
-        )
-
-    def rows(self, request: Request, terms: EncodeParams) -> tuple[list[Int32Array], frozenset[int]]:
+    def rows(self, texts: Sequence[object], params: EncodeParams) -> tuple[list[Int32Array], frozenset[int]]:
         """Return the ids of each text with prompt and special tokens, and the indices of texts truncated by characters."""
-        if has_ids(request):
-            return check_ids(request.texts, self.card.encoder.vocab_size), frozenset()
-        texts = check_texts(request.texts)
-        if terms.frame is not None:
-            return self.backend.ids(self._framed(texts, terms.frame), special=False), frozenset()
-        if self.static is None or not self.static.shortens(terms.limit):
-            return self.backend.ids(texts, terms.prompt, special=request.add_special_tokens), frozenset()
-        whole = [terms.prompt + text for text in texts]
-        short = [self.static.shorten(text, terms.limit) for text in whole]
+        if has_ids(texts):
+            return check_ids(texts, self.card.encoder.vocab_size), frozenset()
+        strings = check_texts(texts)
+        if params.frame is not None:
+            return self.backend.ids(self._framed(strings, params.frame), special=False), frozenset()
+        if self.static is None or not self.static.shortens(params.limit):
+            return self.backend.ids(strings, params.prompt, special=params.special), frozenset()
+        whole = [params.prompt + text for text in strings]
+        short = [self.static.shorten(text, params.limit) for text in whole]
         return self.backend.ids(short), frozenset(i for i, text in enumerate(whole) if len(text) > len(short[i]))
 
-    def seq(self, ids: Int32Array, index: int, terms: EncodeParams, *, shortened: bool = False) -> Seq:
+    def seq(self, ids: Int32Array, index: int, params: EncodeParams, *, shortened: bool = False) -> Seq:
         """Truncate `ids` to the limit. Special tokens are kept, unless the ids came without them."""
         if ids.size == 0 and self.static is None:
             raise InvalidRequest("the text has no tokens.", item=index)
-        truncated = terms.limit.exceeded(ids.size, "text", index) or shortened
-        ids = (
-            ids[self.special.truncate_indices(ids, terms.limit)] if terms.frame is None else _cut_chat(ids, terms, terms.frame)
-        )
-        prompt_tokens = max(terms.prompt_tokens, self.count_instruction(ids))
+        limit, frame = params.limit, params.frame
+        truncated = limit.exceeded(ids.size, "text", index) or shortened
+        ids = ids[self.special.truncate_indices(ids, limit)] if frame is None else _cut_chat(ids, limit, frame)
+        prompt_tokens = max(params.prompt_tokens, self.count_instruction(ids))
         if 0 < ids.size <= prompt_tokens:
             raise InvalidRequest("the text has no tokens but its prompt's, which are not pooled.", item=index)
         ids = ids[self.known(ids)]
         if self.static is not None:
             ids = self.static.fill_empty(ids)
         return Seq(
-            ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=terms.adapter, tower=self._tower
+            ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=params.adapter, tower=self._tower
         )
 
-    def _with_prefixes(self, seqs: list[Seq], request: Request, terms: EncodeParams) -> list[Seq]:
-        """Return the seqs with the lengths of their prefixes: what stands before every text of the request."""
-        prompt = self._prompt(request)
-        if not self._max_prefix_tokens or has_ids(request) or not (prompt or terms.frame):
+    def _with_prefixes(self, seqs: list[Seq], params: EncodeParams) -> list[Seq]:
+        """Return the seqs with the lengths of their prefixes: what stands before every text."""
+        if not self._max_prefix_tokens or not (params.prompt or params.frame):
             return seqs
-        prefix = self._prefix(prompt, request.add_special_tokens)
+        prefix = self._prefix(params.frame.prompt if params.frame else params.prompt, params.special)
         return [with_prefix(seq, prefix, self._max_prefix_tokens) for seq in seqs]
 
     def _find_prefix(self, prompt: str, special: bool) -> Int32Array:
         if self._template is not None:
-            return probed_prefix(self.backend.ids(self._framed(list(PROBES), self._frame(prompt)), special=False))
+            return probed_prefix(self.backend.ids(self._framed(list(PROBES), self.frame(prompt)), special=False))
         return probed_prefix(self.backend.ids(list(PROBES), prompt, special=special))
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
@@ -218,50 +250,10 @@ class Tokenizer:
         """Return the number of leading tokens that belong to an instruction within the text."""
         return 0 if self.instruction is None else self.instruction.count(ids)
 
-    def _encode_pairs(self, request: Request) -> list[Seq]:
+    def _pair_template(self) -> PairTemplate:
         if self._pairs is None:
             raise InvalidRequest("this model takes texts, not pairs of texts.", item=0)
-        if not request.add_special_tokens:
-            raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
-        pairs, prompt = check_pairs(request.texts), self._prompt(request)
-        if prompt:
-            prompted = {first: prompt + first for first, _ in pairs}
-            pairs = [(prompted[first], second) for first, second in pairs]
-        limit = self._lengths(least=self._pairs.num_special + 2).limit(request, self.card.tokenizer.truncate)
-        ids = self.backend.encode_unique(pairs)
-        adapter = self.card.adapter(request.prompt_name, request.adapter)
-        only_first = bool(request.hypotheses)
-        return [
-            self._pairs.seq(ids[first], ids[second], index, limit, adapter, only_first=only_first)
-            for index, (first, second) in enumerate(pairs)
-        ]
-
-    def _text_format(self, request: Request) -> TextFormat | None:
-        forms = self.card.text_formats
-        if forms and request.input_type not in forms:
-            raise InvalidRequest(
-                "this model treats queries and documents differently", param="input_type", hint=Hint.INPUT_TYPE
-            )
-        return None if request.input_type is None else forms.get(request.input_type)
-
-    def _has_format(self) -> bool:
-        return bool(self.card.text_formats or self._template or self.instruction)
-
-    def _prompt(self, request: Request) -> str:
-        if has_ids(request):
-            if request.prompt is not None or request.prompt_name is not None:
-                raise InvalidRequest("a prompt cannot be put before token ids; send text.", param="prompt")
-            return ""
-        if request.prompt is not None:
-            return request.prompt
-        name = self.card.prompt_for(request.input_type) if request.prompt_name is None else request.prompt_name
-        return "" if name is None else self.card.prompt_text(name)
-
-    def _count_prompt_tokens(self, prompt: str, *, special: bool) -> int:
-        """Count as Sentence Transformers does: the prompt alone, truncated to the limit, without a closing special token."""
-        (ids,) = self.backend.ids([""], prompt, special=special)
-        count = min(ids.size, self._max_length) - (min(1, self.special.after.size) if special else 0)
-        return 0 if count == 1 and self.card.tokenizer.pools_one_token else count
+        return self._pairs
 
     def _framed(self, texts: list[str], frame: ChatFrame) -> list[str]:
         assert self._template is not None
@@ -275,19 +267,13 @@ class Tokenizer:
         around = self._template.around(prompt)
         first, second = self.backend.ids([self._template.put(text, around) for text in _FILLERS], special=False)
         size = common_end(first.tolist(), second.tolist())
-        return ChatFrame(around, first[first.size - size :] if size < min(first.size, second.size) else _NOTHING)
-
-    def _lengths(self, form: TextFormat | None = None, *, least: int = 0) -> LengthBounds:
-        """Return the length bounds of a text in a format, or of a pair with at least `least` tokens."""
-        least = max(least, self.special.num_tokens + 1)
-        if form is None:
-            return LengthBounds(least, self._max_length, self._max_length)
-        return length_bounds(form, least, self._max_length)
+        end = first[first.size - size :] if size < min(first.size, second.size) else _NOTHING
+        return ChatFrame(around, end, prompt)
 
     def _check_text_formats(self) -> None:
         """Raise CheckpointError if a text cannot have the default length, or has no place for its marker."""
         forms = self.card.text_formats.values()
-        for bounds in map(self._lengths, (None, *forms)):
+        for bounds in map(self.lengths, (None, *forms)):
             if bounds.default < bounds.minimum:
                 raise CheckpointError(
                     f"max length {bounds.default} leaves no room: every text has {bounds.minimum} tokens or more.", file=_FILE
@@ -303,12 +289,12 @@ def _check_label_token(raw: tokenizers.Tokenizer, prompt: SpanPrompt) -> None:
         raise CheckpointError(message, file=_FILE, hint="save the model and its tokenizer together, with the package gliner")
 
 
-def _cut_chat(ids: Int32Array, terms: EncodeParams, frame: ChatFrame) -> Int32Array:
+def _cut_chat(ids: Int32Array, limit: TruncationLimit, frame: ChatFrame) -> Int32Array:
     """Cut a text in a chat template to the limit, then write the template's end over the last tokens."""
-    if ids.size < terms.limit.max_length:
+    if ids.size < limit.max_length:
         return ids
-    end = frame.end[max(0, frame.end.size - terms.limit.max_length) :]
-    kept = terms.limit.cut(ids, terms.limit.max_length)
+    end = frame.end[max(0, frame.end.size - limit.max_length) :]
+    kept = limit.cut(ids, limit.max_length)
     return np.concatenate((kept[: kept.size - end.size], end))
 
 

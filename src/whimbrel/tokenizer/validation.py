@@ -1,4 +1,4 @@
-"""Validation of a request's texts: their types, and their lengths in characters and in tokens.
+"""Validation of texts: their types, and their lengths in characters and in tokens.
 
 The texts are strings, pairs of strings or arrays of token ids, and must not be mixed. Pure.
 """
@@ -13,7 +13,7 @@ import numpy as np
 
 from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.types.arrays import Int32Array, Int64Array
-from whimbrel.types.request import Pair, Request, Truncate
+from whimbrel.types.texts import Pair, Truncate
 
 MAX_CHARACTERS: Final = 2**20
 """Characters of one text, prompt included. Tokenization takes up to some 400 bytes per character. Texts go to the backend in
@@ -25,8 +25,8 @@ Index: TypeAlias = "tuple[int, int | None]"
 """The item of a request that a text is, and its part."""
 
 
-def has_ids(request: Request) -> bool:
-    return len(request.texts) > 0 and isinstance(request.texts[0], np.ndarray)
+def has_ids(texts: Sequence[object]) -> bool:
+    return len(texts) > 0 and isinstance(texts[0], np.ndarray)
 
 
 def check_texts(texts: Sequence[object]) -> list[str]:
@@ -126,11 +126,11 @@ class LengthBounds:
     default: int
     maximum: int
 
-    def limit(self, request: Request, truncate: Truncate) -> TruncationLimit:
-        """Return the limit of a request. `truncate` is the checkpoint's default. Raises InvalidRequest."""
-        max_tokens = self.default if request.max_tokens is None else request.max_tokens
+    def limit(self, requested: int | None, truncate: Truncate) -> TruncationLimit:
+        """Return the limit of a request, which may ask for one. Raises InvalidRequest."""
+        max_tokens = self.default if requested is None else requested
         if not self.minimum <= max_tokens <= self.maximum:
             raise InvalidRequest(
                 f"{max_tokens:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}.", param="max_tokens"
             )
-        return TruncationLimit(max_tokens, request.truncate or truncate, request.max_tokens is not None)
+        return TruncationLimit(max_tokens, truncate, requested is not None)

@@ -1,6 +1,6 @@
 """Hardware description: processor features, cores and GPUs.
 
-Plain data; `model/ops/cpu.py`, `model/runner.py` and `types/machine_limits.py` detect the values.
+Plain data; `model/cpu.py`, `model/runner.py` and `types/machine_limits.py` detect the values.
 """
 
 from __future__ import annotations

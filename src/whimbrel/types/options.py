@@ -14,7 +14,8 @@ from typing import Any, Final, TypedDict, TypeVar, Unpack, cast
 from whimbrel.errors import InvalidRequest, TruncationWarning
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
-from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, Truncate, read_prompt, read_truncate, splits
+from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, read_prompt, read_truncate, splits
+from whimbrel.types.texts import Truncate
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])

@@ -264,19 +264,19 @@ def _max_batch_tokens(value: int | None, *, on_cpu: bool) -> int:
     if value is None:
         return CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
     if not 1 <= value <= MAX_BATCH_TOKENS:
-        raise SetupError(f"max_batch_tokens is {value:,}.", hint=f"--max-batch-tokens takes 1 to {MAX_BATCH_TOKENS:,}")
+        raise SetupError(f"max_batch_tokens is {value:,}.", hint=f"it takes 1 to {MAX_BATCH_TOKENS:,}")
     return value
 
 
 def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
     size = PREFIX_CACHE_BYTES if value is None else _limit("prefix_cache_bytes", value, least=0)
     if value is not None and memory and size > memory:
-        hint = "--prefix-cache-bytes takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
+        hint = "it takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
         raise SetupError(f"prefix_cache_bytes is {size:,}; the device has {memory:,} bytes of memory.", hint=hint)
     towers = card.towers or (card,)
     if not any(tower.encoder.keeps_keys for tower in towers):
         if value:
-            hint = "leave out --prefix-cache-bytes: every text is computed whole"
+            hint = "leave out prefix_cache_bytes: every text is computed whole"
             raise SetupError(f"{card.name} shares no prefixes: {_why_whole(towers[0])}.", hint=hint)
         return 0
     return min(size, memory // _LEAST_MEMORY_PER_CACHE) if value is None and memory else size
@@ -285,7 +285,7 @@ def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
 def _chunked_prefill(value: bool | None, card: Card) -> bool:
     reasons = [_why_whole(tower) for tower in card.towers or (card,) if not tower.encoder.keeps_keys]
     if value and reasons:
-        hint = "leave out --chunked-prefill: a text above --max-batch-tokens is then a batch of its own"
+        hint = "leave out chunked_prefill: a text above max_batch_tokens is then a batch of its own"
         raise SetupError(f"{card.name} cannot run a text in pieces: {reasons[0]}.", hint=hint)
     return not reasons if value is None else value
 

@@ -1,4 +1,5 @@
-"""Requests, independent of any API dialect, and the types of their fields.
+"""Requests, independent of any API dialect, and the types of their fields. Their owners and deadlines are beside them
+(scheduling.py).
 
 A `Request` that exists has fields of valid types that do not contradict each other. Checks that need the model
 (`outputs/requested.py`) or the texts (`tokenizer/validation.py`) come later.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from math import inf, isnan
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -18,10 +18,8 @@ from numpy.typing import NDArray
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
+from whimbrel.types.texts import Pair, Truncate
 from whimbrel.types.validation import fields_struct, raise_for_field
-
-Truncate: TypeAlias = Literal["right", "left", "never"]
-"""End that is cut from a text above the limit; with "never" such a text is an error."""
 
 OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
 """Outputs of a model.
@@ -40,9 +38,6 @@ ScoringOutput: TypeAlias = Literal["dense", "sparse", "multi_vector"]
 
 InputType: TypeAlias = Literal["query", "document"]
 """Role of a text, for models that encode queries and documents differently."""
-
-Pair: TypeAlias = tuple[str, str]
-"""A query and a document, or any two texts that are scored together."""
 
 VectorInput: TypeAlias = NDArray[Any] | tuple[Int32Array, Float32Array]
 """Vectors in place of a text: a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse vector.
@@ -152,14 +147,6 @@ class Request:
     """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens. Dense only.
 
     None: as the plan says, unless the request sets a limit or an end to cut."""
-    priority: Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)] = 0
-    """Rank in the queue: lower numbers run first, as in vLLM."""
-    deadline: float = inf
-    """Time (time.perf_counter) after which the request fails instead of running."""
-    tenant: str = ""
-    """Owner of the request. Tenants share an engine evenly, and so do the requests of a tenant."""
-    waited: Annotated[float, Meta(ge=0, le=86_400)] = 0.0
-    """Seconds that the caller has waited in earlier tries. The request keeps the place of the first."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -209,8 +196,6 @@ def check_fields(request: Request) -> None:
         value = getattr(request, name)
         if value is not None and not isinstance(value, kind):
             raise InvalidRequest(f"must be {noun}, is {value!r:.80}.", param=name)
-    if isnan(request.deadline):
-        raise InvalidRequest("must be a number, is NaN.", param="deadline")
     if request.prompt is not None and request.prompt_name is not None:
         raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
     if request.chunk_tokens is not None and request.truncate in ("right", "left"):

@@ -32,6 +32,10 @@ class Ragged:
     rows_XD: Float32Array
     offsets_N1: Int64Array
 
+    @property
+    def nbytes(self) -> int:
+        return self.rows_XD.nbytes + self.offsets_N1.nbytes
+
     def __len__(self) -> int:
         return self.offsets_N1.size - 1
 
@@ -49,6 +53,10 @@ class Sparse:
     ids_X: Int32Array
     weights_X: Float32Array
     offsets_N1: Int64Array
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids_X.nbytes + self.weights_X.nbytes + self.offsets_N1.nbytes
 
     def __len__(self) -> int:
         return self.offsets_N1.size - 1

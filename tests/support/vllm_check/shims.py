@@ -1,4 +1,4 @@
-"""What vLLM's tests import of vLLM and of their own helpers: a server that is Whimbrel, answers as plain objects, references.
+"""Stand-ins for the imports of vLLM's tests: a server that is Whimbrel, answers as plain objects, references.
 
 A module of vLLM that has code without a model (`_OWN_CODE`) is read from the released source. The others are empty: their
 names are classes that do nothing.
@@ -99,7 +99,7 @@ _TAKEN = {
     "--served-model-name": "--served-name",
     "--api-key": "--api-key",
 }
-"""Flags of vLLM, and what they are here. Others are dropped: they name what is found out here, or what a GPU has."""
+"""Flags of vLLM, and what they are here. Others are dropped: they name facts that are found out here, or features of a GPU."""
 
 
 def translate(arguments: list[str]) -> list[str]:
@@ -176,7 +176,7 @@ def hf_runner() -> type[HfRunner]:
 
 @dataclass
 class EmbedModelInfo:
-    """What a test says of a model."""
+    """Facts that a test states of a model."""
 
     name: str
     is_matryoshka: bool = False

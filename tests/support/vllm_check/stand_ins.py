@@ -14,19 +14,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import test_hub_models as hub
 import torch
 from safetensors.torch import load_file, save_file
-from test_bge_m3 import write_m3
-from test_listwise import MARKERS, write_jina
-from test_llm_rerankers import qwen
-from test_llm_rerankers import write as write_reranker
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import BertConfig, BertModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import TikTokenConverter
 
-from checkpoints import edit_json, sentence_layout
-from classifiers import SMALL, write_classifier
+from checkpoints.bge_m3 import write_m3
+from checkpoints.classifiers import SMALL, write_classifier
+from checkpoints.files import edit_json
+from checkpoints.jina_reranker import MARKERS, write_jina_reranker
+from checkpoints.published.blocks import draw_weights
+from checkpoints.published.internlm2 import INTERNLM2, internlm2_names
+from checkpoints.rerankers import qwen, write_reranker
+from checkpoints.sentence_layout import sentence_layout
 from whimbrel.checkpoint.locate import resolve_checkpoint
 
 _SPECIAL = ("<s>", "<pad>", "</s>", "<unk>")
@@ -107,7 +108,7 @@ def _matryoshka(folder: Path) -> None:
 
 
 def _colbert(folder: Path) -> None:
-    """Of Stanford's layout over the weights of all-MiniLM-L6-v2: 96 columns of each token, as answerai-colbert-small has."""
+    """Write Stanford's layout over the weights of all-MiniLM-L6-v2: 96 columns of each token, as in answerai-colbert-small."""
     _minilm(folder)
     for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling"):
         path = folder / name
@@ -139,16 +140,16 @@ def _qwen_reranker(folder: Path) -> None:
 
 
 def _jina_ranker(folder: Path) -> None:
-    write_jina(folder, vocab_size=151_936, max_position_embeddings=8192)
+    write_jina_reranker(folder, vocab_size=151_936, max_position_embeddings=8192)
     _put_tokenizer(folder, qwen_tokenizer(*MARKERS), "Qwen2Tokenizer", model_max_length=8192)
 
 
 def _reward(folder: Path) -> None:
     """With the ids that the tests expect of one sentence."""
     code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
-    config = hub.INTERNLM2 | {"architectures": ["InternLM2ForRewardModel"], "auto_map": code, "reward_token_id": 5}
+    config = INTERNLM2 | {"architectures": ["InternLM2ForRewardModel"], "auto_map": code, "reward_token_id": 5}
     config |= {"vocab_size": 92_544, "max_position_embeddings": 1024}
-    weights = hub.draw(hub.internlm2_names(config) | {"v_head.weight": (1, 48)})
+    weights = draw_weights(internlm2_names(config) | {"v_head.weight": (1, 48)})
     named = {name if name == "v_head.weight" else f"model.{name}": tensor for name, tensor in weights.items()}
     save_file(named, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))

@@ -25,7 +25,7 @@ _FAMILIES: Final = ("t5", "t5_gated")
 def is_instructor(folder: Path, name: str, rows: Rows, encoder: Encoder) -> bool:
     """Return whether prompts are INSTRUCTOR's, as modules.json or the model's name says.
 
-    Raises CheckpointError for other names of which that may be true, if the files do not say what is pooled.
+    Raises CheckpointError for other names of which that may be true, if the files do not say which tokens are pooled.
     """
     if has_own_classes(folder):
         return True

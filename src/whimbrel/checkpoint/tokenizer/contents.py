@@ -27,7 +27,7 @@ def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[M
 
 
 def read_as_stored(file: JSON, _: TokenizerCard, vocab_size: int) -> JSON:
-    """Return tokenizer.json as it is, but for added tokens that the model does not embed."""
+    """Return tokenizer.json without added tokens that the model does not embed."""
     return file | {"added_tokens": list(with_ids(file.get("added_tokens") or (), file, vocab_size))}
 
 

@@ -2,7 +2,7 @@
 
 A small tokenizer.json could make a short text take gigabytes. Every step that can lengthen a text is bounded here, by a weight
 for each character: the number of characters that it becomes at most. What Unicode's normal forms and lower case add, 18
-characters for one at most, is not counted for characters of the text, but for those that a step writes.
+characters for one at most, is not counted for characters of the text, only for those that a step writes.
 """
 
 from __future__ import annotations

@@ -1,21 +1,16 @@
-"""Hosted embedding services: fields and errors of Voyage and Jina, and number types of Cohere, Voyage and Jina."""
+"""Fields and errors that Voyage and Jina share."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Annotated, Final, Literal, TypeAlias, cast
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import TextFields, TextObject
-from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, narrowed
 from whimbrel.dialects.common.route import ErrorTerms
-from whimbrel.errors import InvalidRequest, WhimbrelError
-from whimbrel.types.arrays import Float32Array
-from whimbrel.types.card import Card
-from whimbrel.types.request import OutputName
-from whimbrel.wire import DType, EncodedArray
+from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, text_inputs
+from whimbrel.dialects.common.texts import TextFields, TextObject
+from whimbrel.errors import WhimbrelError
 
 
 class ServiceFields(TextFields, frozen=True, kw_only=True):
@@ -23,11 +18,10 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
 
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
-        Meta(
-            description="A text, a list of texts or of objects with a `text`, a list of token ids, or a list of such lists; at "
-            "most 2,048 inputs and 524,288 ids. Token ids are taken as they are."
+        text_inputs(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS).says(
+            "A text, a list of texts or of objects with a `text`, a list of token ids, or a list of such lists; at most {most} "
+            "inputs and {ids} ids. Token ids are taken as they are."
         ),
-        narrowed(any_of=(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS)),
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
@@ -55,30 +49,3 @@ def status(error: WhimbrelError) -> int:
 
 def render_error(error: WhimbrelError, terms: ErrorTerms) -> bytes:
     return msgspec.json.encode(ServiceError(terms.describe(error)[0]))
-
-
-NumberType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
-
-_BITS: Final = frozenset(("binary", "ubinary"))
-
-
-def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
-    """Return the rows in a NumberType; `base64` holds floats.
-
-    `int8` and `uint8`: 127ths of each row's largest entry, and that + 128. `ubinary` and `binary`: bits, eight columns to a
-    byte, and that - 128, for widths that `check_bits` accepts.
-    """
-    return EncodedArray(rows_ND, "float32" if kind in ("float", "base64") else cast(DType, kind))
-
-
-def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Collection[str], *, param: str) -> None:
-    """Raise InvalidRequest at `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
-    if _BITS.isdisjoint(kinds):
-        return
-    columns = card.output(output)
-    width = dimensions or columns.default_width or columns.width
-    if width % 8:
-        raise InvalidRequest(
-            f"bits are packed eight to a byte, and {width:,} columns are no multiple of 8. Ask for another width, or for int8.",
-            param=param,
-        )

@@ -10,8 +10,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.body_rules import Rule, any_of, narrowed, only, present
+from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, Schema, any_of, count, only, present, schema
 from whimbrel.errors import InvalidRequest, Location
+from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import VectorInput
 
 _MAX_SIZE: Final = 2**31 - 1
@@ -21,9 +22,9 @@ _MAX_SIZE: Final = 2**31 - 1
 class ContentPart(msgspec.Struct, frozen=True):
     """A part of a message's content, as chat APIs have it."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (present("text"),)
+    RULES: ClassVar[tuple[Schema, ...]] = (present("text"),)
 
-    type: Annotated[str, narrowed(enum=["text"])]
+    type: Annotated[str, schema(enum=["text"])]
     text: str | None = None
 
 
@@ -33,7 +34,7 @@ _FIELDS: Final = ("text", "content", "data", "ids", "weights")
 class Document(msgspec.Struct, frozen=True):
     """A text as an object; or, for models that compare vectors, the vectors that stand for it."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
+    RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(
             only("text", of=_FIELDS), only("content", of=_FIELDS), only("data", of=_FIELDS), only("ids", "weights", of=_FIELDS)
         ),
@@ -41,8 +42,7 @@ class Document(msgspec.Struct, frozen=True):
     text: str | None = None
     content: Annotated[
         list[ContentPart] | None,
-        Meta(description="The text as a list of one part of the type `text` (vLLM)."),
-        narrowed(minItems=1, maxItems=1),
+        schema("The text as a list of one part of the type `text` (vLLM).", minItems=1, maxItems=1),
     ] = None
     data: Annotated[
         bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
@@ -65,9 +65,11 @@ class Document(msgspec.Struct, frozen=True):
 
 
 Text = str | Document
-Query = Annotated[str, narrowed(minLength=1)] | Document
-Queries = Annotated[list[Query], Meta(max_length=100_000)]
-Texts = Annotated[list[Text], Meta(max_length=100_000)]  # so that a larger one is refused before it is read
+Query = Annotated[str, schema(**NOT_EMPTY.schema)] | Document
+Queries = Annotated[list[Query], LONGEST]
+Texts = Annotated[list[Text], LONGEST]
+PAIRS: Final = count(MAX_PAIRS, " texts", empty="is empty; give at least one text.")
+TEXTS_OF_PAIRS: Final = count(MAX_PAIRS, " texts")
 
 
 def parse_parts(value: Text | list[Text], name: str) -> list[str | VectorInput]:

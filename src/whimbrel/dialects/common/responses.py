@@ -12,10 +12,11 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from whimbrel.dialects.common.usage import usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.wire import FLOATS, STREAM_ABOVE, ByteOrder, DType, EncodedArray, join_blocks, json_chunks, npy_chunks, to_json
@@ -29,6 +30,7 @@ JSON: Final = "application/json"
 OCTETS: Final = "application/octet-stream"
 NPY: Final = "application/x-npy"
 ARROW: Final = "application/vnd.apache.arrow.stream"
+EncodingFormat: TypeAlias = Literal["float", "base64", "bytes", "bytes_only", "npy", "arrow"]
 METADATA: Final = "metadata"
 """The header that describes the bytes of a binary answer (vLLM)."""
 SENT_OUTPUTS: Final = tuple(name for name in Outputs.__slots__ if name != "logits")
@@ -83,8 +85,8 @@ def json_answer(value: object, result: Result, *, as_text: bool = False, times: 
 
     A large answer is printed in chunks while it is sent, so that other requests run in between.
     """
-    arrays = encoded_outputs(result.outputs, "float32", "little")
-    size = times * sum(array.nbytes * (1 if name in _FLAT else 2) for name, array in arrays.items())
+    outputs = ((name, getattr(result.outputs, name)) for name in SENT_OUTPUTS)
+    size = times * sum(output.nbytes * (1 if name in _FLAT else 2) for name, output in outputs if output is not None)
     is_large = size > STREAM_ABOVE * (20 if as_text else 4)
     return Response(json_chunks(value), memory_bytes=size) if is_large else to_json(value)
 
@@ -95,10 +97,6 @@ def new_id(prefix: str, name: str | None = None) -> str:
 
 def created() -> int:
     return int(time.time())
-
-
-def usage(result: Result) -> dict[str, int]:
-    return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
 def encoded_outputs(outputs: Outputs, dtype: DType, order: ByteOrder) -> dict[str, EncodedArray]:

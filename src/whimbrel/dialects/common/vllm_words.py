@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
+from whimbrel.dialects.common.faults import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.errors import InvalidRequest, ModelNotFound, TooLong, UnsupportedMediaType, WhimbrelError
 
 _EMPTY: Final = {

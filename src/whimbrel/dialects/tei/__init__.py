@@ -13,19 +13,15 @@ tokens, `dimensions` is for models whose vectors may be cut, and a body may have
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
 
-from whimbrel.dialects import openai
 from whimbrel.dialects.common.route import Route
 from whimbrel.dialects.tei import embed, root, scores, tokens
 from whimbrel.dialects.tei.answers import describe
 
-__all__ = ["ROUTES", "describe"]
+__all__ = ["describe", "routes"]
 
-ROUTES: Final[tuple[Route, ...]] = (
-    *embed.ROUTES,
-    *scores.ROUTES,
-    *tokens.ROUTES,
-    *root.ROUTES,
-    *(replace(route, path="/embeddings", summary="The same as /v1/embeddings (TEI, Infinity).") for route in openai.ROUTES),
-)
+
+def routes(embeddings: Route) -> tuple[Route, ...]:
+    """Return the routes, given that of `/v1/embeddings`, which /embeddings repeats."""
+    same = replace(embeddings, path="/embeddings", summary="The same as /v1/embeddings (TEI, Infinity).")
+    return *embed.ROUTES, *scores.ROUTES, *tokens.ROUTES, *root.ROUTES, same

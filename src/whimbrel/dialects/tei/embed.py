@@ -11,9 +11,11 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Columns, Empty, PromptName, TokenInputs, check_count, decode, parse_texts, side_of
-from whimbrel.dialects.common.body_rules import ID_LISTS, IDS, MAX_INPUTS, TEXT, Rule, any_of, narrowed, never
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.rules import ID_LISTS, IDS, LONGEST, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
+from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array
@@ -28,16 +30,16 @@ TruncateFlag: TypeAlias = Annotated[
     bool | None,
     Meta(description="Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9."),
 ]
-ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name. TEI's own API has no such field.")]
+TEIModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name. TEI's own API has no such field.")]
 
 
-class TextFields(msgspec.Struct, frozen=True, kw_only=True):
+class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of all routes that encode texts; each route declares its inputs."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (never(prompt_name=TEXT, inputs=any_of(IDS, ID_LISTS)),)
+    RULES: ClassVar[tuple[Schema, ...]] = (never(prompt_name=TEXT, inputs=any_of(IDS, ID_LISTS)),)
 
     inputs: Any
-    model: ModelName = None
+    model: TEIModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     prompt_name: PromptName = None
@@ -49,19 +51,19 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class EmbedAllRequest(TextFields, frozen=True, kw_only=True):
+class EmbedAllRequest(TEITextFields, frozen=True, kw_only=True):
     """Body of POST /embed_all."""
 
     inputs: TokenInputs
 
 
-class EmbedSparseRequest(TextFields, frozen=True, kw_only=True):
+class EmbedSparseRequest(TEITextFields, frozen=True, kw_only=True):
     """Body of POST /embed_sparse."""
 
     inputs: TokenInputs
 
 
-class VectorFields(TextFields, frozen=True, kw_only=True):
+class VectorFields(TEITextFields, frozen=True, kw_only=True):
     """Fields of routes that give dense vectors."""
 
     normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
@@ -78,7 +80,11 @@ class Sentences(msgspec.Struct, frozen=True):
     """A sentence, and the sentences that it is compared with."""
 
     source_sentence: str
-    sentences: Annotated[list[str], Meta(max_length=100_000), narrowed(minItems=1, maxItems=MAX_INPUTS)]
+    sentences: Annotated[
+        list[str],
+        LONGEST,
+        count(MAX_INPUTS, " sentences", empty="is an empty list; give at least one sentence.").says(),
+    ]
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -94,7 +100,7 @@ class SimilarityRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: Sentences
     parameters: Parameters | None = None
-    model: ModelName = None
+    model: TEIModelName = None
 
 
 class SparseValue(msgspec.Struct):
@@ -116,7 +122,7 @@ def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
     of documents.
     """
     body = decode(EmbedAllRequest, raw)
-    request = text_request(body, "hidden")
+    request = encode_request(body, "hidden")
 
     def for_model(model: ServedModel) -> Request:
         if "multi_vector" not in model.card.outputs:
@@ -128,7 +134,7 @@ def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
 
 def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:
     body = decode(EmbedSparseRequest, raw)
-    return body, text_request(body, "sparse")
+    return body, encode_request(body, "sparse")
 
 
 def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
@@ -137,12 +143,10 @@ def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
 
 
 def dense(body: VectorFields) -> Request:
-    return text_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
+    return encode_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
-def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
-    if not body.inputs and isinstance(body.inputs, list):
-        raise Empty("is an empty list; give at least one text.", param="input")
+def encode_request(body: TEITextFields, output: OutputName, **more: Any) -> Request:
     return Request(
         parse_texts(body.inputs),
         (output,),
@@ -155,9 +159,7 @@ def text_request(body: TextFields, output: OutputName, **more: Any) -> Request:
 
 def similarity(inputs: Sentences, parameters: Parameters) -> Request:
     """Return the Request of /similarity: as in TEI, the source is encoded as the sentences are."""
-    if not inputs.sentences:
-        raise Empty("is an empty list; give at least one sentence.", param="inputs.sentences")
-    check_count(len(inputs.sentences), MAX_INPUTS, " sentences", param="inputs.sentences")
+    check(inputs, Location("inputs"))
     return Request(
         [inputs.source_sentence, *inputs.sentences],
         ("dense",),
@@ -173,18 +175,18 @@ def cut(truncate: bool | None, direction: str | None) -> Truncate:
     return "left" if direction in ("left", "Left") else "right"
 
 
-def render_embed(body: TextFields, result: Result, model: ServedModel) -> Response:
+def render_embed(body: TEITextFields, result: Result, model: ServedModel) -> Response:
     return timed(json_answer(result.dense, result), result, model, count_characters(body.inputs))
 
 
-def render_embed_all(body: TextFields, result: Result, model: ServedModel) -> Response:
+def render_embed_all(body: TEITextFields, result: Result, model: ServedModel) -> Response:
     vectors = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
     assert vectors is not None
     rows = [vectors[index] for index in range(len(vectors))]
     return timed(json_answer(rows, result), result, model, count_characters(body.inputs))
 
 
-def render_embed_sparse(body: TextFields, result: Result, model: ServedModel) -> Response:
+def render_embed_sparse(body: TEITextFields, result: Result, model: ServedModel) -> Response:
     sparse = result.outputs.sparse
     assert sparse is not None
     entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))

@@ -18,8 +18,12 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, MissingField, check_count, decode, side_of
-from whimbrel.dialects.common.body_rules import (
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.faults import MissingField
+from whimbrel.dialects.common.input_types import side_of
+from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import RequestForModel
+from whimbrel.dialects.common.rules import (
     ID_LISTS,
     IDS,
     MAX_INPUTS,
@@ -27,30 +31,29 @@ from whimbrel.dialects.common.body_rules import (
     TEXT_LISTS,
     TEXT_PAIRS,
     TEXTS,
-    Rule,
+    Schema,
     any_of,
-    narrowed,
+    count,
+    text_inputs,
 )
-from whimbrel.dialects.common.responses import Response, ServedModel
-from whimbrel.dialects.common.route import RequestForModel
 from whimbrel.dialects.tei import scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
 from whimbrel.dialects.tei.embed import (
     Direction,
-    ModelName,
     Parameters,
     Sentences,
+    TEIModelName,
     TruncateFlag,
     VectorFields,
     count_characters,
     cut,
     dense,
+    encode_request,
     render_embed,
     render_embed_all,
     render_embed_sparse,
     similarities,
     similarity,
-    text_request,
 )
 from whimbrel.dialects.tei.scores import (
     PredictParameters,
@@ -89,8 +92,9 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
 
     inputs: Annotated[
         str | Sentences | list[str | int | list[int | str]],
-        Meta(description="Inputs as the route takes them that suits the model."),
-        narrowed(any_of=(TEXT, {"$ref": "#/components/schemas/Sentences"}, TEXTS, TEXT_LISTS, TEXT_PAIRS, IDS, ID_LISTS)),
+        text_inputs(TEXT, {"$ref": "#/components/schemas/Sentences"}, TEXTS, TEXT_LISTS, TEXT_PAIRS, IDS, ID_LISTS).says(
+            "Inputs as the route takes them that suits the model."
+        ),
     ]
     raw_scores: Raw = None
     parameters: Annotated[
@@ -112,8 +116,8 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
         if output == "token_scores":
             return _find_entities(body, model).request
         if output == "multi_vector":
-            return replace(text_request(body, output), input_type=side_of(model.card, body.input_type))
-        return dense(body) if output == "dense" else text_request(body, output)
+            return replace(encode_request(body, output), input_type=side_of(model.card, body.input_type))
+        return dense(body) if output == "dense" else encode_request(body, output)
 
     return body, RequestForModel(request, lambda model: _suits(body, _first(model)))
 
@@ -179,9 +183,6 @@ def _find_entities(body: RootRequest, model: ServedModel) -> Operation[list[list
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest("must be a text or a list of texts: this model finds entities.", param="input")
-    if not texts:
-        raise Empty("is an empty list; give at least one text.", param="input")
-    check_count(len(texts), MAX_INPUTS, " inputs", param="input")
     aggregation = (body.parameters and body.parameters.aggregation_strategy) or "simple"
     cut_at = cut(body.truncate, body.truncation_direction)
     return scoring.token_classify(model.card, cast(list[str], texts), aggregation, truncate=cut_at)
@@ -208,7 +209,7 @@ def _predict(body: RootRequest) -> PredictRequest:
     )
 
 
-_RERANK: Final[Rule] = {"required": ["texts"]}
+_RERANK: Final[Schema] = {"required": ["texts"]}
 _INSTANCE: Final = any_of(
     {"allOf": [{"$ref": "#/components/schemas/TEIRerankRequest"}, _RERANK]},
     {"allOf": [{"$ref": "#/components/schemas/RootRequest"}, {"not": _RERANK}]},
@@ -222,13 +223,13 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     instances: Annotated[
         list[msgspec.Raw],
-        narrowed(maxItems=MAX_INSTANCES, items=_INSTANCE),
-        Meta(
-            description="At most 256 bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, "
-            "but not in their options."
+        count(MAX_INSTANCES, "", least=0).says(
+            "At most {most} bodies of `/`, or of `/rerank` if they have `texts`. They may differ in their inputs, but not in "
+            "their options.",
+            items=_INSTANCE,
         ),
     ]
-    model: ModelName = None
+    model: TEIModelName = None
 
 
 class VertexResponse(msgspec.Struct):
@@ -251,7 +252,6 @@ class Instances:
 
 def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
     body = decode(VertexRequest, raw)
-    check_count(len(body.instances), MAX_INSTANCES, "", param="instances")
     each: list[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]] = []
     for index, instance in enumerate(map(bytes, body.instances)):
         with _locate_errors(index):
@@ -308,7 +308,7 @@ def _merge_requests(body: Instances, model: ServedModel) -> Request:
             raise InvalidRequest(message, param="instances", item=index)
     texts: list[Any] = [text for request in requests for text in request.texts]
     limit = MAX_PAIRS if isinstance(body.each[0][0], TEIRerankRequest) else MAX_INPUTS
-    check_count(len(texts), limit, " inputs in all", param="instances")
+    count(limit, " inputs in all").check(texts, Location("instances"))
     return replace(common, texts=texts)
 
 

@@ -1,32 +1,29 @@
 """TEI's /rerank and /predict. Pure functions over bytes.
 
-Scores pass through the checkpoint's activation unless the body asks for raw scores. A checkpoint without one gets TEI's: the
-sigmoid of one score, the softmax of several. Scores of models that compare vectors are similarities and stay as they are.
+Scores pass through the checkpoint's activation unless the body asks for raw scores.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Annotated, Any, Final, Literal, TypeAlias, cast
+from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
-import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, check_count, decode, is_packed
-from whimbrel.dialects.common.body_rules import MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, narrowed
+from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.pair_inputs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.rules import LONGEST, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, text_inputs
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
-from whimbrel.dialects.tei.embed import Direction, ModelName, TruncateFlag, count_characters, cut
+from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
-from whimbrel.types.arrays import Float32Array
-from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
-ActivationName: TypeAlias = Literal["sigmoid", "softmax", "none"]
 Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]
 
@@ -35,10 +32,8 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /rerank in TEI's form."""
 
     query: str
-    texts: Annotated[
-        list[str], Meta(description="At most 10,000 texts.", max_length=100_000), narrowed(minItems=1, maxItems=MAX_PAIRS)
-    ]
-    model: ModelName = None
+    texts: Annotated[list[str], LONGEST, TEXTS_OF_PAIRS.says("At most {most} texts.")]
+    model: TEIModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
@@ -69,10 +64,11 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: Annotated[
         Sequences,
-        Meta(description="A text; a pair, as a list of two texts; or at most 2,048 lists, of one text each, or of two."),
-        narrowed(any_of=(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS)),
+        text_inputs(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS).says(
+            "A text; a pair, as a list of two texts; or at most {most} lists, of one text each, or of two."
+        ),
     ]
-    model: ModelName = None
+    model: TEIModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
@@ -84,18 +80,8 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class Prediction(msgspec.Struct):
-    """A class, and its score."""
-
-    score: float
-    label: str
-
-
 def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
     body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
-    if not body.texts:
-        raise Empty("is an empty list; give at least one text.", param="texts")
-    check_count(len(body.texts), MAX_PAIRS, " texts", param="texts")
     pairs = [(body.query, text) for text in body.texts]
 
     def request(model: ServedModel) -> Request:
@@ -107,7 +93,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
             pairs,
             ("scores",),
             listwise=True,
-            activate=None if output is None else activation_of(body.raw_scores, None, model) is None,
+            activate=None if output is None else activation_of(body.raw_scores, model) is None,
             truncate=cut(body.truncate, body.truncation_direction),
         )
 
@@ -116,7 +102,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     order = descending(result.outputs.order[:, 0])
-    scores_N = apply(activation_of(body.raw_scores, None, model), _scores(result))[:, 0]
+    scores_N = activate(activation_of(body.raw_scores, model), scores_of(result))[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
         rank["text"] = body.texts[rank["index"]]
@@ -132,17 +118,18 @@ def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], R
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:
     model.card.output("scores")
-    activate = activation_of(body.raw_scores, body.parameters, model) is None
-    return Request(texts, ("scores",), activate=activate, truncate=cut(body.truncate, body.truncation_direction))
+    activates = _activation_of(body, model) is None
+    return Request(texts, ("scores",), activate=activates, truncate=cut(body.truncate, body.truncation_direction))
+
+
+def _activation_of(body: PredictRequest, model: ServedModel) -> ActivationName | None:
+    return activation_of(body.raw_scores, model, body.parameters and body.parameters.function_to_apply)
 
 
 def sequences(inputs: Sequences) -> list[str] | list[Pair]:
     if isinstance(inputs, str):
         return [inputs]
-    if not inputs:
-        raise Empty("is an empty list; give at least one text.", param="input")
     rows = inputs if isinstance(inputs[0], list) else [inputs]
-    check_count(len(rows), MAX_INPUTS, " inputs", param="input")
     for index, row in enumerate(rows):
         if not isinstance(row, list) or len(row) not in (1, 2) or not all(isinstance(text, str) for text in row):
             item = index if rows is inputs else None
@@ -156,47 +143,10 @@ def sequences(inputs: Sequences) -> list[str] | list[Pair]:
 
 def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> Response:
     parameters = body.parameters or PredictParameters()
-    predictions = predict(result, model, activation_of(body.raw_scores, body.parameters, model), parameters.top_k)
+    predictions = predict(result, model, _activation_of(body, model), parameters.top_k)
     is_batch = not isinstance(body.inputs, str) and isinstance(body.inputs[0], list)
     answer: object = predictions if is_batch or body.parameters is not None else predictions[0]
     return timed(to_json(answer), result, model, count_characters(body.inputs))
-
-
-def predict(
-    result: Result, model: ServedModel, activation: ActivationName | None, top_k: int | None = None
-) -> list[list[dict[str, Any]]]:
-    """Return the `top_k` best classes of each text, or all, best first."""
-    order_NC = np.argsort(-result.outputs.order, axis=1, kind="stable")[:, :top_k]
-    scores_NC = apply(activation, _scores(result))
-    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
-    return [[{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())]
-
-
-def _scores(result: Result) -> Float32Array:
-    assert result.outputs.scores is not None
-    return result.outputs.scores
-
-
-def activation_of(raw: bool | None, parameters: PredictParameters | None, model: ServedModel) -> ActivationName | None:
-    """Return the activation to apply to scores; None if the model applies its own."""
-    output = model.card.outputs.get("scores")
-    if output is None or model.card.list_template is not None:  # cosines
-        return "none"
-    if parameters is not None and parameters.function_to_apply is not None:
-        return parameters.function_to_apply
-    if raw:
-        return "none"
-    return None if output.activation != "identity" else "sigmoid" if output.width == 1 else "softmax"
-
-
-def apply(function: ActivationName | None, scores_NC: Float32Array) -> Float32Array:
-    """Return scores after an activation; None leaves them as they are."""
-    if function == "sigmoid":
-        return np.exp(-np.logaddexp(0, -scores_NC))
-    if function == "softmax":
-        powers_NC: Float32Array = np.exp(scores_NC - scores_NC.max(axis=1, keepdims=True))
-        return powers_NC / powers_NC.sum(axis=1, keepdims=True, dtype=np.float32)
-    return scores_NC
 
 
 _RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))})

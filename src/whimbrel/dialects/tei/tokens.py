@@ -8,11 +8,12 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, PromptName, check_count, decode
-from whimbrel.dialects.common.body_rules import EMPTY_OR_ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXTS, narrowed
+from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.rules import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS, text_inputs
+from whimbrel.dialects.common.texts import PromptName
 from whimbrel.dialects.tei.answers import TEI, TERMS
-from whimbrel.dialects.tei.embed import ModelName
+from whimbrel.dialects.tei.embed import TEIModelName
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
@@ -20,6 +21,7 @@ from whimbrel.wire import LazyList, json_chunks, to_json
 
 _MANY: Final = 2048
 """The number of tokens above which an answer is printed in chunks, so that other requests run in between."""
+_NONE: Final = "is an empty list."
 
 
 class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +29,9 @@ class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     inputs: Annotated[
         str | list[str],
-        Meta(description="A text or at most 2,048 texts, of any length: nothing is cut."),
-        narrowed(any_of=(TEXT, TEXTS)),
+        text_inputs(TEXT, TEXTS, empty=_NONE).says("A text or at most {most} texts, of any length: nothing is cut."),
     ]
-    model: ModelName = None
+    model: TEIModelName = None
     add_special_tokens: Annotated[bool | None, Meta(description="Put special tokens around texts. Default: true.")] = None
     prompt_name: PromptName = None
 
@@ -50,17 +51,15 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
     ids: Annotated[
         list[int | list[int]],
-        Meta(description="Token ids of a text, or lists of them."),
-        narrowed(any_of=(IDS, EMPTY_OR_ID_LISTS)),
+        text_inputs(IDS, EMPTY_OR_ID_LISTS, empty=_NONE).says("Token ids of a text, or lists of them."),
     ]
-    model: ModelName = None
+    model: TEIModelName = None
     skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
 
 
 def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
     body = decode(TEITokenizeRequest, raw)
-    texts = _checked(_texts(body), "input")
-    return body, TokenizeRequest(texts, special=body.add_special_tokens is not False, prompt_name=body.prompt_name)
+    return body, TokenizeRequest(_texts(body), special=body.add_special_tokens is not False, prompt_name=body.prompt_name)
 
 
 def render_tokens(body: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
@@ -82,8 +81,8 @@ def _texts(body: TEITokenizeRequest) -> list[str]:
 
 def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
     body = decode(DecodeRequest, raw)
-    rows: list[Any] = body.ids if body.ids and isinstance(body.ids[0], list) else [body.ids] if body.ids else []
-    for index, row in enumerate(_checked(rows, "ids")):
+    rows: list[Any] = body.ids if isinstance(body.ids[0], list) else [body.ids]
+    for index, row in enumerate(rows):
         if not isinstance(row, list) or not all(isinstance(each, int) for each in cast(list[object], row)):
             raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param="ids", item=index)
         if any(not 0 <= each < 2**31 for each in cast(list[int], row)):
@@ -93,13 +92,6 @@ def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
 
 def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
     return msgspec.json.encode(texts)
-
-
-def _checked(rows: list[Any], param: str) -> list[Any]:
-    if not rows:
-        raise Empty("is an empty list.", param=param)
-    check_count(len(rows), MAX_INPUTS, " inputs", param=param)
-    return rows
 
 
 ROUTES: Final = (

@@ -22,31 +22,35 @@ from typing import Final
 HERE: Final = Path(__file__).parent
 
 INSTRUCTION_SETS: Final = {
-    "avx2": ("-march=haswell",),
-    "avx2_vnni": ("-march=haswell", "-mavxvnni"),
-    "avx512": ("-march=skylake-avx512",),
-    "avx512_vnni": ("-march=cascadelake",),
-    "avx512_bf16": ("-march=cooperlake",),
-    "avx512_fp16": ("-march=cooperlake", "-DWHIMBREL_FLOAT16"),
-    "amx": ("-march=cooperlake", "-DWHIMBREL_TILES"),
+    "avx2": ("-march=haswell", '-DWHIMBREL_BACKEND="backend_avx2.h"'),
+    "avx2_vnni": ("-march=haswell", "-mavxvnni", '-DWHIMBREL_BACKEND="backend_avx2.h"'),
+    "avx512": ("-march=skylake-avx512", '-DWHIMBREL_BACKEND="backend_avx512.h"'),
+    "avx512_vnni": ("-march=cascadelake", '-DWHIMBREL_BACKEND="backend_avx512.h"'),
+    "avx512_bf16": ("-march=cooperlake", '-DWHIMBREL_BACKEND="backend_avx512.h"'),
+    "avx512_fp16": ("-march=cooperlake", '-DWHIMBREL_BACKEND="backend_avx512_fp16.h"'),
+    "amx": ("-march=cooperlake", '-DWHIMBREL_BACKEND="amx.h"'),
 }
-"""Name of each library, and the compiler's flags for it. They are written for GCC 11 and Clang 14 or later."""
+"""Name of each library, and the compiler's flags for it: the file of its backend among them. They are written for GCC 11
+and Clang 14 or later."""
 
-_FLAGS: Final = (
+LIBRARIES: Final = HERE
+"""Folder of the libraries."""
+
+FLAGS: Final = (
     "-std=c++17", "-O3", "-fno-math-errno", "-ffp-contract=off", "-fPIC", "-shared", "-fvisibility=hidden",
-    "-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL", "-w",
+    "-static-libgcc", "-static-libstdc++", "-Wl,--exclude-libs,ALL",
 )  # fmt: skip
 
 
 def fingerprint() -> int:
     """Return a number that changes with the sources and flags. A library tells the one it was compiled from."""
     paths = sorted(path for path in HERE.iterdir() if path.suffix in (".cpp", ".h"))
-    return zlib.crc32(b"".join(path.read_bytes() for path in paths) + repr((_FLAGS, INSTRUCTION_SETS)).encode())
+    return zlib.crc32(b"".join(path.read_bytes() for path in paths) + repr((FLAGS, INSTRUCTION_SETS)).encode())
 
 
 def library(name: str) -> Path:
     """Return the path of the library for an instruction set."""
-    return HERE / f"kernels.{name}.so"
+    return LIBRARIES / f"kernels.{name}.so"
 
 
 def compiled() -> list[str]:
@@ -70,7 +74,7 @@ def compile_kernels() -> str | None:
     command = os.environ.get("CXX") or next((each for each in ("c++", "g++", "clang++") if shutil.which(each)), None)
     if command is None:
         return "no C++ compiler was found"
-    stamp = HERE / "kernels.stamp"
+    stamp = LIBRARIES / "kernels.stamp"
     current = f"{fingerprint()} {command}"
     if stamp.exists() and stamp.read_text() == current and all(library(name).exists() for name in INSTRUCTION_SETS):
         return None
@@ -87,7 +91,7 @@ def compile_library(command: str, flags: Sequence[str], to: Path) -> str | None:
     part = to.with_suffix(f".{os.getpid()}")
     arguments = [
         *shlex.split(command),
-        *_FLAGS,
+        *FLAGS,
         f"-DSOURCES={fingerprint()}u",
         *flags,
         str(HERE / "kernels.cpp"),

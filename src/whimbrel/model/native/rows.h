@@ -15,14 +15,14 @@ struct Table {
     const void* rows;
     bool narrow;  // bfloat16, else float32
     i64 count;
-    const std::int32_t* chosen;
+    const i32* chosen;
 };
 
 template <class T>
 void add_row(const T* row, i64 width, bool first, float* out) {
     for_vectors(width, [&](i64 k, auto some) {
-        const Floats x = load(row + k, some);
-        store(out + k, first ? x : add(load(out + k, some), x), some);
+        const Floats x = LoadN(row + k, some);
+        StoreN(first ? x : Add(LoadN(out + k, some), x), out + k, some);
     });
 }
 
@@ -34,10 +34,12 @@ inline bool sum_of_tables(const Table* tables, int num_tables, i64 rows, i64 wid
     const i64 row_bytes = width * static_cast<i64>(tables[0].narrow ? sizeof(bf16) : sizeof(float));
     for (i64 r = 0; r < rows; r++) {
         if (r + AHEAD < rows)  // the first table is large, and its rows are chosen at random
-            for (i64 byte = 0; byte < row_bytes; byte += 64) _mm_prefetch(static_cast<const char*>(tables[0].rows) + tables[0].chosen[r + AHEAD] * row_bytes + byte, _MM_HINT_T0);
+            for (i64 byte = 0; byte < row_bytes; byte += 64)
+                Prefetch(static_cast<const char*>(tables[0].rows) + tables[0].chosen[r + AHEAD] * row_bytes + byte);
         for (int t = 0; t < num_tables; t++) {
             const i64 start = tables[t].chosen[r] * width;
-            if (tables[t].narrow) add_row(static_cast<const bf16*>(tables[t].rows) + start, width, t == 0, out + r * width);
+            if (tables[t].narrow)
+                add_row(static_cast<const bf16*>(tables[t].rows) + start, width, t == 0, out + r * width);
             else add_row(static_cast<const float*>(tables[t].rows) + start, width, t == 0, out + r * width);
         }
     }
@@ -45,27 +47,29 @@ inline bool sum_of_tables(const Table* tables, int num_tables, i64 rows, i64 wid
 }
 
 // Write the mean of rows starts[i] to ends[i] for each i, added in order. That of no rows is NaN.
-inline void means(const float* x, i64 width, const std::int32_t* starts, const std::int32_t* ends, i64 count, float* out) {
+inline void means(const float* x, i64 width, const i32* starts, const i32* ends, i64 count, float* out) {
     for (i64 i = 0; i < count; i++) {
         float* to = out + i * width;
-        const Floats divisor = all(static_cast<float>(std::max(0, ends[i] - starts[i])));
-        for_vectors(width, [&](i64 k, auto some) { store(to + k, zero(), some); });
+        const Floats divisor = Set(static_cast<float>(std::max(0, ends[i] - starts[i])));
+        for_vectors(width, [&](i64 k, auto some) { StoreN(Zero(), to + k, some); });
         for (i64 r = starts[i]; r < ends[i]; r++) add_row(x + r * width, width, false, to);
-        for_vectors(width, [&](i64 k, auto some) { store(to + k, div(load(to + k, some), divisor), some); });
+        for_vectors(width, [&](i64 k, auto some) { StoreN(Div(LoadN(to + k, some), divisor), to + k, some); });
     }
 }
 
 // Divide rows by their Euclidean norm, or by `least` if that is more. A row whose norm overflows becomes NaN.
 inline void normalize(const float* x, i64 rows, i64 width, float least, float* out) {
     for (i64 r = 0; r < rows; r++) {
-        Floats squares = zero();
+        Floats squares = Zero();
         for_vectors(width, [&](i64 k, auto some) {
-            const Floats v = load(x + r * width + k, some);
-            squares = fma(v, v, squares);
+            const Floats v = LoadN(x + r * width + k, some);
+            squares = MulAdd(v, v, squares);
         });
-        const float norm = std::sqrt(sum(squares));
+        const float norm = std::sqrt(ReduceSum(squares));
         const float divisor = std::isinf(norm) ? std::numeric_limits<float>::quiet_NaN() : norm < least ? least : norm;
-        for_vectors(width, [&](i64 k, auto some) { store(out + r * width + k, div(load(x + r * width + k, some), all(divisor)), some); });
+        for_vectors(width, [&](i64 k, auto some) {
+            StoreN(Div(LoadN(x + r * width + k, some), Set(divisor)), out + r * width + k, some);
+        });
     }
 }
 

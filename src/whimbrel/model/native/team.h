@@ -1,8 +1,9 @@
 // Threads that help the only lane which is busy. A lone small batch then runs on several cores.
 //
-// A lane that leads opens the team, and helpers spin until it closes. Work is shared in parts whose results do not depend on who
-// computes them. Each member begins with a part of its own, the same fraction of every job, as what it wrote in the last one is in its
-// cache; who is done takes from the others. Another lane that starts closes the team: the leader goes on alone.
+// A lane that leads opens the team, and helpers spin until it closes. Work is shared in parts whose results do not
+// depend on who computes them. Each member begins with a part of its own, the same fraction of every job, as what it
+// wrote in the last one is in its cache; who is done takes from the others. Another lane that starts closes the team:
+// the leader goes on alone.
 #pragma once
 
 #include <linux/futex.h>
@@ -15,40 +16,43 @@
 #include <cstdint>
 #include <new>
 
+#include "simd.h"
+
 namespace whimbrel {
 
-constexpr std::int64_t SHARES = 4;  // in which a part is taken
-constexpr std::int64_t MOST_PARTS = 64;  // more members begin with the part of another
+constexpr i64 SHARES = 4;              // in which a part is taken
+constexpr i64 MOST_PARTS = 64;         // more members begin with the part of another
 constexpr unsigned YIELD_ROUNDS = 64;  // some microseconds
 
 // What a member begins with.
 struct alignas(64) Part {
-    std::atomic<std::int64_t> next{0};
-    std::int64_t end = 0;
+    std::atomic<i64> next{0};
+    i64 end = 0;
 };
 
 // What one thread writes while others read is on a cache line of its own.
 struct Team {
-    alignas(64) std::atomic<std::int32_t> open{0};
-    alignas(64) std::atomic<std::uint32_t> job{0};  // odd while there is one
-    alignas(64) std::atomic<std::int32_t> inside{0};  // helpers that may be at work
+    alignas(64) std::atomic<i32> open{0};
+    alignas(64) std::atomic<u32> job{0};     // odd while there is one
+    alignas(64) std::atomic<i32> inside{0};  // helpers that may be at work
     alignas(64) std::atomic<bool> failed{false};
-    std::atomic<std::int64_t> members{1};
-    std::int64_t num_parts = 1, share = 1;
-    void (*run)(void*, std::int64_t, std::int64_t) = nullptr;
+    std::atomic<i64> members{1};
+    i64 num_parts = 1, share = 1;
+    void (*run)(void*, i64, i64) = nullptr;
     void* context = nullptr;
     Part parts[MOST_PARTS];
 
-    void divide(std::int64_t count) {
+    void divide(i64 count) {
         num_parts = std::min(members.load(), MOST_PARTS);
-        share = std::max<std::int64_t>(1, count / (SHARES * num_parts));
-        for (std::int64_t i = 0; i < num_parts; i++) parts[i].next = i * count / num_parts, parts[i].end = (i + 1) * count / num_parts;
+        share = std::max<i64>(1, count / (SHARES * num_parts));
+        for (i64 i = 0; i < num_parts; i++)
+            parts[i].next = i * count / num_parts, parts[i].end = (i + 1) * count / num_parts;
     }
-    void work(std::int64_t member) {
+    void work(i64 member) {
         try {
-            for (std::int64_t i = 0; i < num_parts; i++) {
+            for (i64 i = 0; i < num_parts; i++) {
                 Part& part = parts[(member + i) % num_parts];
-                for (std::int64_t first = part.next.fetch_add(share); first < part.end; first = part.next.fetch_add(share))
+                for (i64 first = part.next.fetch_add(share); first < part.end; first = part.next.fetch_add(share))
                     run(context, first, std::min(part.end, first + share));
             }
         } catch (const std::bad_alloc&) {
@@ -61,7 +65,7 @@ struct Team {
 class Spin {
   public:
     void wait() {
-        _mm_pause();
+        Pause();
         if (++rounds_ % YIELD_ROUNDS == 0) sched_yield();
     }
 
@@ -73,13 +77,14 @@ inline Team team;
 inline std::atomic<bool> led{false};
 inline thread_local bool leads = false;
 
-// Run f(first, last) for parts of the numbers below `count`, with the team if this thread leads it. Throws std::bad_alloc.
+// Run f(first, last) for parts of the numbers below `count`, with the team if this thread leads it. Throws
+// std::bad_alloc.
 template <class F>
-void in_parallel(std::int64_t count, F& f) {
+void in_parallel(i64 count, F& f) {
     if (!leads || count < 2 || !team.open.load()) return f(0, count);
     team.divide(count);
     team.context = &f, team.failed = false;
-    team.run = [](void* context, std::int64_t first, std::int64_t last) { (*static_cast<F*>(context))(first, last); };
+    team.run = [](void* context, i64 first, i64 last) { (*static_cast<F*>(context))(first, last); };
     team.job.fetch_add(1);
     team.work(0);
     team.job.fetch_add(1);  // who comes now finds none
@@ -93,7 +98,7 @@ inline bool open_team() {
     if (!led.compare_exchange_strong(none, true)) return false;
     leads = true;
     team.open = 1;
-    syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+    syscall(SYS_futex, reinterpret_cast<i32*>(&team.open), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
     return true;
 }
 
@@ -105,11 +110,12 @@ inline void leave_team() {
 
 // Help until the process ends.
 inline void help_team() {
-    const std::int64_t member = team.members.fetch_add(1);
+    const i64 member = team.members.fetch_add(1);
     for (;;) {
-        while (!team.open.load()) syscall(SYS_futex, reinterpret_cast<std::int32_t*>(&team.open), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
+        while (!team.open.load())
+            syscall(SYS_futex, reinterpret_cast<i32*>(&team.open), FUTEX_WAIT_PRIVATE, 0, nullptr, nullptr, 0);
         for (Spin spin; team.open.load();) {
-            const std::uint32_t job = team.job.load();
+            const u32 job = team.job.load();
             if (job % 2 == 0) {
                 spin.wait();
                 continue;

@@ -1,6 +1,6 @@
 """Attention over a ragged batch. The implementation depends on device, dtype and score options.
 
-- CPU, no caps: our own kernel over the ragged batch, where there is one (`kernels.py`).
+- CPU, no caps: our own kernel over the ragged batch, where there is one (`model/kernels`).
 - Else on a CPU, and float32 on any device: SDPA over groups of equal length, in float32, which is faster there than bfloat16.
 - Else on a CPU in bfloat16, seqs of 97 to 896 tokens, no mask: two matrix products and a softmax, faster than SDPA.
 - Scores of relative positions: our own kernel, or the formula (`disentangled.py`).
@@ -29,9 +29,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.kernels.library import kernels
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled, attend_disentangled_reference
 from whimbrel.model.ops.kept_keys import KeySource
-from whimbrel.model.ops.kernels import kernels
 from whimbrel.model.ops.positions import Bias
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME

@@ -20,17 +20,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from whimbrel.model.kernels.structs import Positions
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, QUERIES_AT_A_TIME
 from whimbrel.types.card import Disentangled
-
-
-class _Positions(ctypes.Structure):
-    """The structure of native/positions.h."""
-
-    _fields_ = (
-        ("keys", ctypes.c_void_p), ("queries", ctypes.c_void_p), ("count", ctypes.c_int64),
-        ("rows", ctypes.c_void_p), ("reach", ctypes.c_int64),
-    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,11 +33,11 @@ class PositionTables:
     queries_NPH: Tensor | None
     row_M: Tensor
     """Row of each distance, query - key, in order; the middle one is 0. int32, on the device."""
-    _structure: _Positions = field(init=False)
+    _structure: Positions = field(init=False)
 
     def __post_init__(self) -> None:
         keys, queries = (None if each is None else each.data_ptr() for each in (self.keys_NPH, self.queries_NPH))
-        structure = _Positions(keys, queries, self.num_rows, self.row_M.data_ptr(), self.reach)
+        structure = Positions(keys, queries, self.num_rows, self.row_M.data_ptr(), self.reach)
         object.__setattr__(self, "_structure", structure)
 
     @property

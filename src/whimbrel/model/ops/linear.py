@@ -1,7 +1,7 @@
 """Linear layers and norms: our own kernels or prepacked oneDNN on CPUs, PyTorch's linear on GPUs.
 
 Norms are float32: in bfloat16 PyTorch's are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
-number of rows: by construction in our kernels (`kernels.py`). oneDNN's products run in blocks of sizes whose bits agree
+number of rows: by construction in our kernels (`model/kernels`). oneDNN's products run in blocks of sizes whose bits agree
 (`row_blocks.py`), found for each shape, dtype and epilogue when the first such layer is loaded. oneDNN makes a primitive per
 number of rows, so few sizes also keep its cache small: each took 0.3 to 1.3 ms and about 0.7 MB on Zen 4.
 
@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.ops import kernels as own
+from whimbrel.model.fallback.prepacked import EPILOGUES, packed_linear, prepacked_supported
+from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
+from whimbrel.model.fallback.trials import FEW_TERMS, Finding, begin, cancelling
+from whimbrel.model.kernels import library as own
+from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
 from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
-from whimbrel.model.ops.prepacked import EPILOGUES, packed_linear, prepacked_supported
 from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
-from whimbrel.model.ops.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
-from whimbrel.model.ops.trials import FEW_TERMS, Finding, begin, cancelling
 from whimbrel.types.heads import Activation
 
 _COARSE_FROM: Final = 2**22
@@ -60,7 +61,7 @@ class Linear:
         fused = activation if low_rank is None and activation in own.FUSED else "identity"
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
-            narrow = self._dtype if quantization is None else own.dtype_around_int8()
+            narrow = self._dtype if quantization is None else dtype_around_int8()
             self.out_dtype = torch.float32 if wide else narrow
             fused = activation in own.FUSED and low_rank is None
         else:
@@ -79,11 +80,11 @@ class Linear:
         return out if self._after is None else in_blocks(self._after, out)
 
     @property
-    def packed(self) -> own.PackedLinear | None:
+    def packed(self) -> PackedLinear | None:
         """Our own product, if it is all of this layer; None also if its weights are yet to be rounded to int8."""
         product = self._own.product if isinstance(self._own, QuantizedLinear) else self._own
         whole = self._low_rank is None and self._after is None
-        return product if whole and isinstance(product, own.PackedLinear) else None
+        return product if whole and isinstance(product, PackedLinear) else None
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
@@ -100,11 +101,11 @@ class Linear:
         return out_RO
 
 
-def _own_product(weight: Tensor, bias: Tensor | None, activation: Activation) -> own.PackedLinear | None:
-    kernels, kind = own.kernels(), own.product_kind(weight.dtype)
+def _own_product(weight: Tensor, bias: Tensor | None, activation: Activation) -> PackedLinear | None:
+    kernels, kind = own.kernels(), product_kind(weight.dtype)
     if weight.device.type != "cpu" or kernels is None or kind not in kernels.kinds:
         return None
-    return own.PackedLinear(kernels, kind, weight, bias, activation)
+    return PackedLinear(kernels, kind, weight, bias, activation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +183,7 @@ def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]
 def takes_any_rows(dtype: torch.dtype, device: torch.device) -> bool:
     """Return whether linear layers of this dtype run any number of rows without blocks, as those of our own kernels do."""
     kernels = own.kernels()
-    return device.type == "cpu" and kernels is not None and own.product_kind(dtype) in kernels.kinds
+    return device.type == "cpu" and kernels is not None and product_kind(dtype) in kernels.kinds
 
 
 def round_up_rows(num_rows: int) -> int:

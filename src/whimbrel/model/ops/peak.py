@@ -17,8 +17,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.kernels import PackedLinear, kernels, product_kind
-from whimbrel.model.ops.prepacked import packed_linear, prepacked_supported
+from whimbrel.model.fallback.prepacked import packed_linear, prepacked_supported
+from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.products import PackedLinear, product_kind
 from whimbrel.model.ops.quantization import Int8Linear
 
 _CPU_ROWS: Final = 512

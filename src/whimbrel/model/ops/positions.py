@@ -16,7 +16,7 @@ from typing import Any, Final, TypeAlias
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.kernels import kernels_for
+from whimbrel.model.kernels.library import kernels_for
 from whimbrel.model.ops.linear import rms_norm
 from whimbrel.types.card import Rotary
 

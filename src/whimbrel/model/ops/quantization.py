@@ -19,8 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.products import PackedLinear
 from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
-from whimbrel.model.ops.kernels import PackedLinear, kernels
 from whimbrel.types.heads import Activation
 
 _int_mm: Callable[[Tensor, Tensor], Tensor] = cast(Any, torch)._int_mm
@@ -94,7 +95,7 @@ class QuantizedLinear:
 
 
 def to_bytes(weight_OI: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight as `kernels.PackedLinear` rounds it, (O, I) in int8, and the scale of each column."""
+    """Return the weight as `PackedLinear` rounds it, (O, I) in int8, and the scale of each column."""
     most_O = weight_OI.abs().amax(1)
     scale_O = torch.where(most_O > 0, most_O / 127, 1)
     return (weight_OI / scale_O[:, None]).round().to(torch.int8), scale_O
@@ -109,7 +110,7 @@ def smoothing(largest_I: Tensor, weight_OI: Tensor) -> Tensor:
 
 
 class Int8Linear:
-    """Fallback of `kernels.PackedLinear` in int8, by PyTorch's operators: the same bits before the activation, but slowly."""
+    """Fallback of `PackedLinear` in int8, by PyTorch's operators: the same bits before the activation, but slowly."""
 
     def __init__(self, weight_OI: Tensor, bias_O: Tensor | None, activation: Activation, smooth_I: Tensor) -> None:
         bytes_OI, self._scale_O = to_bytes(weight_OI.float() * smooth_I)

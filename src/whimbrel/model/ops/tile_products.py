@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops import kernels
-from whimbrel.model.ops.cpu import has_small_kernels
-from whimbrel.model.ops.prepacked import packed_linear, prepacked_supported
-from whimbrel.model.ops.row_blocks import RowBlocks, find_shapes
-from whimbrel.model.ops.trials import Finding, begin, cancelling
+from whimbrel.model.cpu import has_small_kernels
+from whimbrel.model.fallback.prepacked import packed_linear, prepacked_supported
+from whimbrel.model.fallback.row_blocks import RowBlocks, find_shapes
+from whimbrel.model.fallback.trials import Finding, begin, cancelling
+from whimbrel.model.kernels import library as kernels_library
+from whimbrel.model.kernels.products import PackedLinear
 
 Library: TypeAlias = Literal["numpy", "whimbrel", "onednn", "torch"]
 
@@ -69,7 +70,7 @@ def find_tile_products(width: int) -> Finding[TileProducts]:
     """Begin the search for products of vectors with this width."""
     suits = {
         "numpy": has_small_kernels() and _SMALL // (width * _STEP) >= _STEP,
-        "whimbrel": kernels.kernels() is not None,
+        "whimbrel": kernels_library.kernels() is not None,
         "onednn": prepacked_supported(_CPU),
     }
     return begin(_Kind(width, tuple(library for library in MULTIPLY if suits.get(library, True))))
@@ -133,9 +134,9 @@ def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -
 
 def _multiply_own(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
     del size  # any number of rows has the same bits
-    own = kernels.kernels()
+    own = kernels_library.kernels()
     assert own is not None
-    out_TQ.copy_(kernels.PackedLinear(own, "float32", query_DQ.T, None, "identity")(x_TD, torch.float32))
+    out_TQ.copy_(PackedLinear(own, "float32", query_DQ.T, None, "identity")(x_TD, torch.float32))
 
 
 def _multiply_each(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:

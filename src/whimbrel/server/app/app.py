@@ -42,6 +42,7 @@ from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import Scheduling
 
 _UNKNOWN_PATIENCE: Final = b"60"
 """Seconds that a client is thought to have waited in a try, if it does not say."""
@@ -128,11 +129,11 @@ class App:
         result: Any = None
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
-            adapter = _choose_adapter(name, embedder, request)
-            waited = _seconds_waited(context.request_headers)
-            request = replace(request, tenant=context.tenant, deadline=deadline, waited=waited, adapter=adapter)
+            request = replace(request, adapter=_choose_adapter(name, embedder, request))
         if request is not None:
-            result = await _run_while_connected(_run(embedder, request), scope, context.receive)
+            priority: int | None = getattr(parsed, "priority", None)  # of the dialects that have it
+            scheduling = Scheduling(priority or 0, deadline, context.tenant, _seconds_waited(context.request_headers))
+            result = await _run_while_connected(_run(embedder, request, scheduling), scope, context.receive)
         if isinstance(result, Result):
             context.note_result(result)
         with Timer("write", into=context.stages):
@@ -203,12 +204,12 @@ def _parser(route: Route, headers: Mapping[bytes, bytes]) -> ParseRequest:
     return route.accepts.get(kind, route.parse_request)
 
 
-def _run(embedder: AsyncEmbedder, request: EngineCall) -> Awaitable[Any]:
+def _run(embedder: AsyncEmbedder, request: EngineCall, scheduling: Scheduling) -> Awaitable[Any]:
     if isinstance(request, TokenizeRequest):
         return embedder.tokenize(request)
     if isinstance(request, DetokenizeRequest):
         return embedder.decode(request)
-    return embedder.run(request)
+    return embedder.run(request, scheduling)
 
 
 async def _run_while_connected(running: Awaitable[Any], scope: Scope, receive: Receive) -> Any:

@@ -12,7 +12,6 @@ import msgspec
 
 from whimbrel import __version__
 from whimbrel.dialects import APIS, Route
-from whimbrel.server.app.guards import OPEN_PAGES, OPEN_PATHS
 from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_json, post_operation
 from whimbrel.server.app.routing import PathRoutes
 from whimbrel.server.pages.files import PageFile, page_headers
@@ -36,7 +35,7 @@ def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
 
 
 def docs_page(document: JSON, *, base_url: str, needs_key: bool = False, playground: bool = True) -> str:
-    """Return the OpenAPI document as a page to read. Its script adds search and forms that send requests."""
+    """Return the OpenAPI document as a page to read. Its script adds search."""
     return reference_html(
         sections(document),
         document["components"]["schemas"],
@@ -72,5 +71,4 @@ def _post_entry(routes: Sequence[Route], schemas: JSON) -> Entry:
 
 
 def _get_entry(paths: Sequence[str], document: JSON) -> Entry:
-    is_open = paths[0] in OPEN_PATHS | OPEN_PAGES
-    return Entry("GET", [Place(path) for path in paths], document["paths"][paths[0]]["get"], open=is_open)
+    return Entry("GET", [Place(path) for path in paths], document["paths"][paths[0]]["get"])

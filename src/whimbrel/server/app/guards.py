@@ -122,7 +122,7 @@ class GuardMiddleware:
             )
         if allowed is not None and not (name in allowed or _is_loopback(name) or (server and name == server[0])):
             raise Forbidden(
-                f"this server does not answer to the host {sanitize(name)}; --allowed-host {sanitize(name)} would change that."
+                f"this server does not answer to the host {sanitize(name)}; --set allowed_host={sanitize(name)} allows it."
             )
 
     async def _authorize(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -149,7 +149,7 @@ class GuardMiddleware:
             return
         origin = headers[b"origin"].decode("latin-1")
         if origin not in self._limits.origins and not _is_same_origin(origin, headers.get(b"host", b"").decode("latin-1")):
-            hint = f"; --cors-origin {sanitize(origin)} would change that" if origin_name(origin) else ""
+            hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) else ""
             raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
 
 

@@ -11,9 +11,10 @@ import msgspec
 from whimbrel import __version__, errors
 from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.dialects.common.bodies import MalformedBody
-from whimbrel.dialects.common.body_rules import REPLACES, any_of
+from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
+from whimbrel.dialects.common.rules import REPLACES, any_of
 from whimbrel.server.app.guards import OPEN_PATHS
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 
@@ -133,7 +134,7 @@ def openapi_json(root_path: str = "") -> bytes:
 
 
 def _replaced(schema: Any) -> Any:
-    """Return a schema in which the keywords of `narrowed` replace those that msgspec derives from types."""
+    """Return a schema in which the keywords of `schema` replace those that msgspec derives from types."""
     if isinstance(schema, dict):
         named = cast(JSON, schema)
         keywords: JSON = {name: _replaced(value) for name, value in named.items()}
@@ -235,7 +236,7 @@ _PAGES: Final = {page.path: page for page in GET_ROUTES}
 def _get(path: str, summary: str, kind: Any, media_types: Sequence[str]) -> JSON:
     content = {each: {"schema": _schema([kind])} for each in media_types}
     operation: JSON = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
-    error_type = _PAGES[path].error_type if path in _PAGES else openai.OpenAIError
+    error_type = _PAGES[path].error_type if path in _PAGES else OpenAIError
     kinds = [*_COMMON, *([_NO_MODEL] if "{model}" in path else [])]
     refusals: dict[str, JSON] = {}
     for error, text in kinds:

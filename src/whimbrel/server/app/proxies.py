@@ -25,7 +25,7 @@ def read_root_path(value: str) -> str:
     """Return a prefix of paths without a slash at its end, "" for none. Raises SetupError."""
     path = value.rstrip("/")
     if not _PREFIX.fullmatch(path):
-        raise SetupError(f"--root-path takes a path, not {value!r}.", hint="e.g. --root-path /embeddings")
+        raise SetupError(f"root_path takes a path, not {value!r}.", hint="e.g. /embeddings")
     return path
 
 
@@ -38,8 +38,8 @@ def read_proxies(values: Sequence[str]) -> tuple[str, ...]:
                 ip_network(name)
             except ValueError as error:
                 raise SetupError(
-                    f"--forwarded-allow-ips takes addresses and networks, not {name!r}: {error}.",
-                    hint="e.g. --forwarded-allow-ips 10.0.0.0/8,127.0.0.1; unix for a Unix socket, * for any peer",
+                    f"forwarded_allow_ips takes addresses and networks, not {name!r}: {error}.",
+                    hint="e.g. 10.0.0.0/8,127.0.0.1; unix for a Unix socket, * for any peer",
                 ) from None
     return tuple(names)
 

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from whimbrel.dialects.common.bodies import MalformedBody
+from whimbrel.dialects.common.faults import MalformedBody
 from whimbrel.errors import DeadlineExceeded, MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.request_memory import SMALL_BODY, RequestMemory
@@ -163,7 +163,7 @@ class RequestContext:
         self._held = size
 
     def _hold(self, size: int) -> None:
-        """Hold so many bytes in place of those held until now."""
+        """Hold `size` bytes in place of those held until now."""
         held, self._held = self._held, size
         self._memory.give(held - size, passed=self._passed)
 

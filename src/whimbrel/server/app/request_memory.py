@@ -24,8 +24,8 @@ _Line: TypeAlias = "deque[tuple[int, asyncio.Future[None]]]"
 class RequestMemory:
     """Bytes that requests hold, up to `limit`. Requests that do not fit wait in line; the lines of tenants take turns.
 
-    Small ones pass, into a share of their own. So they hold up nobody, and a request above the limit is let in beside them
-    alone: nothing waits for ever.
+    Small ones pass, into a share of their own. So they hold up no request, and a request above the limit is let in beside
+    them alone: nothing waits for ever.
     """
 
     limit: int
@@ -35,7 +35,7 @@ class RequestMemory:
     _lines: OrderedDict[str, _Line] = field(default_factory=OrderedDict[str, _Line])
 
     async def take(self, size: int, tenant: str) -> bool:
-        """Hold `size` bytes, once they fit and nobody of the line is before them. Return whether they have passed the line."""
+        """Hold `size` bytes, once they fit and no request of the line comes before. Return whether they passed the line."""
         if not self._lines and self._fits(size):
             self.used += size
             return False

@@ -13,7 +13,8 @@ from typing import Final, Protocol, TypeAlias
 import msgspec
 from starlette.types import Scope
 
-from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama, openai
+from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama
+from whimbrel.dialects.common import openai_errors
 from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.dialects.common.route import EngineCall, RequestForModel, ServedModel
@@ -22,6 +23,7 @@ from whimbrel.outputs.requested import scores_by_similarity
 from whimbrel.types.card import Card
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import TokenInfo
 
 ParsedCall: TypeAlias = EngineCall | Callable[[ServedModel], EngineCall] | None
@@ -101,7 +103,7 @@ def render_error(error: WhimbrelError, path: str = "", body: bytes = b"") -> tup
     if path in ROUTES_BY_PATH:
         route = ROUTES_BY_PATH[path].choose(body)
         return route.status(error), route.render_error(error)
-    other = ollama if path.startswith(_OLLAMA) else openai
+    other = ollama if path.startswith(_OLLAMA) else openai_errors
     return error.status, _GET_ROUTES.get(path, other).render_error(error)
 
 
@@ -114,7 +116,7 @@ class AsyncEmbedder(ServedModel, Protocol):
     def status(self) -> str: ...
     @property
     def queued_tokens(self) -> int: ...
-    async def run(self, request: Request) -> Result: ...
+    async def run(self, request: Request, scheduling: Scheduling) -> Result: ...
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]: ...
     async def decode(self, request: DetokenizeRequest) -> list[str]: ...
 

@@ -38,7 +38,7 @@ _OVERHEAD_PER_BYTE: Final = 8
 _MAX_CHUNKS: Final = 2**17
 """Chunks of a body of any size."""
 _BYTES_PER_CHUNK: Final = 64
-"""A body may have another chunk for so many bytes."""
+"""Bytes of a body that allow it one more chunk."""
 _MANY_CALLBACKS: Final = 512
 """Callbacks of the parser after which other connections have their turn."""
 _STEPS: Final = (2**12, 2**16)

@@ -21,7 +21,7 @@ _SPARE: Final = 1.0
 Also the time without a free place after which new connections get a kept one."""
 _KEPT: Final = 32
 _KEPT_SHARE: Final = 16
-"""One place of so many is kept for probes, but no more than _KEPT."""
+"""One place of this number is kept for probes, and at most _KEPT."""
 _LOG_SECONDS: Final = 60.0
 
 
@@ -49,7 +49,7 @@ class Timeouts:
         self._since.pop(connection, None)
 
     def oldest(self, min_age: float) -> Closable | None:
-        """Return the connection that has waited longest, if it has waited for so many seconds."""
+        """Return the connection that has waited longest, if it has waited for `min_age` seconds."""
         connection = next(iter(self._since), None)
         return connection if connection is not None and self._loop.time() - self._since[connection] >= min_age else None
 
@@ -77,7 +77,7 @@ class Places:
         self.taken: set[Closable] = set()
         self.idle = Timeouts(limits.header_timeout)
         """Connections without a request, and those whose head has not come to its end."""
-        self.lingering = Timeouts(limits.drain_timeout)
+        self.lingering = Timeouts(limits.lingering_timeout)
         """Connections whose last answer is written."""
 
     @property

@@ -8,7 +8,7 @@ Four rules join the states. Each is one place in `connection.py`:
 
 - The socket is read in the states PARSED if at most one request is not answered, and while DISCARDING.
 - The app runs for the oldest request. When its answer is DONE, the next one follows if the request was whole.
-- Otherwise, or if either side asked for the end, or after the answer to what is BROKEN, that answer was the last one.
+- Otherwise, or if either side asked for the end, or after the answer to a BROKEN request, that answer was the last one.
 - Without a request, IDLE and HEAD last as long as a head may take. DISCARDING lasts as long as a drain may take.
 """
 

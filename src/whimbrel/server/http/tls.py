@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
 
 from whimbrel.errors import SetupError
-
-PASSWORD_VARIABLE: Final = "WHIMBREL_SSL_KEYFILE_PASSWORD"  # noqa: S105
-"""Environment variable with the password of an encrypted key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +45,7 @@ class TlsFiles:
         if error.reason == "KEY_VALUES_MISMATCH":
             return f"the key in {key} does not fit the certificate in {self.certfile}"
         if b"ENCRYPTED" in Path(key).read_bytes():
-            return f"the key in {key} is encrypted, and --ssl-keyfile-password is {'wrong' if self.password else 'missing'}"
+            return f"the key in {key} is encrypted, and ssl_keyfile_password is {'wrong' if self.password else 'missing'}"
         return f"{self.certfile} and {key} hold no certificate with its key ({error.reason or 'unreadable'})"
 
 
@@ -58,9 +53,8 @@ def read_tls_files(certfile: Path | None, keyfile: Path | None, password: str | 
     """Return the files that the options name, after a try to load them; None without a certificate. Raises SetupError."""
     if certfile is None:
         if keyfile is not None or password is not None:
-            raise SetupError("a TLS key needs its certificate.", hint="add --ssl-certfile")
+            raise SetupError("a TLS key needs its certificate.", hint="add ssl_certfile")
         return None
-    password = os.environ.get(PASSWORD_VARIABLE) if password is None else password
     files = TlsFiles(str(certfile.absolute()), None if keyfile is None else str(keyfile.absolute()), password)
     files.load()
     return files

@@ -1,7 +1,5 @@
-/** The API reference: search, links to folded parts, and a form for each route that is opened. */
+/** The API reference: search, and links to folded parts. */
 
-import { served } from "./docs-served.js";
-import { buildTry } from "./docs-try.js";
 import { count, h, newId, show, target as named } from "./dom.js";
 
 const NARROW = matchMedia("(max-width: 820px)");
@@ -10,7 +8,6 @@ const HITS = 8; // names of fields that a route shows as found
 const routes = [...document.querySelectorAll("details.route")];
 const toc = document.querySelector(".toc");
 const links = new Map([...toc.querySelectorAll("a")].map((link) => [link, link.hash.slice(1)]));
-const server = served(document.body.dataset.needsKey === "1");
 
 // Folded parts
 
@@ -33,14 +30,11 @@ function mark(id) {
 }
 
 for (const route of routes) {
-  const build = () => route.open && buildTry(route, server);
-  route.addEventListener("toggle", build);
   route.querySelector("summary").addEventListener("click", () => {
     if (route.open) return; // it is about to close
     history.replaceState(null, "", `#${route.id}`);
     mark(route.id);
   });
-  build();
 }
 toc.addEventListener("click", (event) => {
   const link = event.target.closest("a");
@@ -127,7 +121,6 @@ function foldAll(open) {
 }
 
 show(document.getElementById("search"), h("label", { for: box.id }, "Search", h("kbd", { "aria-hidden": "true" }, "/")), box);
-show(document.getElementById("tools"), server.keyField, server.notice, none, found, all);
+show(document.getElementById("tools"), none, found, all);
 filter();
 reveal();
-server.load();

@@ -9,7 +9,6 @@ import { tab as classify } from "./tab-classify.js";
 import { tab as compare } from "./tab-compare.js";
 import { tab as entities } from "./tab-entities.js";
 import { tab as late } from "./tab-late.js";
-import { tab as map } from "./tab-map.js";
 import { tab as request } from "./tab-request.js";
 import { tab as rerank } from "./tab-rerank.js";
 import { tab as sparse } from "./tab-sparse.js";
@@ -19,7 +18,7 @@ import { tab as tokens } from "./tab-tokens.js";
  * The tabs, in order. A tab is {id, title, needs, fits(models), build(context)}: `fits` returns the models that it can use,
  * `needs` says what is missing if there are none, and `build` returns {node, open()}. `context` has {id, api, models, all, titles}.
  */
-const TABS = [compare, late, sparse, rerank, classify, entities, tokens, map, request];
+const TABS = [compare, late, sparse, rerank, classify, entities, tokens, request];
 const TITLES = Object.fromEntries(TABS.map(({ id, title }) => [id, title]));
 
 const status = document.getElementById("status");

@@ -31,7 +31,7 @@ _MADE_FOR: Final[dict[ModelKind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A path, and the fields of a body that select one route among several there; none selects what is left."""
+    """A path, and the fields of a body that select one route among several there; none selects all other bodies."""
 
     path: str
     selectors: tuple[str, ...] = ()
@@ -45,8 +45,6 @@ class Entry:
     places: Sequence[Place]
     operation: JSON
     made_for: ModelKind = "any"
-    open: bool = False
-    """True if the route needs no key on any server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +93,7 @@ def reference_html(
 <link rel="stylesheet" href="assets/docs.css">
 <script type="module" src="assets/docs.js"></script>
 </head>
-<body data-needs-key="{int(needs_key)}">
+<body>
 <a class="skip" href="#routes">Skip to the routes</a>
 <header class="top">
 <p class="brand"><img src="assets/whimbrel.svg" alt="" width="26" height="26">Whimbrel</p>
@@ -177,28 +175,19 @@ class _Page:
         anchor, operation, path = section.anchor_of(entry), entry.operation, entry.places[0].path
         request: JSON = operation.get("requestBody", {}).get("content", {})
         answers: JSON = operation["responses"]["200"]["content"]
-        data = {"method": entry.method, "path": path, "made-for": entry.made_for, "accept": " ".join(answers)}
-        if entry.open:
-            data["open"] = "1"
-        if request:
-            body = request[_JSON_TYPE]
-            data["example"] = next(iter(_examples(body)))
-            if "model" in self._struct(body["schema"]).get("properties", {}):
-                data["model"] = "1"
-        attributes = "".join(f' data-{name}="{escape(value)}"' for name, value in data.items())
         opened = " open" if (section, entry) == (self._sections[0], self._sections[0].entries[0]) else ""
         parts = [f"<p>{fact}</p>" for fact in self._facts(section, entry)]
         if request:
-            shown = list(msgspec.json.decode(data["example"]))
+            shown = list(msgspec.json.decode(next(iter(_examples(request[_JSON_TYPE])))))
             parts.append(self._fields(f"Request, {section.name}", request[_JSON_TYPE]["schema"], prefix=anchor, first=shown))
         if _JSON_TYPE in answers:
             answer = self._fields(f"Answer, {section.name}", answers[_JSON_TYPE]["schema"])
             parts.append(f'<details class="answer"><summary>Answer</summary>{answer}</details>')
         if others := ", ".join(f"`{kind}`" for kind in answers if kind != _JSON_TYPE):
             parts.append(f"<p>{inline(f'With another `Accept`: {others}.' if _JSON_TYPE in answers else others)}</p>")
-        parts.append(f'<div class="try"><pre class="curl"><code>{_text(self._curl(entry))}</code></pre></div>')
+        parts.append(f'<pre class="curl"><code>{_text(self._curl(entry))}</code></pre>')
         return (
-            f'<details class="route" id="{anchor}"{attributes}{opened}><summary><h3><b class="{entry.method.lower()}">'
+            f'<details class="route" id="{anchor}"{opened}><summary><h3><b class="{entry.method.lower()}">'
             f"{entry.method}</b> <code>{_text(path)}</code></h3> <span>{inline(_summary(section, operation))}</span></summary>"
             f'<div class="body">{"".join(parts)}</div></details>'
         )

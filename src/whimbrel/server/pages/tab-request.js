@@ -1,30 +1,38 @@
-/** Request: the calls that the other tabs made, as code to paste. */
+/** Request: the calls that the other tabs made, and the examples of all APIs, as code to paste. */
 
 import { urlOf } from "./api.js";
 import { copy, count, h, show } from "./dom.js";
 import { choiceField } from "./forms.js";
-import { gives } from "./models.js";
-import { snippetsOf } from "./snippets.js";
+import { examplesOf, snippetsOf } from "./snippets.js";
 
 const SHOWN = 20_000;
+const SENT = "As sent";
 const HEADERS = ["x-whimbrel-tokens", "x-whimbrel-truncated", "x-request-id"];
 
 function build(context) {
-  const chosen = { call: choiceField("Call", []), api: choiceField("API", []), language: choiceField("Language", []) };
+  const chosen = { api: choiceField("API", []), call: choiceField("Call", []), language: choiceField("Language", []) };
   const code = h("code", { id: "snippet" });
   const note = h("p", { class: "small muted", role: "status" });
   const about = h("div", { class: "call-facts" });
   const copy = h("button", { type: "button", class: "primary", onclick: copyAll }, "Copy");
+  let examples = null;
   let calls = [];
   let snippets = [];
   let text = "";
 
-  chosen.call.control.addEventListener("change", showCall);
   chosen.api.control.addEventListener("change", showApi);
+  chosen.call.control.addEventListener("change", showCall);
   chosen.language.control.addEventListener("change", showCode);
 
-  function open() {
-    calls = context.api.log.length ? [...context.api.log].reverse() : [example(context)];
+  async function open() {
+    examples ??= examplesOf((await context.api.call("/openapi.json")).data, context.all[0].name);
+    const sent = context.api.log.length ? { [SENT]: [...context.api.log].reverse() } : {};
+    chosen.api.setOptions(Object.keys({ ...sent, ...examples }), Object.keys(sent)[0]);
+    showApi();
+  }
+
+  function showApi() {
+    calls = chosen.api.value === SENT ? [...context.api.log].reverse() : examples[chosen.api.value];
     chosen.call.setOptions(calls.map((call, index) => [String(index), titleOf(call, context.titles)]), "0");
     showCall();
   }
@@ -32,20 +40,13 @@ function build(context) {
   function showCall() {
     const call = calls[Number(chosen.call.value)];
     snippets = snippetsOf(call, { base: urlOf(""), withKey: context.api.hasKey });
-    chosen.api.setOptions(snippets.map(({ api, title }) => [api, title]));
+    chosen.language.setOptions(snippets.map(({ id, title }) => [id, title]));
     show(about, call.headers && facts(call));
-    showApi();
-  }
-
-  function showApi() {
-    const { languages } = snippets.find(({ api }) => api === chosen.api.value);
-    chosen.language.setOptions(languages.map(({ id, title }) => [id, title]));
     showCode();
   }
 
   function showCode() {
-    const { languages } = snippets.find(({ api }) => api === chosen.api.value);
-    text = languages.find(({ id }) => id === chosen.language.value).code;
+    text = snippets.find(({ id }) => id === chosen.language.value).code;
     code.textContent = text.length > SHOWN ? `${text.slice(0, SHOWN)}…` : text;
     const cut = text.length > SHOWN ? `The first ${SHOWN.toLocaleString("en")} of ${count(text.length, "character")} are shown; Copy takes all. ` : "";
     note.textContent = cut + (context.api.hasKey ? "Set WHIMBREL_API_KEY to the key first; the code does not hold it." : "");
@@ -61,17 +62,17 @@ function build(context) {
   }
 
   const form = h("div", { class: "inputs" },
-    h("p", { class: "intro muted" }, "What the other tabs asked, as code to paste into a program."),
-    chosen.call.node, h("div", { class: "row" }, chosen.api.node, chosen.language.node), about);
+    h("p", { class: "intro muted" }, "What the other tabs asked, and an example of each route, as code to paste into a program."),
+    h("div", { class: "row" }, chosen.api.node, chosen.language.node), chosen.call.node, about);
   const result = h("div", { class: "output" }, h("div", { class: "snippet" }, h("div", { class: "snippet-bar" }, copy, note), h("pre", { tabindex: "0", "aria-label": "Code" }, code)));
   return { node: h("div", { class: "workbench" }, form, result), open };
 }
 
-function titleOf({ tab, method = "POST", path, body, ms }, titles) {
+function titleOf({ tab, path, body, ms, about }, titles) {
+  if (about) return `POST ${path}: ${about}`;
   const texts = body?.input ?? body?.inputs ?? body?.documents ?? [];
   const size = Array.isArray(texts) ? `, ${count(texts.length, "text")}` : "";
-  const time = ms === undefined ? "not sent yet" : `${ms.toFixed(0)} ms`;
-  return `${titles[tab] ?? "Example"}: ${method} ${path}${size}, ${time}`;
+  return `${titles[tab]}: POST ${path}${size}, ${ms.toFixed(0)} ms`;
 }
 
 /** Return what is known of an answer: the time of each stage, and some headers. */
@@ -80,12 +81,6 @@ function facts({ status, ms, headers }) {
   const rows = [["Status", status], ["Time in the browser", `${ms.toFixed(1)} ms`], ...stages.map(([name, duration]) => [name === "total" ? "Server in all" : `Server: ${name}`, `${duration} ms`])];
   for (const name of HEADERS) if (headers.get(name)) rows.push([name, headers.get(name)]);
   return h("dl", { class: "facts small" }, rows.map(([term, value]) => [h("dt", {}, term), h("dd", { class: "number" }, String(value))]));
-}
-
-function example({ all }) {
-  const dense = all.find((model) => gives(model, "dense"));
-  const path = dense ? "/v1/embeddings" : "/v1/embed";
-  return { method: "POST", path, body: { model: (dense ?? all[0]).name, input: ["A whimbrel is a wader."] } };
 }
 
 export const tab = { id: "request", title: "Request", needs: "a model", fits: (models) => models, build };

@@ -119,7 +119,7 @@ function reason({ numCut, used, limit, own, side, role, model, counted }) {
   const what = role ? `a ${role}` : "a text";
   if (!numCut) {
     const room = `Nothing is cut: the limit is ${count(used, "token")}${limit && limit !== own ? ", as you set it" : ` of ${what}`}.`;
-    return model.plan.split_long ? `${room} Longer texts run in parts (--split-long).` : room;
+    return model.plan.split_long ? `${room} Longer texts run in parts (split_long).` : room;
   }
   const where = side === "left" ? "at the start" : "at the end";
   const whose = limit && limit < own ? `your limit of ${count(used, "token")}` : `the limit of ${count(own, "token")} for ${what}`;

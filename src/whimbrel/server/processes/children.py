@@ -14,13 +14,12 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from whimbrel.server.app.limits import KEY_VARIABLE
-from whimbrel.server.http.tls import PASSWORD_VARIABLE
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
 from whimbrel.server.processes.shared_memory import StatusBoard
+from whimbrel.server.settings_table import KEY_VARIABLE, PASSWORD_VARIABLE
 from whimbrel.telemetry import metrics
 
 _EOF_GRACE_SECONDS: Final = 1.0

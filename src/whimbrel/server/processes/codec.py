@@ -17,13 +17,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.engine.engine_request import EngineRequest, Scheduling
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.outputs.finishers import ReturnRows
 from whimbrel.outputs.layout import ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.shared_memory import align
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.result import Sparse
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
 _COLUMNS: Final = 10
@@ -44,6 +45,7 @@ class _Header(msgspec.Struct, array_like=True):
     pairs: PairScoring | None
     scheduling: Scheduling
     num_truncated: int
+    num_tokens: int
 
 
 def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[bytes, list[NDArray[Any]], int]:
@@ -67,6 +69,7 @@ def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[byte
         replace(request.finish, pair_tokens=None) if isinstance(request.finish, PairScoring) else None,
         scheduling,
         request.num_truncated,
+        request.num_tokens,
     )
     return msgspec.msgpack.encode(header, enc_hook=place), arrays, size
 
@@ -94,6 +97,7 @@ def decode_request(header: bytes, source: _Source) -> EngineRequest:
         decoded.pairs or ReturnRows(),
         decoded.scheduling,
         decoded.num_truncated,
+        decoded.num_tokens,
     )
 
 

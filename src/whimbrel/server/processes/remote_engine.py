@@ -35,7 +35,7 @@ from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
-from whimbrel.server.processes.replica import Pending, Replica, fail
+from whimbrel.server.processes.replica import Replica, Unanswered, fail
 from whimbrel.server.processes.sharding import Shard, merge_shards, split_into_shards
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry.trace import count
@@ -43,6 +43,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result, Timings
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 
 _INLINE_PAIRS: Final = 256
 """Seqs or pairs above which sharding takes milliseconds, so that it runs in a thread."""
@@ -74,7 +75,7 @@ class RemoteEngine:
         self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
         self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
-        self._waiting: dict[Pending, None] = {}
+        self._waiting: dict[Unanswered, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
@@ -102,13 +103,13 @@ class RemoteEngine:
         """Tokens that wait here until an engine is up."""
         return sum(pending.request.num_tokens for pending in self._waiting)
 
-    async def run(self, request: Request) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
         """Answer a request, also if engines die meanwhile. Cancelling it drops the texts that have not run yet.
 
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
-        self._check_admission(request)
-        tokenized = await self._preprocessor.preprocess(request)
+        self._check_admission(request, scheduling)
+        tokenized = await self._preprocessor.preprocess(request, scheduling)
         result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
         finish = tokenized.finish
         if isinstance(finish, TokenReduction):
@@ -154,7 +155,7 @@ class RemoteEngine:
             raise shard.locate_error(error) from None
 
     async def _answer(self, request: EngineRequest, *, home: int | None = None) -> Result:
-        pending = Pending(request, asyncio.get_running_loop().create_future(), home=home)
+        pending = Unanswered(request, asyncio.get_running_loop().create_future(), home=home)
         self._dispatch(pending)
         try:
             if isinf(request.scheduling.deadline):
@@ -171,7 +172,7 @@ class RemoteEngine:
             pending.future.cancel()
             self._waiting.pop(pending, None)
 
-    def _check_admission(self, request: Request) -> None:
+    def _check_admission(self, request: Request, scheduling: Scheduling) -> None:
         """Raise Unavailable or Overloaded if the engines would refuse a request, before it is tokenized.
 
         The engine decides exactly. Here a request counts as small if it has no more characters than a batch has tokens. A
@@ -179,20 +180,20 @@ class RemoteEngine:
         """
         if (error := self._unavailable()) is not None:
             raise error
-        if request.priority < 0:  # only the engine knows the tokens ahead of it
+        if scheduling.priority < 0:  # only the engine knows the tokens ahead of it
             return
         boards, waiting = self._boards(), self.waiting_tokens
         num_engines = max(1, len(boards))
         queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
         tokens = request.num_inputs
         rate, jitter = sum(board.rate for board in boards) / num_engines, random.random()  # noqa: S311
-        if request.tenant:
+        if scheduling.tenant:
             admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             return
         small = _num_characters(request.texts) * max(1, len(request.hypotheses)) <= self.plan.max_batch_tokens
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
-        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=request.waited > 0, jitter=jitter)
+        admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=scheduling.waited > 0, jitter=jitter)
 
     def _boards(self) -> list[StatusBoard]:
         return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
@@ -246,7 +247,7 @@ class RemoteEngine:
         for pending in waiting:
             self._dispatch(pending)
 
-    def _dispatch(self, pending: Pending) -> None:
+    def _dispatch(self, pending: Unanswered) -> None:
         """Send a request to the replica with the fewest outstanding tokens, or let it wait until an engine is up."""
         if pending.future.done():
             return
@@ -268,7 +269,7 @@ class RemoteEngine:
         else:
             self._waiting[pending] = None
 
-    def _attribute_crash(self, replica: Replica, unanswered: dict[int, Pending], blame: float) -> None:
+    def _attribute_crash(self, replica: Replica, unanswered: dict[int, Unanswered], blame: float) -> None:
         """Mark the seqs of these requests that the dead engine ran as suspects."""
         batches = replica.board.in_flight() if replica.board is not None else []
         for batch in batches:

@@ -26,8 +26,8 @@ _EMPTY: Final = memoryview(b"")
 
 
 @dataclass(slots=True, eq=False)
-class Pending:
-    """A request without an answer."""
+class Unanswered:
+    """A request in a worker until it has an answer."""
 
     request: EngineRequest
     future: asyncio.Future[Result]
@@ -52,7 +52,7 @@ class Replica:
         self._channel: AsyncChannel[FromEngine] | None = None
         self._max_segments = max_segments
         self._pool = SegmentPool(max_segments)
-        self.pending: dict[int, Pending] = {}
+        self.pending: dict[int, Unanswered] = {}
         self._next_uid = random.getrandbits(48)  # the lives of a worker must not share uids
 
     @property
@@ -73,13 +73,13 @@ class Replica:
         self._channel = None
         self.outstanding_tokens = 0
 
-    def end(self) -> dict[int, Pending]:
+    def end(self) -> dict[int, Unanswered]:
         """End a life. Return the unanswered requests by uid."""
         self.disconnect()
         pending, self.pending = self.pending, {}
         return pending
 
-    def send(self, pending: Pending) -> None:
+    def send(self, pending: Unanswered) -> None:
         assert self._channel is not None
         request = pending.request
         self._next_uid += 1
@@ -124,7 +124,7 @@ class Replica:
         else:
             self._answer(pending, message)
 
-    def _answer(self, pending: Pending, message: EngineAnswer) -> None:
+    def _answer(self, pending: Unanswered, message: EngineAnswer) -> None:
         request, response = pending.request, pending.request.response
         if pending.segment is None:
             memory = np.frombuffer(message.memory, np.uint8)
@@ -140,6 +140,6 @@ class Replica:
             pending.future.set_result(request.result(read_response(response, memory, entries), timings))
 
 
-def fail(pending: Pending, error: WhimbrelError) -> None:
+def fail(pending: Unanswered, error: WhimbrelError) -> None:
     if not pending.future.done():
         pending.future.set_exception(error)

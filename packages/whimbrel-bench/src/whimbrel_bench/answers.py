@@ -1,0 +1,97 @@
+"""Check of answers: the first is read in full, the others as far as a load generator has the time.
+
+A later answer must have the media type of the first. JSON must be JSON at both ends, or throughout if it is short. Where rows
+can be counted, there must be one for each text of the request.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from whimbrel.errors import SetupError
+from whimbrel_bench.backends import Backend
+from whimbrel_bench.connection import END_BYTES, Answer
+
+ROW_MARK: Final = b'"index"'
+"""Key of every row of an answer, wherever rows are objects. A quote within a text is escaped, so no text can match."""
+_JSON: Final = b"application/json"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Shape of the answers of one server."""
+
+    media_type: bytes
+    counts_rows: bool = False
+    """Each row has one ROW_MARK."""
+
+
+def check_first(backend: Backend, media_type: str, body: bytes, num_texts: int | None) -> Shape:
+    """Return the shape of answers from the first. `num_texts` is None if there may be fewer rows. Raises SetupError."""
+    kind = media_type.partition(";")[0].strip().lower().encode("latin-1", "replace")
+    if kind.startswith(b"text/"):
+        raise _unsuitable(f"is {kind.decode()}: {_words(body)}")
+    if kind not in (_JSON, b""):
+        return Shape(kind)
+    try:
+        answer = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise _unsuitable(f"is no JSON ({error}): {_words(body)}") from None
+    try:
+        rows = backend.count(answer)
+    except (KeyError, TypeError, IndexError, AttributeError, StopIteration):
+        raise _unsuitable(f"has no vectors or scores: {_words(body)}") from None
+    if num_texts is not None and rows != num_texts:
+        raise _unsuitable(f"has {_rows(rows, num_texts)}")
+    return Shape(kind, num_texts is not None and body.count(ROW_MARK) == rows)
+
+
+def _unsuitable(what: str) -> SetupError:
+    return SetupError(
+        f"the first answer {what}.", hint="choose the --backend, --endpoint and --extra-body that suit the server"
+    )
+
+
+def _rows(rows: int, texts: int) -> str:
+    return f"{rows:,} {'row' if rows == 1 else 'rows'} for {texts:,} {'text' if texts == 1 else 'texts'}"
+
+
+def _words(body: bytes) -> str:
+    return excerpt(body) or "an empty body"
+
+
+def excerpt(body: bytes) -> str:
+    """Return the beginning of a body as one line that does nothing to a terminal."""
+    words = " ".join(body[:300].decode("utf-8", "replace").split())
+    return "".join(sign if sign.isprintable() else "\ufffd" for sign in words)
+
+
+def refusal(answer: Answer, shape: Shape | None = None, num_texts: int = 0) -> str:
+    """Return why an answer is no success, or ""."""
+    if answer.status != 200:
+        return f"HTTP {answer.status}: {excerpt(answer.head)}".rstrip(": ")
+    kind = answer.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
+    if shape is not None and kind != shape.media_type:
+        return f"HTTP 200 with {_name(kind)}, where the first answer was {_name(shape.media_type)}"
+    if kind == _JSON and not _may_be_json(answer):
+        return "HTTP 200 with a body that is no JSON"
+    if shape is not None and shape.counts_rows and answer.num_rows != num_texts:
+        return f"HTTP 200 with {_rows(answer.num_rows, num_texts)}"
+    return ""
+
+
+def _name(kind: bytes) -> str:
+    return excerpt(kind) or "no content type"
+
+
+def _may_be_json(answer: Answer) -> bool:
+    if answer.size > END_BYTES:
+        return answer.head.lstrip().startswith((b"{", b"[")) and answer.tail.rstrip().endswith((b"}", b"]"))
+    try:
+        orjson.loads(answer.head)
+    except orjson.JSONDecodeError:
+        return False
+    return True

@@ -1,0 +1,134 @@
+"""The command `whimbrel bench offline`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from whimbrel.cli.flags import Device, MaxBatchTokens, MaxLength
+from whimbrel.cli.options import ModelArgument, need, option
+from whimbrel_bench.cli.options import (
+    DATASET_PANEL,
+    LOAD_PANEL,
+    BatchSize,
+    DatasetPath,
+    Json,
+    RangeRatio,
+    Seed,
+    TokenizerName,
+)
+
+if TYPE_CHECKING:
+    from whimbrel_bench.offline import OfflineResult
+
+
+def offline(
+    model: ModelArgument = None,
+    *,
+    dtype: Annotated[
+        list[str] | None, option("DTYPE", "auto, float32, bfloat16 or float16. May be repeated. [default: auto]")
+    ] = None,
+    device: Device = "auto",
+    max_length: MaxLength = None,
+    max_batch_tokens: MaxBatchTokens = None,
+    dataset_path: DatasetPath = None,
+    num_prompts: Annotated[int, option("N", "Number of texts.", min=1, panel=DATASET_PANEL)] = 512,
+    random_input_len: Annotated[
+        int, option("N", "Tokens of a random text, special tokens included.", min=1, panel=DATASET_PANEL)
+    ] = 128,
+    random_range_ratio: RangeRatio = 0.0,
+    texts_per_request: BatchSize = 32,
+    tokenizer: TokenizerName = None,
+    seed: Seed = 0,
+    rounds: Annotated[int, option("N", "Rounds over all texts; the median counts.", min=1, panel=LOAD_PANEL)] = 3,
+    json_path: Json = None,
+) -> None:
+    """Measure the engine alone."""
+    need("torch")
+    from whimbrel.cli import console
+    from whimbrel_bench.cli.files import check_writable, write_json
+    from whimbrel_bench.datasets import DatasetOptions
+    from whimbrel_bench.offline import OfflineOptions, run_offline, to_json
+
+    if json_path is not None:
+        check_writable(json_path)
+    dataset = DatasetOptions(
+        "texts" if dataset_path else "random", dataset_path, num_prompts, seed, random_input_len, random_range_ratio
+    )
+    options = OfflineOptions(model, dataset, device, texts_per_request, rounds, max_length, max_batch_tokens, tokenizer)
+    screen = console.stderr_console()
+    results: list[OfflineResult] = []
+    interrupted = False
+    with console.signals_exit():
+        for each in dtype or ["auto"]:
+            with screen.status(f"running {each}") as status:
+                words = f"running {each}: {{}} of {rounds} rounds"
+                found = run_offline(options, each, on_round=lambda number, words=words: status.update(words.format(number)))
+            results += [found] if found is not None else []
+            if found is None or found.interrupted:
+                interrupted = True
+                screen.print(f"note: stopped while {each} ran.", markup=False)
+                break
+    if results:
+        typer.echo(report(results))
+    if json_path is not None and results:
+        write_json(json_path, to_json(results))
+        screen.print(f"wrote {json_path}", markup=False)
+    raise typer.Exit(130 if interrupted else 0)
+
+
+def report(results: Sequence[OfflineResult]) -> str:
+    """Return the results as text: a table of dtypes, the stages of each, and the cosines."""
+    from whimbrel_bench.machine import describe_machine, describe_software
+    from whimbrel_bench.offline import compared
+    from whimbrel_bench.tables import table
+
+    first = results[0]
+    lanes = f"{first.num_lanes} lane{'s' if first.num_lanes > 1 else ''}"
+    lines = [
+        f"{first.model}, {first.output}, {first.device} ({lanes})",
+        f"{describe_machine()}; {describe_software()}",
+        f"{first.num_texts:,} texts, {first.num_tokens:,} tokens, {_rounds(results)}",
+        "",
+    ]
+    head = ["dtype", "tokens/s", "texts/s", "of the peak", "peak TFLOP/s", "peak memory MiB", "load s"]
+    lines.append(table(head, [_row(each) for each in results]))
+    lines += ["", "Time by stage, of all rounds"]
+    stages = ["dtype", *(f"{name} s" for name in ("tokenize", "pack", "model", "collect")), "queue s per request"]
+    lines.append(table(stages, [_stages(each) for each in results]))
+    lines += [
+        "",
+        "of the peak: products with weights, by a large prepacked product measured in the same run; attention is not counted.",
+    ]
+    lines.append("model: time of batches on the lanes, summed over batches that overlap.")
+    for one, other, lowest, mean in compared(results):
+        lines.append(f"cosines of {one} and {other}: lowest {lowest:.6f}, mean {mean:.6f}")
+    return "\n".join(lines)
+
+
+def _rounds(results: Sequence[OfflineResult]) -> str:
+    number = len(results[0].rounds)
+    last = results[-1]
+    stopped = f" ({len(last.rounds)} of {last.dtype}: stopped early)" if last.interrupted else ""
+    return f"{number} round{'s' if number > 1 else ''}{stopped}"
+
+
+def _row(result: OfflineResult) -> list[str]:
+    share = result.share_of_peak
+    return [
+        result.dtype,
+        f"{result.tokens_per_second:,.0f}",
+        f"{result.tokens_per_second * result.num_texts / result.num_tokens:,.1f}",
+        "unknown" if share is None else f"{share:.0%}",
+        "not measured" if result.peak_flops is None else f"{result.peak_flops / 1e12:.3f}",
+        f"{result.peak_bytes / 2**20:,.0f}",
+        f"{result.load_seconds:.1f}",
+    ]
+
+
+def _stages(result: OfflineResult) -> list[str]:
+    stages = result.stages
+    seconds = [f"{stages[name]:.2f}" for name in ("tokenize", "pack", "compute", "collect")]
+    return [result.dtype, *seconds, f"{stages['queue'] / result.num_requests:.3f}"]

@@ -1,0 +1,214 @@
+"""Comparison of two servers, models or dtypes: the same work in turns, after both have given the same vectors.
+
+A contender is anything that computes the same texts. No time is taken before the cosines of their results are high enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Protocol, Self
+
+import numpy as np
+
+from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel.types.arrays import Float32Array
+from whimbrel_bench.backends import Sample, read_rows
+from whimbrel_bench.cosines import cosines
+from whimbrel_bench.intervals import Ratio, ratio_of_medians
+from whimbrel_bench.target import Load, Target
+
+
+class Contender(Protocol):
+    """One side of a comparison."""
+
+    @property
+    def name(self) -> str:
+        """The side in words."""
+        ...
+
+    def vectors(self) -> list[Float32Array]:
+        """Return the results of the first texts."""
+        ...
+
+    def round(self) -> float:
+        """Do all the work once, and return the seconds that it took."""
+        ...
+
+
+@dataclass
+class ServerContender:
+    """A server, with a number of requests on their way at a time."""
+
+    target: Target
+    samples: Sequence[Sample]
+    load: Load
+    num_checked: int
+
+    @property
+    def name(self) -> str:
+        return self.target.name
+
+    def vectors(self) -> list[Float32Array]:
+        chosen = self.samples[: self.num_checked]
+        return [row for sample in chosen for row in read_rows(self.target.backend, self.target.ask(sample))]
+
+    def round(self) -> float:
+        result = self.target.run(self.samples, self.load)
+        if result.interrupted:
+            raise KeyboardInterrupt
+        if result.failed:
+            reason = next(filter(None, result.errors))
+            raise WhimbrelError(
+                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason.rstrip('.')}."
+            )
+        return result.duration
+
+
+class EngineContender:
+    """A model in an engine of this process."""
+
+    def __init__(self, model: str | None, dtype: str, device: str, requests: Sequence[Sample], num_checked: int) -> None:
+        from whimbrel.engine.engine import Engine
+
+        self._engine = Engine(model, dtype=dtype, device=device, max_queue_tokens=2**31)
+        self._chunks = [list(sample.texts) for sample in requests]
+        self._num_checked = num_checked
+        self.name = f"{self._engine.card.name} ({self._engine.plan.dtype}, {self._engine.plan.device})"
+
+    def vectors(self) -> list[Float32Array]:
+        from whimbrel_bench.offline import rows_of
+
+        return rows_of(self._run(self._chunks[: self._num_checked]))
+
+    def round(self) -> float:
+        begin = perf_counter()
+        self._run(self._chunks)
+        return perf_counter() - begin
+
+    def _run(self, chunks: Sequence[list[str]]) -> list[Any]:
+        from whimbrel_bench.offline import run_requests
+
+        return run_requests(self._engine, chunks)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._engine.close()
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Seconds of each round of both sides, and the ratio of the first's median to the second's."""
+
+    names: tuple[str, str]
+    rounds: tuple[list[float], list[float]]
+    min_cosine: float
+    num_compared: int
+    interrupted: bool = False
+    failure: str = ""
+    """The error that ended the rounds early, or ""."""
+
+    @property
+    def ratio(self) -> Ratio:
+        return ratio_of_medians(*self.rounds)
+
+
+def check_same(first: Contender, second: Contender, threshold: float) -> tuple[float, int]:
+    """Return the lowest cosine and the number of results. Raises SetupError with the numbers if it is below the threshold."""
+    found = cosines(first.vectors(), second.vectors())
+    if not found.size:
+        raise SetupError("there are no vectors to compare.", hint="choose a dataset with at least one text")
+    lowest = float(found.min())
+    if not lowest >= threshold:
+        raise SetupError(
+            f"{first.name} and {second.name} do not give the same: the lowest of {found.size} cosines is {lowest:.6f}, "
+            f"text {int(found.argmin())} (mean {float(found.mean()):.6f}); --min-cosine is {threshold:g}.",
+            hint="compare servers of the same model; --min-cosine lowers the threshold",
+        )
+    return lowest, found.size
+
+
+def compare(
+    first: Contender, second: Contender, *, rounds: int, threshold: float, on_round: Callable[[int], None] | None = None
+) -> Comparison:
+    """Check both, warm both up, and measure them in turns; the one that begins alternates.
+
+    Ctrl-C or a failure ends the comparison with the rounds so far. Raises WhimbrelError or KeyboardInterrupt if there are none.
+    """
+    lowest, number = check_same(first, second, threshold)
+    seconds: tuple[list[float], list[float]] = ([], [])
+    interrupted, failure = False, ""
+    try:
+        for side in (first, second):
+            side.round()  # not counted
+        for index in range(rounds):
+            sides = ((first, 0), (second, 1)) if index % 2 == 0 else ((second, 1), (first, 0))
+            found = {place: side.round() for side, place in sides}
+            for place in (0, 1):
+                seconds[place].append(found[place])
+            if on_round is not None:
+                on_round(index + 1)
+    except KeyboardInterrupt:
+        if not seconds[0]:
+            raise
+        interrupted = True
+    except WhimbrelError as error:
+        if not seconds[0]:
+            raise
+        failure = error.message
+    return Comparison((first.name, second.name), seconds, lowest, number, interrupted, failure)
+
+
+@contextmanager
+def engine_pair(
+    models: Sequence[str | None], dtypes: Sequence[str], device: str, requests: Sequence[Sample], *, num_checked: int
+) -> Generator[tuple[EngineContender, EngineContender]]:
+    """Load two engines: of two models, or of one model in two dtypes."""
+    pairs = [(models[i % len(models)], dtypes[i % len(dtypes)]) for i in range(2)]
+    with (
+        EngineContender(*pairs[0], device, requests, num_checked) as first,
+        EngineContender(*pairs[1], device, requests, num_checked) as second,
+    ):
+        yield first, second
+
+
+def describe(comparison: Comparison) -> list[str]:
+    """Return the comparison as lines of text."""
+    (first, second), ratio = comparison.names, comparison.ratio
+    medians = [float(np.median(each)) for each in comparison.rounds]
+    width = max(len(first), len(second))
+    lines = [f"  {name:<{width}}  {median:10.4f} s per round" for name, median in zip(comparison.names, medians, strict=True)]
+    lines.append(f"same results: lowest of {comparison.num_compared} cosines {comparison.min_cosine:.6f}")
+    number = len(comparison.rounds[0])
+    lines.append(
+        f"ratio of medians over {number} rounds: {ratio.value:.3f} (95 % interval {ratio.low:.3f} to {ratio.high:.3f})"
+    )
+    if comparison.interrupted:
+        lines.append("Stopped early: these are the rounds so far.")
+    if number < 5:
+        lines.append("Fewer than 5 rounds: the interval says little.")
+    elif not ratio.shows_difference:
+        lines.append("No difference is shown: the interval contains 1.")
+    else:
+        faster, factor = (second, ratio.value) if ratio.value > 1 else (first, 1 / ratio.value)
+        lines.append(f"{faster} is faster, {factor:.3f} times.")
+    return lines
+
+
+def to_json(comparison: Comparison) -> dict[str, Any]:
+    """Return the comparison with names that say its units."""
+    ratio = comparison.ratio
+    return {
+        "names": list(comparison.names),
+        "round_seconds": [list(each) for each in comparison.rounds],
+        "ratio_of_medians": ratio.value,
+        "ratio_interval_95": [ratio.low, ratio.high],
+        "min_cosine": comparison.min_cosine,
+        "num_compared": comparison.num_compared,
+        "interrupted": comparison.interrupted,
+        "failure": comparison.failure or None,
+    }

@@ -1,0 +1,253 @@
+"""Benchmark of the engine alone: throughput, share of the machine's peak, time per stage, memory, and the cosines of dtypes.
+
+Each dtype runs in a process of its own, so that its peak memory is its own.
+"""
+
+from __future__ import annotations
+
+import resource
+import signal
+import sys
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field, replace
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import numpy as np
+
+from whimbrel.errors import WhimbrelError
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.plan import Options
+from whimbrel_bench.cosines import cosines
+from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.flops import flops_per_token
+from whimbrel_bench.words import local_words
+
+if TYPE_CHECKING:
+    from whimbrel.engine.engine import Engine
+    from whimbrel.types.card import Card
+    from whimbrel.types.request import Request
+    from whimbrel.types.result import Outputs, Result
+
+STAGES: Final = ("tokenize", "queue", "pack", "compute", "collect")
+_NO_LIMIT: Final = 2**31
+"""Tokens in the queue: all requests are submitted at once."""
+_COMPARED: Final = 64
+"""Texts whose vectors are kept for the cosines."""
+
+
+@dataclass(frozen=True)
+class OfflineOptions:
+    """Work of every dtype."""
+
+    model: str | None
+    dataset: DatasetOptions
+    device: str = "auto"
+    texts_per_request: int = 32
+    rounds: int = 3
+    max_length: int | None = None
+    max_batch_tokens: int | None = None
+    tokenizer: str | None = None
+    """Model whose tokenizer counts random texts; None: the model's own."""
+
+
+@dataclass(frozen=True)
+class OfflineResult:
+    """Numbers of one dtype. Times in seconds."""
+
+    model: str
+    dtype: str
+    device: str
+    num_lanes: int
+    output: str
+    num_texts: int
+    num_tokens: int
+    rounds: list[float]
+    """Seconds of each round."""
+    stages: dict[str, float]
+    """Seconds of all rounds by stage, summed over threads. `queue` is the sum of what each request waited."""
+    num_requests: int
+    peak_flops: float | None
+    """None if the run was stopped before that was measured."""
+    flops_per_token: float | None
+    load_seconds: float
+    peak_bytes: int
+    loaded_bytes: int
+    interrupted: bool = False
+    vectors: list[Float32Array] = field(default_factory=list[Float32Array], repr=False)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / float(np.median(self.rounds))
+
+    @property
+    def share_of_peak(self) -> float | None:
+        """Share of the measured peak that the products with weights take."""
+        if self.flops_per_token is None or self.peak_flops is None:
+            return None
+        return self.tokens_per_second * self.flops_per_token / self.peak_flops
+
+
+def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int], None] | None = None) -> OfflineResult | None:
+    """Run one dtype in a process of its own. Ctrl-C ends it at once.
+
+    Return the result, after Ctrl-C that of the rounds so far, or None if there are none. Raises WhimbrelError.
+    """
+    context = get_context("spawn")
+    answers, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(theirs, options, dtype), daemon=True)
+    process.start()
+    theirs.close()
+    last: OfflineResult | None = None
+    try:
+        while last is None or last.interrupted:
+            answer = answers.recv()
+            if isinstance(answer, BaseException):
+                raise answer
+            last = cast(OfflineResult, answer)
+            if on_round is not None:
+                on_round(len(last.rounds))
+    except EOFError:
+        process.join()
+        raise WhimbrelError(
+            f"the process of {dtype} died (exit code {process.exitcode}), perhaps for want of memory."
+        ) from None
+    except KeyboardInterrupt:
+        pass
+    finally:
+        process.terminate()
+        process.join()
+        answers.close()
+    return last
+
+
+def _work(answers: Connection, options: OfflineOptions, dtype: str) -> None:
+    """Send the result after each round, and the whole result last."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
+    try:
+        for result in measure(options, dtype):
+            answers.send(result)
+    except Exception as error:
+        answers.send(error)
+
+
+def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
+    """Run the model in this process. Yield a result after each round, marked as interrupted, then the whole one."""
+    from whimbrel.engine.engine import Engine
+    from whimbrel.model.ops.peak import measure_peak
+    from whimbrel.telemetry import trace
+
+    begin = perf_counter()
+    engine_options = Options(
+        device=options.device,
+        dtype=dtype,
+        max_length=options.max_length,
+        max_batch_tokens=options.max_batch_tokens,
+        max_queue_tokens=_NO_LIMIT,
+    )
+    texts = [text for sample in make_samples(options.dataset, _words(options)) for text in sample.texts]
+    with Engine(options.model, **engine_options) as engine:
+        loaded, load_seconds = _peak_rss(), perf_counter() - begin
+        chunks = [texts[i : i + options.texts_per_request] for i in range(0, len(texts), options.texts_per_request)]
+        first = run_requests(engine, chunks)  # not counted: first-time work
+        stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+
+        def add(event: trace.HistogramEvent) -> None:
+            if event.name in stages:
+                stages[event.name] += event.value
+
+        plan, card = engine.plan, engine.card
+        flops = flops_per_token(Path(engine.folder) / card.path, card)
+        result = OfflineResult(
+            card.name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), len(texts),
+            sum(result.num_tokens for result in first), [], stages, 0, None, flops, load_seconds, 0, loaded, interrupted=True,
+            vectors=rows_of(first),
+        )  # fmt: skip
+        end = trace.subscribe(trace.HistogramEvent, add)
+        for number in range(1, options.rounds + 1):
+            started = perf_counter()
+            run_requests(engine, chunks)
+            result.rounds.append(perf_counter() - started)
+            result = replace(result, num_requests=len(chunks) * number, peak_bytes=_peak_rss())
+            yield result
+        end()
+        yield replace(result, peak_flops=measure_peak(plan.dtype, plan.device, plan.num_lanes), interrupted=False)
+
+
+def _words(options: OfflineOptions) -> Any:
+    name = options.tokenizer or options.model
+    return local_words(None if name == "packaged" else name) if options.dataset.is_random else None
+
+
+def main_output(outputs: Outputs) -> str:
+    """Return the name of the output that a request without a choice has."""
+    return next(
+        name for name in ("dense", "multi_vector", "scores", "sparse", "token_scores") if getattr(outputs, name) is not None
+    )
+
+
+def run_requests(engine: Engine, chunks: Sequence[list[str]]) -> list[Result]:
+    """Submit all requests at once and wait."""
+    futures = [engine.submit(make_request(engine.card, chunk)) for chunk in chunks]
+    return [future.result() for future in futures]
+
+
+def make_request(card: Card, texts: list[str]) -> Request:
+    """Return a request for the main output: of documents, or of pairs for a reranker, each text with itself."""
+    from whimbrel.types.request import Request
+
+    ranks = "scores" in card.outputs and "dense" not in card.outputs and (card.template is not None or len(card.labels) <= 1)
+    role = "document" if card.text_formats else None
+    return Request([(text, text) for text in texts] if ranks else texts, input_type=role, truncate="right")
+
+
+def rows_of(results: Sequence[Result]) -> list[Float32Array]:
+    """Return the rows of the first texts. Sparse vectors are not compared."""
+    rows: list[Float32Array] = []
+    for result in results:
+        output = main_output(result.outputs)
+        found = getattr(result.outputs, output)
+        rows += [np.asarray(found[i], np.float32) for i in range(len(found))] if output != "sparse" else []
+        if len(rows) >= _COMPARED:
+            break
+    return rows[:_COMPARED]
+
+
+def _peak_rss() -> int:
+    """Return the peak of this process's resident memory in bytes."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def compared(results: Sequence[OfflineResult]) -> list[tuple[str, str, float, float]]:
+    """Return (dtype, dtype, lowest cosine, mean cosine) of each dtype with the first."""
+    first, *others = results
+    rows: list[tuple[str, str, float, float]] = []
+    for other in others:
+        found = cosines(first.vectors, other.vectors)
+        if found.size:
+            rows.append((first.dtype, other.dtype, float(found.min()), float(found.mean())))
+    return rows
+
+
+_FIELDS: Final = (
+    "model", "dtype", "device", "output", "interrupted", "tokens_per_second", "share_of_peak", "load_seconds",
+)  # fmt: skip
+"""Fields of the JSON that are called as those of a result."""
+_RENAMED: Final = {
+    "lanes": "num_lanes", "texts": "num_texts", "tokens": "num_tokens", "requests": "num_requests", "round_seconds": "rounds",
+    "stage_seconds": "stages", "peak_flops_per_second": "peak_flops", "model_flops_per_token": "flops_per_token",
+    "loaded_rss_bytes": "loaded_bytes", "peak_rss_bytes": "peak_bytes",
+}  # fmt: skip
+"""Other fields of the JSON, whose names say their units."""
+
+
+def to_json(results: Sequence[OfflineResult]) -> dict[str, Any]:
+    """Return the results with names that say their units."""
+    fields = {name: name for name in _FIELDS} | _RENAMED
+    runs = [{name: getattr(each, field) for name, field in fields.items()} for each in results]
+    pairs = [dict(zip(("dtype", "with", "min_cosine", "mean_cosine"), row, strict=True)) for row in compared(results)]
+    return {"runs": runs, "cosines": pairs}

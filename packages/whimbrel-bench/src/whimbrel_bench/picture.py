@@ -1,0 +1,103 @@
+"""Picture of a sweep, throughput against latency, by matplotlib: PNG, SVG, or SVG in a self-contained HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from importlib import import_module
+from io import StringIO
+from pathlib import Path
+from typing import Any, Final
+
+from whimbrel.errors import SetupError
+from whimbrel_bench.results import Result, cells, word
+from whimbrel_bench.sweep import points
+
+SUFFIXES: Final = (".png", ".svg", ".html")
+COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+"""Colours that people with any kind of colour vision tell apart. Source: Okabe and Ito, Color Universal Design (2008)."""
+_PAGE: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Throughput against latency</title>
+<meta name="viewport" content="width=device-width, initial-scale=1"><style>
+body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 920px; padding: 0 1rem; }}
+svg {{ max-width: 100%; height: auto; }} .table {{ overflow-x: auto; }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
+th, td {{ padding: 0.25rem 0.75rem; border-bottom: 1px solid #d0d7de; text-align: right; white-space: nowrap; }}
+th:first-child, td:first-child {{ text-align: left; }}
+</style></head>
+<body><h1>Throughput against latency</h1>
+<p>Further right and lower is better. Each point is a run at one rate.
+Latency counts from the moment for which a request was scheduled.</p>
+{svg}
+<ul>{facts}</ul>
+<div class="table"><table><thead><tr>{head}</tr></thead>
+<tbody>{rows}</tbody></table></div>
+</body></html>
+"""
+
+
+def check_path(path: Path) -> None:
+    """Raise SetupError for a picture that could not be written, before anything is measured."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise SetupError(
+            f"cannot draw {path.suffix or path.name}.", hint=f"--picture takes paths that end in {', '.join(SUFFIXES)}"
+        )
+    try:
+        import_module("matplotlib.pyplot")
+    except ImportError as error:
+        raise SetupError(f"a picture needs matplotlib ({error}).", hint="pip install 'whimbrel[bench]'") from None
+
+
+def draw(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
+    """Write the picture of results in the format of the path's suffix. Raises SetupError."""
+    if not points(results):
+        raise SetupError(f"{path} is not drawn: no request was answered.")
+    if path.suffix.lower() != ".html":
+        _draw(path, results, about)
+        return
+    svg = StringIO()
+    _draw(svg, results, {})
+    path.write_text(page(svg.getvalue(), results, about), encoding="utf-8")
+
+
+def page(svg: str, results: Sequence[Result], about: Mapping[str, str]) -> str:
+    """Return an HTML page that fetches nothing."""
+    facts = "".join(f"<li>{escape(name)}: {escape(value)}</li>" for name, value in about.items())
+    head, *rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in cells(results))
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
+    return _PAGE.format(svg=svg[svg.index("<svg") :], facts=facts, head=head.replace("td>", "th>"), rows=body)
+
+
+def _draw(out: Path | StringIO, results: Sequence[Result], about: Mapping[str, str]) -> None:
+    mpl: Any = import_module("matplotlib")
+    mpl.use("agg")
+    plot: Any = import_module("matplotlib.pyplot")
+    found, percentile = points(results), word(max(results[0].setting.percentiles))
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        figure, axes = plot.subplots(figsize=(9, 5.5), dpi=150, layout="constrained")
+        for number, name in enumerate(dict.fromkeys(point.server for point in found)):
+            own = sorted((point for point in found if point.server == name), key=lambda point: point.rate)
+            across, colour = [point.throughput for point in own], COLOURS[number % len(COLOURS)]
+            axes.plot(across, [point.median for point in own], "o-", color=colour, label=f"{name}, median")
+            high = [point.high for point in own]
+            axes.plot(across, high, "o--", color=colour, markerfacecolor="white", label=f"{name}, p{percentile}")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(_plain))
+        axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
+        axes.set_xlim(left=0)
+        axes.set_xlabel("answered requests per second")
+        axes.set_ylabel("latency in ms (logarithmic)")
+        axes.grid(visible=True, which="both", alpha=0.3)
+        axes.set_title("Throughput against latency", loc="left", fontweight="bold")
+        axes.legend(frameon=False)
+        facts = "; ".join(f"{name}: {value}" for name, value in about.items())
+        figure.text(0.01, -0.02, facts, fontsize=8, va="top", wrap=True)
+        is_svg = isinstance(out, StringIO) or out.suffix.lower() == ".svg"
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type")) if is_svg else None
+        figure.savefig(out, format="svg" if is_svg else "png", bbox_inches="tight", metadata=metadata)
+        plot.close(figure)
+
+
+def _plain(value: float, _: object) -> str:
+    return f"{value:,g}"

@@ -1,0 +1,79 @@
+"""Processes of a benchmark: workers of its own, and the processor time and memory of others, from /proc of Linux."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import perf_counter
+from typing import Any, Final
+
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+class Worker:
+    """Process that calls `make(*args)` once, and the returned function once per `ask`.
+
+    `make` must be a top-level function of a module. The process ends with its parent.
+    """
+
+    def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any) -> None:
+        context = get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        context.Process(target=_work, args=(theirs, make, args), daemon=True).start()
+        theirs.close()
+
+    def ask(self, message: Any) -> Any:
+        """Call the function with `message` and wait. Raises EOFError if it failed; the traceback is on stderr."""
+        self._pipe.send(message)
+        return self._pipe.recv()
+
+
+def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
+    function = make(*args)
+    with suppress(EOFError):  # the parent has ended
+        while True:
+            pipe.send(function(pipe.recv()))
+
+
+def _read(path: Path) -> str:
+    """Return the contents of a file in /proc, or "" if the process has just ended."""
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and its descendants."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [pid, *(i for task in tasks for child in _read(task).split() for i in family(int(child)))]
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the processor time of a process and its descendants, including those that ended."""
+    stats = [_read(Path(f"/proc/{i}/stat")).rpartition(")")[2].split() for i in family(pid)]
+    return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
+
+
+def mebibytes(pid: int, file: str, name: str) -> float:
+    """Return the sum of a line of /proc/PID/FILE over a process and its descendants: VmHWM of status, Pss of smaps_rollup."""
+    lines = [line for i in family(pid) for line in _read(Path(f"/proc/{i}/{file}")).splitlines()]
+    return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
+
+
+def _others_seconds() -> float:
+    """Return the processor time of the machine outside this process and its descendants."""
+    user, nice, system, _idle, _iowait, *more = map(int, Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9])
+    return (user + nice + system + sum(more)) / _TICKS - cpu_seconds(os.getpid())
+
+
+_AT_START: Final = perf_counter(), _others_seconds() if Path("/proc/stat").exists() else 0.0
+
+
+def others_cores() -> float:
+    """Return the cores that other work has taken on average since this process started."""
+    return (_others_seconds() - _AT_START[1]) / (perf_counter() - _AT_START[0])

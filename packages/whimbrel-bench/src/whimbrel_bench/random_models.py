@@ -1,0 +1,185 @@
+"""Random models in the file layout of real ones, in any size: config, safetensors, and the packaged model's tokenizer.
+
+Their speed is that of the real model of the same size, because looking tokens up costs next to nothing; their vectors mean
+nothing. The weights are blocks of one random array, so that files of many GB are written as fast as the disk takes them.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, Final
+
+import ml_dtypes
+import numpy as np
+import orjson
+
+Json = dict[str, Any]
+Shapes = dict[str, tuple[int, ...]]
+
+_BLOCK: Final = 2**22
+_MODES: Final = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_MARKERS: Final = ("[unused0]", "[unused1]")
+"""Tokens that mark queries and documents, as ColBERT has them."""
+
+
+@dataclass(frozen=True)
+class Size:
+    """Sizes of a transformer."""
+
+    hidden: int
+    inner: int
+    layers: int
+    heads: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    vocabulary: int = 0
+    """Rows of the table of tokens; 0: as many as the tokenizer has."""
+    output: int = 128
+    """Width of a token's vector, for late interaction."""
+
+
+def write_safetensors(path: Path, shapes: Shapes, *, seed: int = 0) -> None:
+    """Write random bfloat16 weights: norms about 1, others small. Source of the format: github.com/huggingface/safetensors."""
+    header: Json = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, shape in shapes.items():
+        end = offset + 2 * prod(shape)
+        header[name] = {"dtype": "BF16", "shape": list(shape), "data_offsets": [offset, end]}
+        offset = end
+    text = orjson.dumps(header)
+    text += b" " * (-len(text) % 8)
+    noise = (0.02 * np.random.default_rng(seed).standard_normal(_BLOCK, np.float32)).astype(ml_dtypes.bfloat16)
+    ones = (1.0 + noise[: 2**16].astype(np.float32)).astype(ml_dtypes.bfloat16)
+    with path.open("wb") as stream:
+        stream.write(len(text).to_bytes(8, "little") + text)
+        for name, shape in shapes.items():
+            block, left = (ones if "norm" in name.lower() and name.endswith("weight") else noise), prod(shape)
+            while left:
+                count = min(left, block.size)
+                stream.write(block[:count].tobytes())
+                left -= count
+
+
+def write_json(path: Path, value: Json | list[Json]) -> None:
+    """Write a file of a checkpoint, and its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False), encoding="utf-8")
+
+
+def write_tokenizer(folder: Path, *, most: int = 32768) -> int:
+    """Write the packaged model's tokenizer without padding and truncation. Return its number of tokens. Raises SetupError."""
+    from whimbrel.checkpoint.locate import resolve_checkpoint
+
+    source = resolve_checkpoint(None).folder
+    tokenizer: Json = json.loads((source / "tokenizer.json").read_text(encoding="utf-8"))
+    config: Json = json.loads((source / "tokenizer_config.json").read_text(encoding="utf-8"))
+    write_json(folder / "tokenizer.json", tokenizer | {"padding": None, "truncation": None})
+    write_json(folder / "tokenizer_config.json", config | {"model_max_length": most})
+    return len(tokenizer["model"]["vocab"])
+
+
+def write_modules(folder: Path, mode: str, width: int, *, most: int = 32768) -> None:
+    """Write the modules of Sentence Transformers: the transformer, a mode of pooling, and the norm."""
+    kinds = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
+    modules: list[Json] = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (kind, path) in enumerate(kinds)
+    ]
+    write_json(folder / "modules.json", modules)
+    pooling = {"word_embedding_dimension": width} | {f"pooling_mode_{each}": each == mode for each in _MODES}
+    write_json(folder / "1_Pooling/config.json", pooling)
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": most, "do_lower_case": False})
+
+
+def _write_decoder(folder: Path, size: Size, config: Json, *, head_norms: bool, prefix: str) -> None:
+    """Write a decoder as Mistral and Qwen3 save it."""
+    rows = max(write_tokenizer(folder), size.vocabulary)
+    width, kv_heads = size.head_dim or size.hidden // size.heads, size.kv_heads or size.heads
+    common: Json = {
+        "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": size.hidden, "initializer_range": 0.02,
+        "intermediate_size": size.inner, "max_position_embeddings": 32768, "num_attention_heads": size.heads,
+        "num_hidden_layers": size.layers, "num_key_value_heads": kv_heads, "torch_dtype": "bfloat16", "use_cache": True,
+        "vocab_size": rows,
+    }  # fmt: skip
+    write_json(folder / "config.json", common | config)
+    shapes: Shapes = {f"{prefix}embed_tokens.weight": (rows, size.hidden)}
+    for at in (f"{prefix}layers.{number}." for number in range(size.layers)):
+        for name, heads in (("q", size.heads), ("k", kv_heads), ("v", kv_heads)):
+            shapes[f"{at}self_attn.{name}_proj.weight"] = (heads * width, size.hidden)
+        shapes[f"{at}self_attn.o_proj.weight"] = (size.hidden, size.heads * width)
+        shapes |= {f"{at}self_attn.{name}_norm.weight": (width,) for name in "qk" if head_norms}
+        shapes |= {f"{at}mlp.{name}_proj.weight": (size.inner, size.hidden) for name in ("gate", "up")}
+        shapes[f"{at}mlp.down_proj.weight"] = (size.hidden, size.inner)
+        shapes |= {f"{at}{name}_layernorm.weight": (size.hidden,) for name in ("input", "post_attention")}
+    write_safetensors(folder / "model.safetensors", shapes | {f"{prefix}norm.weight": (size.hidden,)})
+
+
+def write_gritlm(folder: Path, size: Size) -> None:
+    """Write a GritLM in the layout in which vLLM takes it (Mistral's architecture, both directions)."""
+    config = {
+        "architectures": ["GritLM"], "bos_token_id": 1, "eos_token_id": 2, "model_type": "mistral", "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": True, "transformers_version": "4.38.2",
+    }  # fmt: skip
+    _write_decoder(folder, size, config, head_norms=False, prefix="model.")
+
+
+def write_qwen3(folder: Path, size: Size) -> None:
+    """Write a model as Qwen/Qwen3-Embedding-0.6B is: a decoder, the last token's state, normalised."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "bos_token_id": 0, "eos_token_id": 0,
+        "head_dim": size.head_dim or size.hidden // size.heads, "max_window_layers": size.layers, "model_type": "qwen3",
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+        "transformers_version": "4.51.3", "use_sliding_window": False,
+    }  # fmt: skip
+    _write_decoder(folder, size, config, head_norms=True, prefix="")
+    write_modules(folder, "lasttoken", size.hidden)
+
+
+def _write_bert(folder: Path, size: Size, shapes: Shapes, *, architecture: str, positions: int, prefix: str) -> None:
+    """Write a BERT, and further weights."""
+    rows, width = max(write_tokenizer(folder, most=positions), size.vocabulary), size.hidden
+    config: Json = {
+        "architectures": [architecture], "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
+        "hidden_size": width, "initializer_range": 0.02, "intermediate_size": size.inner, "layer_norm_eps": 1e-12,
+        "max_position_embeddings": positions, "model_type": "bert", "num_attention_heads": size.heads,
+        "num_hidden_layers": size.layers, "pad_token_id": 0, "position_embedding_type": "absolute", "type_vocab_size": 2,
+        "vocab_size": rows,
+    }  # fmt: skip
+    write_json(folder / "config.json", config)
+    found: Shapes = {
+        f"{prefix}embeddings.{table}_embeddings.weight": (count, width)
+        for table, count in (("word", rows), ("position", positions), ("token_type", 2))
+    }
+    found |= _pair(f"{prefix}embeddings.LayerNorm", width)
+    for at in (f"{prefix}encoder.layer.{number}." for number in range(size.layers)):
+        for part in ("self.query", "self.key", "self.value", "output.dense"):
+            found |= _pair(f"{at}attention.{part}", width, width)
+        found |= _pair(f"{at}intermediate.dense", size.inner, width) | _pair(f"{at}output.dense", width, size.inner)
+        found |= _pair(f"{at}attention.output.LayerNorm", width) | _pair(f"{at}output.LayerNorm", width)
+    write_safetensors(folder / "model.safetensors", found | _pair(f"{prefix}pooler.dense", width, width) | shapes)
+
+
+def _pair(name: str, out: int, inputs: int = 0) -> Shapes:
+    """Return the weight and the bias of a linear layer or a norm."""
+    return {f"{name}.weight": (out, inputs) if inputs else (out,), f"{name}.bias": (out,)}
+
+
+def write_bert(folder: Path, size: Size, *, mode: str = "mean_tokens") -> None:
+    """Write a model as all-MiniLM-L6-v2 and bge are: a BERT, pooling, and a norm."""
+    _write_bert(folder, size, {}, architecture="BertModel", positions=512, prefix="")
+    write_modules(folder, mode, size.hidden, most=512)
+
+
+def write_colbert(folder: Path, size: Size, *, query_tokens: int, document_tokens: int) -> None:
+    """Write a model as colbert-ir/colbertv2.0 is: a BERT and a projection of each token."""
+    linear: Shapes = {"linear.weight": (size.output, size.hidden)}
+    _write_bert(folder, size, linear, architecture="HF_ColBERT", positions=max(512, document_tokens), prefix="bert.")
+    metadata: Json = {
+        "query_token_id": _MARKERS[0], "doc_token_id": _MARKERS[1], "query_token": "[Q]", "doc_token": "[D]",
+        "query_maxlen": query_tokens, "doc_maxlen": document_tokens, "mask_punctuation": True, "attend_to_mask_tokens": False,
+        "similarity": "cosine", "dim": size.output, "checkpoint": "bert-base-uncased",
+    }  # fmt: skip
+    write_json(folder / "artifact.metadata", metadata)

@@ -1,0 +1,329 @@
+"""Results of a load: statistics, the block of lines and the JSON that vLLM's benchmark has, and Markdown.
+
+Pure: reports of client processes in, numbers and text out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isinf
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel_bench.backends import Sample
+from whimbrel_bench.load import Report
+from whimbrel_bench.tables import table
+
+_WIDTH: Final = 50
+_BUSY: Final = 0.9
+"""Share of a core from which on a client process counts as busy."""
+_LATE: Final = 0.01
+"""Lateness of the client's event loop in seconds that is never held against it."""
+
+_MAX_REASONS: Final = 10
+_STATUS_AND_CODE: Final = re.compile(r"""(HTTP \d+): .*?"(?:code|error_type|type)"\s*:\s*"([^"]+)\"""")
+_NUMBER: Final = re.compile(r"\d[\d,.]*")
+_REMEDIES: Final = (
+    ("HTTP 5", "see the server's log."),
+    ("HTTP 429", "the server refuses work above its limits: offer less, or raise its limits."),
+    ("HTTP 404", "check --backend, --endpoint and --model."),
+    ("HTTP 200", "see the server's log, or choose the --backend that suits it."),
+    ("no answer within", "offer less with --max-concurrency or --request-rate, or wait longer with --timeout."),
+    ("closed the connection", "see the server's log: it ended, restarted or limits its connections."),
+    ("cannot connect", "see whether the server still runs and how many connections it takes; --max-concurrency limits them."),
+    (
+        "no connection within",
+        "see whether the server still runs and how many connections it takes; --max-concurrency limits them.",
+    ),
+)
+"""Words of a reason, and what to do then."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Options of a run, as its results state them."""
+
+    backend: str
+    model: str
+    tokenizer: str
+    num_prompts: int
+    request_rate: float
+    max_concurrency: int | None
+    burstiness: float = 1.0
+    label: str | None = None
+    percentiles: tuple[float, ...] = (99.0,)
+    server: str = ""
+
+
+@dataclass(frozen=True)
+class Client:
+    """State of the client processes during the run."""
+
+    processes: int
+    busiest: float
+    """Share of a core that the busiest process took."""
+    late: float
+    """Seconds by which the event loop of the latest process turned late, 99th percentile."""
+    was_limit: bool
+
+
+@dataclass(frozen=True)
+class Result:
+    """Numbers of one run. Throughputs are per second of `duration`; latencies are of successful requests, in seconds."""
+
+    setting: Setting
+    duration: float
+    completed: int
+    failed: int
+    unfinished: int
+    total_input: int
+    total_input_sequences: int
+    latencies: NDArray[np.float64]
+    input_lens: list[int]
+    all_latencies: list[float]
+    queue_times: list[float]
+    errors: list[str]
+    client: Client
+    counted_by: str
+    """The side that counted the tokens: server, client, or both."""
+    interrupted: bool = False
+    num_bytes: int = 0
+    num_resent: int = 0
+    reports: Sequence[Report] = ()
+    """Reports of the client processes, whose indices are those of the samples."""
+    notes: tuple[str, ...] = field(default_factory=tuple)
+
+    @property
+    def request_throughput(self) -> float:
+        return self.completed / self.duration
+
+    @property
+    def token_throughput(self) -> float:
+        return self.total_input / self.duration
+
+    @property
+    def sequence_throughput(self) -> float:
+        return self.total_input_sequences / self.duration
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return mean, median, standard deviation and percentiles of the latency by vLLM's names. Without successes, 0."""
+        values = self.latencies if self.latencies.size else np.zeros(1)
+        found = {"mean_e2el_ms": values.mean(), "median_e2el_ms": np.median(values), "std_e2el_ms": values.std()}
+        found |= {f"p{word(p)}_e2el_ms": np.percentile(values, p) for p in self.setting.percentiles}
+        return {name: float(value) * 1000 for name, value in found.items()}
+
+
+def word(percentile: float) -> str:
+    """Return a percentile as it is written in names: 99, 99.9."""
+    return str(int(percentile)) if int(percentile) == percentile else str(percentile)
+
+
+def make_result(setting: Setting, samples: Sequence[Sample], reports: Sequence[Report], **more: Any) -> Result:
+    """Return the result of the reports of all client processes."""
+    done = max((time for report in reports for time in report.done), default=0.0)
+    rows: list[tuple[float, float, int, str]] = []
+    tokens = sequences = by_client = 0
+    latencies: list[float] = []
+    for report in reports:
+        for place, number in enumerate(report.index):
+            sample, reason = samples[number], report.errors.get(place, "")
+            latency = report.done[place] - report.scheduled[place]
+            count = report.tokens[place]
+            if not reason:
+                latencies.append(latency)
+                sequences += len(sample.texts)
+                if count < 0:
+                    count, by_client = sample.num_tokens or 0, by_client + 1
+                tokens += count
+            rows.append((latency, report.sent[place] - report.scheduled[place], max(count, 0), reason))
+    counted_by = "server" if not by_client else "client" if by_client == len(latencies) else "server and client"
+    values = np.array(latencies)
+    return Result(
+        setting,
+        max(done, 1e-9),
+        completed=len(latencies),
+        failed=len(rows) - len(latencies),
+        unfinished=sum(report.unfinished for report in reports),
+        total_input=tokens,
+        total_input_sequences=sequences,
+        latencies=values,
+        input_lens=[row[2] for row in rows],
+        all_latencies=[row[0] for row in rows],
+        queue_times=[row[1] for row in rows],
+        errors=[row[3] for row in rows],
+        client=judge_client(reports, float(np.median(values)) if values.size else 0.0),
+        counted_by=counted_by,
+        interrupted=any(report.interrupted for report in reports),
+        num_bytes=sum(sum(report.size) for report in reports),
+        num_resent=sum(report.num_resent for report in reports),
+        reports=reports,
+        **more,
+    )
+
+
+def judge_client(reports: Sequence[Report], median: float) -> Client:
+    """Return whether the client was the limit: a busy process, or a loop that is late by a tenth of the median latency."""
+    busiest = max((report.cpu_share for report in reports), default=0.0)
+    late = max((float(np.percentile(report.lag, 99)) for report in reports if report.lag), default=0.0)
+    return Client(len(reports), busiest, late, busiest > _BUSY or late > max(_LATE, 0.1 * median))
+
+
+# Text
+
+
+def _line(name: str, value: float, *, digits: int | None = 2) -> str:
+    return f"{name:<40} {value:<10.{digits}f}" if digits is not None else f"{name:<40} {value:<10}"
+
+
+def block(result: Result) -> str:
+    """Return the result as vLLM's benchmark prints it, line by line."""
+    setting, ms = result.setting, result.milliseconds()
+    lines = [
+        f"{' Serving Benchmark Result ':=^{_WIDTH}}",
+        _line("Successful requests:", result.completed, digits=None),
+        _line("Failed requests:", result.failed, digits=None),
+    ]
+    if setting.max_concurrency is not None:
+        lines.append(_line("Maximum request concurrency:", setting.max_concurrency, digits=None))
+    if not isinf(setting.request_rate):
+        lines.append(_line("Request rate configured (RPS):", setting.request_rate))
+    lines += [
+        _line("Benchmark duration (s):", result.duration),
+        _line("Total input tokens:", result.total_input, digits=None),
+        _line("Request throughput (req/s):", result.request_throughput),
+        _line("Input throughput (inputs/s):", result.sequence_throughput),
+        _line("Total token throughput (tok/s):", result.token_throughput),
+        f"{'End-to-end Latency':-^{_WIDTH}}",
+        _line("Mean E2EL (ms):", ms["mean_e2el_ms"]),
+        _line("Median E2EL (ms):", ms["median_e2el_ms"]),
+        *(_line(f"P{word(p)} E2EL (ms):", ms[f"p{word(p)}_e2el_ms"]) for p in setting.percentiles),
+        "=" * _WIDTH,
+    ]
+    return "\n".join(lines)
+
+
+def remarks(result: Result) -> list[str]:
+    """Return what a reader of the block must know besides."""
+    client = result.client
+    lines = list(result.notes)
+    if result.counted_by != "server" and result.completed:
+        lines.append(f"Tokens are by the count of the {result.counted_by}: the server did not state them in every answer.")
+    if client.was_limit:
+        lines.append(_advice(client))
+    if result.num_resent:
+        lines.append(f"{result.num_resent:,} requests were sent again: the server had closed their idle connections.")
+    if result.interrupted:
+        lines.append(f"Stopped early: {result.unfinished:,} requests on their way or due are not counted.")
+    reasons, examples = Counter[str](), dict[str, str]()
+    for reason in filter(None, result.errors):
+        reasons[_group(reason)] += 1
+        examples.setdefault(_group(reason), reason)
+    for group, count in reasons.most_common(_MAX_REASONS):
+        lines.append(f"Failed, {count:,} of {result.failed:,}: {examples[group]}")
+    if rest := reasons.total() - sum(count for _, count in reasons.most_common(_MAX_REASONS)):
+        lines.append(
+            f"Failed, {rest:,} of {result.failed:,}: {len(reasons) - _MAX_REASONS:,} other reasons; --save-detailed has all."
+        )
+    return lines + [f"To do: {advice}" for words, advice in _REMEDIES if any(words in reason for reason in examples.values())]
+
+
+def _group(reason: str) -> str:
+    """Return what reasons of one kind share: the status and the error's code, else all but the numbers."""
+    found = _STATUS_AND_CODE.match(reason)
+    return " ".join(found.groups()) if found else _NUMBER.sub("N", reason)
+
+
+def _advice(client: Client) -> str:
+    """Return what the client was short of. A loop that is late while it has little to do waits for a processor."""
+    state = f"its busiest process took {client.busiest:.0%} of a core, and its event loop was {client.late * 1000:.0f} ms late"
+    advice = f"Use --client-processes {2 * client.processes}."
+    if client.busiest <= _BUSY:
+        advice = "Other work, perhaps the server, takes the processor: run the client on other cores or on another machine."
+    return f"The client was a limit: {state} (99th percentile). {advice}"
+
+
+def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """Return the result by the keys of vLLM's benchmark, and under `whimbrel` what it does not have."""
+    setting = result.setting
+    record: dict[str, Any] = {
+        "date": date,
+        "endpoint_type": setting.backend,
+        "backend": setting.backend,
+        "label": setting.label,
+        "model_id": setting.model,
+        "tokenizer_id": setting.tokenizer,
+        "num_prompts": setting.num_prompts,
+        **(metadata or {}),
+        "request_rate": "inf" if isinf(setting.request_rate) else setting.request_rate,
+        "burstiness": setting.burstiness,
+        "max_concurrency": setting.max_concurrency,
+        "duration": result.duration,
+        "completed": result.completed,
+        "total_input_tokens": result.total_input,
+        "total_input_sequences": result.total_input_sequences,
+        "request_throughput": result.request_throughput,
+        "input_sequence_throughput": result.sequence_throughput,
+        "total_token_throughput": result.token_throughput,
+    }
+    if detailed:
+        record |= {
+            "input_lens": result.input_lens,
+            "latencies": result.all_latencies,
+            "queue_times": result.queue_times,
+            "errors": result.errors,
+        }
+    client = result.client
+    return (
+        record
+        | result.milliseconds()
+        | {
+            "whimbrel": {
+                "server": setting.server,
+                "failed": result.failed,
+                "unfinished": result.unfinished,
+                "resent": result.num_resent,
+                "interrupted": result.interrupted,
+                "bytes_received": result.num_bytes,
+                "tokens_counted_by": result.counted_by,
+                "client_processes": client.processes,
+                "client_core_share": client.busiest,
+                "client_loop_late_p99_ms": client.late * 1000,
+                "client_was_limit": client.was_limit,
+                "notes": list(result.notes),
+            }
+        }
+    )
+
+
+def cells(results: Sequence[Result]) -> list[list[str]]:
+    """Return the cells of a table with a row per run, the head first."""
+    percentile = word(max(results[0].setting.percentiles)) if results else "99"
+    head = ["server", "rate", "concurrency", "requests/s", "tokens/s", "median ms", f"p{percentile} ms", "failed", "client"]
+    rows = [head]
+    for result in results:
+        setting, ms = result.setting, result.milliseconds()
+        rows.append(
+            [
+                setting.server or setting.model,
+                "inf" if isinf(setting.request_rate) else f"{setting.request_rate:g}",
+                str(setting.max_concurrency or "none"),
+                f"{result.request_throughput:,.1f}",
+                f"{result.token_throughput:,.0f}",
+                f"{ms['median_e2el_ms']:,.1f}",
+                f"{ms[f'p{percentile}_e2el_ms']:,.1f}",
+                str(result.failed),
+                "limit" if result.client.was_limit else "ok",
+            ]
+        )
+    return rows
+
+
+def markdown(results: Sequence[Result]) -> str:
+    """Return a table with a row per run."""
+    head, *rows = cells(results)
+    return table(head, rows)

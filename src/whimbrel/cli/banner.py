@@ -1,0 +1,154 @@
+"""Banner of a server: its models, limits and URL, with commands to paste."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+from collections.abc import Mapping
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Final
+
+from rich.console import Console
+from rich.markup import escape
+
+from whimbrel.checkpoint.left_out import left_out, stated_architecture
+from whimbrel.cli.console import describe_tokenizer, kernels_of, memory_of_batches
+from whimbrel.dialects.common.responses import served_names
+from whimbrel.server.processes.messages import ServeOptions
+from whimbrel.types.card import Card, Output
+from whimbrel.types.plan import Plan
+
+_EMBEDDINGS: Final = "/v1/embeddings"
+
+
+def is_open(listener: socket.socket) -> bool:
+    """Return whether other machines may reach the server."""
+    return listener.family != socket.AF_UNIX and not ip_address(listener.getsockname()[0]).is_loopback
+
+
+def _server_url(listener: socket.socket, options: ServeOptions) -> tuple[str, str]:
+    """Return the URL for calls from this machine, and what curl needs besides."""
+    scheme = "http" if options.tls is None else "https"
+    insecure = (
+        "" if options.tls is None else " --insecure"
+    )  # the certificate names the host that clients call, not this address
+    if listener.family == socket.AF_UNIX:
+        return f"{scheme}://localhost", f" --unix-socket {listener.getsockname()}{insecure}"
+    address, port = listener.getsockname()[:2]
+    return f"{scheme}://{_url_host(address)}:{port}", insecure
+
+
+def _url_host(address: str) -> str:
+    """Return the host part of a URL for calls from this machine; 127.0.0.1 for a wildcard address."""
+    if address in ("0.0.0.0", "::"):  # noqa: S104
+        return "127.0.0.1"
+    return f"[{address}]" if ":" in address else address
+
+
+def print_banner(
+    console: Console, models: list[tuple[Path, Card, Plan]], options: ServeOptions, listener: socket.socket
+) -> None:
+    url, curl_options = _server_url(listener, options)
+    has_key = bool(options.limits.api_keys)
+    console.print()
+    for folder, card, plan in models:
+        files = {"class": stated_architecture(folder, card), "left out": ", ".join(left_out(folder, card))}
+        for name, value in (_summary(card, plan) | {name: text for name, text in files.items() if text}).items():
+            console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
+        if len(models) > 1:
+            console.print()
+    pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
+    processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
+    for name, value in {
+        "processes": processes,
+        "waiting": _waiting(models, options),
+        "API key": "required" if has_key else "none",
+        "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
+    }.items():
+        console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
+    header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
+    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
+    card, first = models[0][1], models[0][2].served_name
+    model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
+    path, body = _example(card)
+    curl = (
+        f"""curl{curl_options} {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
+    )
+    python = (
+        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{option})\nprint(client.embed("Hello, whimbrel!"))'
+    )
+    with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
+    console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")
+    if path == _EMBEDDINGS and listener.family != socket.AF_UNIX:
+        console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
+
+
+def _waiting(models: list[tuple[Path, Card, Plan]], options: ServeOptions) -> str:
+    """Return the bounds of the work that may wait."""
+    bodies, tokens = (
+        options.num_workers * options.limits.max_inflight_bytes,
+        min(plan.max_queue_tokens for _, _, plan in models),
+    )
+    return f"up to {bodies / 2**20:,.0f} MiB of bodies, {tokens:,} tokens in each engine; then clients wait until they are read"
+
+
+def _example(card: Card) -> tuple[str, Mapping[str, object]]:
+    """Return the path and the body of a request that suits the model."""
+    if "dense" in card.outputs and not card.text_formats and (not card.towers or None in card.tower_of):
+        return _EMBEDDINGS, {"input": "Hello, whimbrel!"}
+    if card.judges_pairs or (card.text_formats and "multi_vector" in card.outputs):
+        documents = ["On coasts of Africa.", "In a sandwich."]
+        return "/v1/rerank", {"query": "Where do whimbrels winter?", "documents": documents}
+    return "/v1/embed", {"input": "Hello, whimbrel!"} | ({"input_type": "query"} if card.towers else {})
+
+
+def _summary(card: Card, plan: Plan) -> dict[str, str]:
+    limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
+    longest = f"{plan.max_length:,} tokens"
+    others = [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]
+    summary = {
+        "model": ", ".join((plan.served_name, *plan.aliases)),
+        "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
+        "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
+        "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
+        "dtype": plan.dtype,
+        "int8": plan.int8 and str(plan.int8),
+        "long texts": plan.split_long and "run in parts, unless a request asks to cut them (split_long)",
+        "batch": plan.chunked_prefill and f"{plan.max_batch_tokens:,} tokens; longer texts run in pieces",
+        "batch memory": plan.batch_bytes and memory_of_batches(plan),
+        "prefix cache": plan.prefix_cache_bytes and f"{plan.prefix_cache_bytes:,} bytes",
+        "adapters": ", ".join(served_names(plan)[1 + len(plan.aliases) :] if plan.adapters else ()),
+        "warning": others and f"made for a model of another name: {', '.join(others)}",
+        "tokenizer": describe_tokenizer(card, plan),
+        "commit": plan.commit,
+        "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys of the checkpoint)",
+        "CPU": plan.device == "cpu" and str(plan.cpu),
+        "kernels": plan.device == "cpu" and kernels_of(plan),
+        "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
+        "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
+    }
+    return {name: text for name, text in summary.items() if isinstance(text, str) and text}
+
+
+def _shape(output: Output, plan: Plan) -> str:
+    if output.rows == "entry":
+        return "by token id"
+    default = f"{output.default_width} of " if 0 < output.default_width < output.width else ""
+    parts = [f"{default}{output.width}{' or fewer' if plan.matryoshka and output.activation == 'normalize' else ''}"]
+    if output.modes:
+        parts.append(" + ".join(output.modes))
+    if output.activated and output.activation != "identity":
+        parts.append({"normalize": "normalised"}.get(output.activation, output.activation))
+    return ", ".join(parts)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+def _interpreter() -> str:
+    """Return the path of this Python, relative to the working directory if it is inside."""
+    path = Path(sys.executable)
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

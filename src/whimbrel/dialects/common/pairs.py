@@ -1,0 +1,230 @@
+"""Pairs of a query and a document: the fields of bodies that rank or score them, their Request, and their scores.
+
+Models that compare vectors also take vectors in place of any text, as /v1/embed gives them in base64, or in fewer bits. Bodies
+are JSON or MessagePack, where vectors are bytes.
+
+Texts that exceed the limit are an error by default, because a score of half a document looks like any other. Models of late
+interaction cut queries and documents to their lengths, as their libraries do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Final, Literal
+
+import msgspec
+import numpy as np
+from msgspec import Meta
+
+from whimbrel.dialects.common.cuts import Truncation, TruncationSide, parse_truncation
+from whimbrel.dialects.common.pair_inputs import PAIRS, Query, Texts, parse_part, text_of
+from whimbrel.dialects.common.responses import ServedModel
+from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.rules import NOT_EMPTY, ONE_PROMPT, ONE_SIDE, Schema, schema
+from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, Priority, RequestId
+from whimbrel.errors import InvalidRequest, Location, locate_pairs
+from whimbrel.outputs.scoring import descending
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
+from whimbrel.types.request import PairInput, Request
+from whimbrel.types.result import Result
+
+
+class TextDocument(msgspec.Struct, frozen=True):
+    """A text as an object."""
+
+    text: str
+    multi_modal: Annotated[None, Meta(description="Always null: documents are texts (vLLM).")] = None
+
+
+class PairFields(msgspec.Struct, frozen=True, kw_only=True):
+    """The fields that both routes take."""
+
+    RULES: ClassVar[tuple[Schema, ...]] = (*ONE_PROMPT, *ONE_SIDE)
+    model: ModelName = None
+    adapter: AdapterName = None
+    truncate: Annotated[
+        Truncation,
+        Meta(
+            description="The end at which a text that is too long is cut; `true` cuts as the model does. Default: such a text "
+            "is an error."
+        ),
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1)] | None,
+        Meta(
+            description="Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM). Where vectors are compared each "
+            "text is cut; queries of a fixed length keep it."
+        ),
+    ] = None
+    truncation_side: TruncationSide = None
+    max_tokens_per_query: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Cut queries to N tokens before they are joined with documents; 0 does not (vLLM)."),
+    ] = None
+    max_tokens_per_doc: Annotated[
+        Annotated[int, Meta(ge=0)] | None,
+        Meta(description="Cut documents to N tokens before they are joined with queries; 0 does not (vLLM, Cohere)."),
+    ] = None
+    request_id: RequestId = None
+    score_by: Annotated[
+        Literal["dense", "sparse", "multi_vector"] | None,
+        Meta(
+            description="For models that give vectors: the kind that is compared. Default: the kind that the model is made for."
+        ),
+    ] = None
+    dimensions: Annotated[
+        int | None,
+        schema("Compare only the first N columns of vectors; for models trained with Matryoshka loss.", minimum=1),
+    ] = None
+    explain: Annotated[
+        bool | None,
+        Meta(description="For late-interaction models: report the best match of each query token in each document."),
+    ] = None
+    token_pooling: Annotated[
+        float | TokenPooling | None,
+        schema(
+            "For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps about "
+            "1 / factor of them. Default: as the model does.",
+            minimum=1,
+        ),
+    ] = None
+    instruction: Instruction = None
+    prompt_name: Annotated[
+        str | None, Meta(description="The name of one of the model's prompts, which is put before queries.")
+    ] = None
+    prompt: Annotated[str | None, Meta(description="Text put before queries, instead of a named prompt.")] = None
+    use_activation: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = (
+        None
+    )
+    priority: Priority = None
+
+
+class RerankRequest(PairFields, frozen=True, kw_only=True):
+    """Body of POST /v1/rerank."""
+
+    query: Query
+    documents: Annotated[
+        Texts,
+        PAIRS.says(
+            "At most {most} documents. An object has a `text`, or in its place `data` (vectors) or `ids` and `weights` (a "
+            "sparse vector)."
+        ),
+    ]
+    top_n: Annotated[
+        Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
+    ] = None
+    return_documents: Annotated[
+        bool | Literal["true", "false", "True", "False"] | None,
+        Meta(description="Send the texts back. Default: true. The words are those of Xinference's clients."),
+    ] = None
+
+
+class Explained(msgspec.Struct):
+    """The best match of each query token in a document. Tokens are null where vectors came in place of a text."""
+
+    query_tokens: list[str] | None
+    document_tokens: list[str] | None
+    maxima: Annotated[list[float], Meta(description="The greatest similarity of each query token to a document token.")]
+    places: Annotated[list[int], Meta(description="The index of that document token; -1 if the document has none.")]
+
+
+class RankedDocument(msgspec.Struct):
+    """A document among those that were sent."""
+
+    index: int
+    relevance_score: float
+    document: TextDocument | None = None
+    explanation: Explained | None = None
+
+
+class RankedText(msgspec.Struct):
+    """A document among those that were sent, with its text if `return_documents` is true (Voyage)."""
+
+    index: int
+    relevance_score: float
+    document: str | None = None
+
+
+def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel], Request]:
+    """Return the function from a model to its Request.
+
+    Where the body does not say otherwise, late-interaction models cut queries and documents to their lengths, as their
+    libraries do.
+    """
+    if body.truncate is not None or body.truncate_prompt_tokens is not None:
+        return lambda _: request
+    cut = replace(request, truncate=body.truncation_side)
+    return lambda model: cut if model.card.text_formats or model.card.list_template else request
+
+
+def request_of(body: RerankRequest) -> Request:
+    query = parse_part(body.query, Location("query"))
+    NOT_EMPTY.check(query, Location("query"))
+    pairs = [(query, parse_part(each, Location("documents", index))) for index, each in enumerate(body.documents)]
+    return pairs_request(body, pairs, listwise=True)
+
+
+def pairs_request(body: PairFields, pairs: list[PairInput], *, listwise: bool) -> Request:
+    truncate, limit = parse_truncation(body.truncate, body.truncation_side, body.truncate_prompt_tokens, default=False)
+    return Request(
+        pairs,
+        ("scores",),
+        prompt=body.prompt,
+        prompt_name=body.prompt_name,
+        adapter=body.adapter,
+        instruction=body.instruction,
+        listwise=listwise,
+        activate=body.use_activation,
+        score_by=body.score_by,
+        token_pooling=read_token_pooling(body.token_pooling),
+        dimensions=body.dimensions,
+        explain=bool(body.explain),
+        truncate=truncate,
+        max_tokens=limit,
+        max_query_tokens=body.max_tokens_per_query or None,
+        max_document_tokens=body.max_tokens_per_doc or None,
+    )
+
+
+def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
+    """Return RankedDocuments, best first, with their texts if `documents`."""
+    scores_P = pair_scores(result)
+    order = descending(result.outputs.order[:, 0], body.top_n or None)
+    results: list[dict[str, Any]] = [
+        {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
+    ]
+    for index, each in zip(order, results, strict=True) if documents else ():
+        if (text := text_of(body.documents[index])) is not None:
+            each["document"] = {"text": text}
+    for each in results if body.explain else ():
+        each["explanation"] = explained(result, each["index"])
+    return results
+
+
+def pair_scores(result: Result) -> Float32Array:
+    """Return the score of each pair. Raises InvalidRequest if the model gives several."""
+    scores_PC = result.outputs.scores
+    assert scores_PC is not None
+    if scores_PC.shape[1] != 1:
+        raise InvalidRequest(f"this model gives {scores_PC.shape[1]} scores for a pair, of as many classes.", param="model")
+    return scores_PC[:, 0]
+
+
+def explained(result: Result, index: int) -> dict[str, Any]:
+    matches, tokens = result.outputs.token_matches, result.pair_tokens
+    assert matches is not None
+    assert tokens is not None
+    maxima, indices = np.ascontiguousarray(matches[index].T)
+    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, indices.astype(np.int32)), strict=True))
+
+
+PAIR_FIELDS: Final = {
+    "max_tokens": "truncate_prompt_tokens",
+    "max_query_tokens": "max_tokens_per_query",
+    "max_document_tokens": "max_tokens_per_doc",
+    "activate": "use_activation",
+    "outputs": "model",
+}
+RERANK_TERMS: Final = ErrorTerms({**PAIR_FIELDS, "input": locate_pairs("query", "documents", single=(True, False))})

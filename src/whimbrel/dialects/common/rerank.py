@@ -1,0 +1,98 @@
+"""POST /v1/rerank in the shape that Jina's API, vLLM and llama.cpp share. Pure functions over bytes.
+
+Unknown fields are ignored. Sources: Jina's API (api.jina.ai/openapi.json); vLLM 0.33, entrypoints/pooling/scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.pair_inputs import text_of
+from whimbrel.dialects.common.pairs import (
+    RERANK_TERMS,
+    RankedDocument,
+    RankedText,
+    RerankRequest,
+    cut_by_format,
+    rank,
+    request_of,
+)
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, new_id
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
+from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+
+
+class PairUsage(Usage):
+    """Tokens of all pairs after truncation, special tokens included; no text is written (Together)."""
+
+    completion_tokens: Literal[0] = 0
+
+
+class RerankResponse(msgspec.Struct):
+    """Answer of POST /v1/rerank, best first by the scores before activation; of equal ones the first document comes first."""
+
+    id: str
+    results: list[RankedDocument]
+    model: str
+    usage: PairUsage
+    data: Annotated[
+        list[RankedText] | None,
+        Meta(
+            description="The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` "
+            "and `return_documents`: then it may come from a client of Voyage."
+        ),
+    ] = None
+
+
+def parse_rerank(raw: bytes) -> tuple[RerankRequest, Callable[[ServedModel], Request]]:
+    reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
+    body = decode(RerankRequest, raw, packed=is_packed(raw))
+    return body, cut_by_format(body, request_of(body))
+
+
+def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
+    results = rank(body, result, documents=_flag(body.return_documents) is not False)
+    for each in results:
+        if "document" in each:
+            each["document"]["multi_modal"] = None
+    name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
+    content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
+    if all(getattr(body, field) is None for field in _OPTIONS):
+        content["data"] = [_plain(each, body) for each in results]
+    return json_answer(content, result)
+
+
+_OPTIONS: Final = tuple(
+    field
+    for field in RerankRequest.__struct_fields__
+    if field not in ("query", "documents", "model", "adapter", "return_documents")
+)
+
+
+def _flag(value: bool | str | None) -> bool | None:
+    return value.lower() == "true" if isinstance(value, str) else value
+
+
+def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
+    """Return an entry of the results in Voyage's shape."""
+    number: int = ranked["index"]
+    text = {"document": text_of(body.documents[number])} if _flag(body.return_documents) else {}
+    return {"index": number, "relevance_score": ranked["relevance_score"]} | text
+
+
+RERANK: Final = Route(
+    "/v1/rerank", "Documents ranked by a query (Jina, vLLM).", parse_rerank, render_rerank, response_type=RerankResponse,
+    made_for="ranking",
+    example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+    render=render_detailed_error, error_type=DetailedError, terms=RERANK_TERMS,
+    media_types=(JSON, *MESSAGE_PACK), placeholders=PLACEHOLDERS,
+)  # fmt: skip

@@ -1,0 +1,94 @@
+"""vLLM's /invocations, as SageMaker calls it: the route that suits the model, or the body. Pure functions over bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Final, cast
+
+import msgspec
+
+from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel
+from whimbrel.dialects.common.route import Route
+from whimbrel.dialects.common.texts import Priority
+from whimbrel.dialects.vllm.classes import CLASSIFY
+from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE
+from whimbrel.dialects.vllm.pooling import POOLING
+from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
+from whimbrel.errors import InvalidRequest
+from whimbrel.types.request import OutputName, Request
+from whimbrel.types.result import Result
+
+
+@dataclass(frozen=True, slots=True)
+class Invocation:
+    """A body of /invocations with `input`. The kind of the model decides how it is read."""
+
+    model: str | None
+    priority: int | None
+    raw: bytes
+    route: Callable[[ServedModel], Route]
+    """Return the route that reads the body for a model."""
+    read: dict[str, tuple[Any, Request | Callable[[ServedModel], Request]]] = field(default_factory=dict[str, Any])
+    """The body and its request, by the path of each route that was asked."""
+
+    def request(self, model: ServedModel) -> Request:
+        route = self.route(model)
+        if route.path not in self.read:
+            self.read[route.path] = cast(Any, route.parse_request(self.raw))
+        request = self.read[route.path][1]
+        return request(model) if callable(request) else request
+
+
+class _Named(msgspec.Struct, frozen=True):
+    model: str | None = None
+    priority: Priority = None
+    input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
+def _parse(raw: bytes, route: Callable[[ServedModel], Route]) -> tuple[Invocation, Callable[[ServedModel], Request]]:
+    named = decode(_Named, raw)
+    if named.input is msgspec.UNSET:
+        raise InvalidRequest(
+            "Cannot find suitable handler for request: chats and prompts are not taken; send input, a text as the model takes "
+            "it.",
+            param="input",
+        )
+    body = Invocation(named.model, named.priority, raw, route)
+    return body, body.request
+
+
+def _render(body: Invocation, result: Result, model: ServedModel) -> bytes | Response:
+    route = body.route(model)
+    return route.render_response(body.read[route.path][0], result, model)
+
+
+_PAIR_NAMES: Final = {"/score": ("queries", "data_1", "text_1"), "/rerank": ("documents",)}
+"""The fields that tell a body of /invocations from others, by the route that takes it; those of /score are looked at first."""
+
+
+def invocation_routes(embeddings: Route) -> tuple[Route, ...]:
+    """Return the routes of /invocations, of which models of dense vectors answer as on `embeddings`."""
+    by_output: dict[OutputName, Route] = {"dense": embeddings, "scores": CLASSIFY}
+
+    def route(model: ServedModel) -> Route:
+        return by_output.get(next(iter(model.card.outputs)), POOLING)
+
+    by_model = VLLM(
+        "/invocations", "The route that suits the model: /v1/embeddings, /classify or /pooling: a body with `input` (vLLM).",
+        partial(_parse, route=route), _render, response_type=dict[str, Any],
+        example='{"input": ["A whimbrel is a wader."]}', terms=TEXT_TERMS,
+        discriminators=frozenset({"input", "messages", "prompt"}), body_type=embeddings.request_type,
+    )  # fmt: skip
+    of_pairs = (
+        replace(
+            pairs, path="/invocations", summary=f"The same as {path} (vLLM).", discriminators=frozenset(names),
+            media_types=(JSON,),
+        )
+        for path, names in _PAIR_NAMES.items()
+        for pairs in RERANK_AND_SCORE
+        if pairs.path == path
+    )  # fmt: skip
+    return by_model, *of_pairs

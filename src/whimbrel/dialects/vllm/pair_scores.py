@@ -1,0 +1,137 @@
+"""vLLM's /v1/score, /score and /rerank: scores of pairs of texts. Pure functions over bytes.
+
+Unknown fields are ignored. Source: vLLM 0.33, entrypoints/pooling/scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.pair_inputs import PAIRS, Queries, Query, Text, Texts, parse_parts
+from whimbrel.dialects.common.pairs import (
+    PAIR_FIELDS,
+    Explained,
+    PairFields,
+    cut_by_format,
+    explained,
+    pair_scores,
+    pairs_request,
+)
+from whimbrel.dialects.common.rerank import RERANK
+from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
+from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present, schema
+from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
+from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
+from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
+from whimbrel.errors import InvalidRequest, Location, locate_pairs
+from whimbrel.types.request import Request
+from whimbrel.types.result import Result
+
+_Queries: TypeAlias = Annotated[Query | Queries | None, schema(**PAIRS.schema)]
+_Documents: TypeAlias = Annotated[Text | Texts | None, schema(**PAIRS.schema)]
+FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
+"""The pairs of fields that hold queries and documents; the first pair that is complete counts."""
+
+
+class ScoreRequest(PairFields, frozen=True, kw_only=True):
+    """Body of POST /v1/score: pairs as `queries` and `documents`, `queries` and `items`, `text_1` and `text_2`, or `data_1` and
+    `data_2`."""
+
+    RULES: ClassVar[tuple[Schema, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
+    queries: Annotated[_Queries, Meta(description="One query for all documents, or one for each document.")] = None
+    documents: _Documents = None
+    items: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    data_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
+    data_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    text_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
+    text_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    return_logits: Annotated[
+        bool | None,
+        Meta(description="Report each score before its activation too, by which scores are ordered that it makes equal."),
+    ] = None
+
+
+class Score(msgspec.Struct):
+    """The score of a pair."""
+
+    index: int
+    score: float
+    object: Literal["score"] = "score"
+    explanation: Explained | None = None
+    logit: float | None = None
+
+
+class ScoreResponse(msgspec.Struct):
+    """Answer of POST /v1/score."""
+
+    id: str
+    created: int
+    data: list[Score]
+    model: str
+    usage: VLLMUsage
+    object: Literal["list"] = "list"
+
+
+def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Request]]:
+    reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
+    body = decode(ScoreRequest, raw, packed=is_packed(raw))
+    forms = [form for form in FORMS if any(getattr(body, name) is not None for name in form)] or FORMS[-1:]
+    names = next((form for form in forms if all(getattr(body, name) is not None for name in form)), forms[0])
+    first, second = (getattr(body, name) for name in names)
+    if first is None or second is None:
+        name = names[0] if first is None else names[1]
+        raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
+    for name, value in zip(names, (first, second), strict=True):
+        PAIRS.check(value, Location(name))
+    queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
+    for index, query in enumerate(queries):
+        NOT_EMPTY.check(query, Location(names[0], index))
+    one_query = len(queries) == 1
+    if one_query:
+        queries = queries * len(documents)
+    if len(queries) != len(documents):
+        message = (
+            f"{len(queries):,} for {len(documents):,} {names[1]}; give one, or one for each. Input lengths must be either 1:1, "
+            "1:N or N:N."
+        )
+        raise InvalidRequest(message, param=names[0])
+    return body, cut_by_format(body, pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query))
+
+
+def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
+    scores_P = pair_scores(result)
+    data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
+    for each in data if body.explain else ():
+        each["explanation"] = explained(result, each["index"])
+    if body.return_logits and (logits_PC := result.outputs.logits) is not None:
+        for each, logit in zip(data, logits_PC[:, 0], strict=True):
+            each["logit"] = logit
+    head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
+    return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": vllm_usage(result)}, result)
+
+
+V1_SCORE: Final = replace(
+    RERANK,
+    path="/v1/score", summary="The scores of pairs of texts (vLLM).",
+    parse_request=parse_score, render_response=render_score, response_type=ScoreResponse,
+    example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
+    terms=ErrorTerms({**PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
+)  # fmt: skip
+RERANK_AND_SCORE: Final = tuple(
+    replace(
+        route,
+        path=route.path.removeprefix("/v1"),
+        render=render_error,
+        error_type=VLLMError,
+        terms=route.terms.extended({}, TERMS.options),
+        status=status,
+    )
+    for route in (RERANK, V1_SCORE)
+)

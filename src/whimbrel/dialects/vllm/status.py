@@ -1,0 +1,53 @@
+"""Statuses and bodies of vLLM's errors."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+from typing import Annotated, Final
+
+import msgspec
+from msgspec import Meta
+
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
+from whimbrel.dialects.common.vllm_words import with_vllm_words
+from whimbrel.errors import WhimbrelError
+
+_STATUSES: Final = {415: 400, 429: 503, 507: 500}
+"""Statuses that differ from those of other servers."""
+_TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalServerError"}
+"""Types of errors by status; the others have the name of their status in HTTP."""
+
+
+def status(error: WhimbrelError) -> int:
+    return _STATUSES.get(error.status, error.status)
+
+
+class VLLMErrorDetail(msgspec.Struct):
+    """The error itself."""
+
+    message: str
+    type: str
+    param: Annotated[str | None, Meta(description="The place of the fault in the request.")]
+    code: Annotated[int, Meta(description="The HTTP status.")]
+
+
+class VLLMError(msgspec.Struct):
+    """An error of vLLM's own routes."""
+
+    error: VLLMErrorDetail
+
+
+TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
+
+
+def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
+    text, param = terms.describe(error)
+    code = status(error)
+    kind = _TYPES.get(code) or HTTPStatus(code).phrase
+    return msgspec.json.encode(VLLMError(VLLMErrorDetail(with_vllm_words(error, text), kind, param, code)))
+
+
+VLLM: Final = partial(Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status, placeholders=PLACEHOLDERS)
+
+TEXT_TERMS: Final = TERMS.extended({"max_tokens": "truncate_prompt_tokens", "activate": "use_activation", "outputs": "task"})
