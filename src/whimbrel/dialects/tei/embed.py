@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
@@ -14,6 +13,7 @@ from msgspec import Meta
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.rules import ID_LISTS, IDS, LONGEST, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
 from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
@@ -110,12 +110,12 @@ class SparseValue(msgspec.Struct):
     value: float
 
 
-def parse_embed(raw: bytes) -> tuple[TEIEmbedRequest, Request]:
+def parse_embed(raw: bytes) -> Parsed[TEIEmbedRequest]:
     body = decode(TEIEmbedRequest, raw)
-    return body, dense(body)
+    return ready(body, dense(body))
 
 
-def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
+def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
     """Return the body of /embed_all, and the function from a model to its Request.
 
     It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors, by default those
@@ -129,17 +129,17 @@ def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
             return request
         return replace(request, outputs=("multi_vector",), input_type=side_of(model.card, body.input_type))
 
-    return body, for_model
+    return Parsed(body, for_model)
 
 
-def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:
+def parse_embed_sparse(raw: bytes) -> Parsed[EmbedSparseRequest]:
     body = decode(EmbedSparseRequest, raw)
-    return body, encode_request(body, "sparse")
+    return ready(body, encode_request(body, "sparse"))
 
 
-def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
+def parse_similarity(raw: bytes) -> Parsed[SimilarityRequest]:
     body = decode(SimilarityRequest, raw)
-    return body, similarity(body.inputs, body.parameters or Parameters())
+    return ready(body, similarity(body.inputs, body.parameters or Parameters()))
 
 
 def dense(body: VectorFields) -> Request:
