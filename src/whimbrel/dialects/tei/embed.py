@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
@@ -127,7 +126,7 @@ def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
     def for_model(model: ServedModel) -> Request:
         if "multi_vector" not in model.card.outputs:
             return request
-        return replace(request, outputs=("multi_vector",), input_type=side_of(model.card, body.input_type))
+        return encode_request(body, "multi_vector", side=side_of(model.card, body.input_type))
 
     return Parsed(body, for_model)
 
@@ -146,12 +145,13 @@ def dense(body: VectorFields) -> Request:
     return encode_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
-def encode_request(body: TEITextFields, output: OutputName, **more: Any) -> Request:
+def encode_request(body: TEITextFields, output: OutputName, *, side: InputType | None = None, **more: Any) -> Request:
+    """Return the Request of a body. `side` replaces its own."""
     return Request(
         parse_texts(body.inputs),
         (output,),
         prompt_name=body.prompt_name,
-        input_type=body.input_type,
+        input_type=side or body.input_type,
         truncate=cut(body.truncate, body.truncation_direction),
         **more,
     )

@@ -116,7 +116,7 @@ def parse_root(raw: bytes) -> Parsed[RootRequest]:
         if output == "token_scores":
             return _find_entities(body, model).request
         if output == "multi_vector":
-            return replace(encode_request(body, output), input_type=side_of(model.card, body.input_type))
+            return encode_request(body, output, side=side_of(model.card, body.input_type))
         return dense(body) if output == "dense" else encode_request(body, output)
 
     return Parsed(body, request)
