@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from asgi import call
 from dialect_results import QUERY, TEXTS, as_floats, dense_result, fake_model, ranked_result
 from exchanges import Exchanges, Small
-from fake_embedder import FakeEmbedder, FakeModel
+from fake_embedder import FakeEmbedder, FakeModel, asked
 from vectors import is_read_back, vectors
 from whimbrel.dialects import cohere as dialect
 from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
@@ -33,7 +33,7 @@ JSON = {"content-type": "application/json"}
 
 
 def read(body: dict[str, Any], served: FakeModel | None = None) -> Request:
-    return dialect.parse_embed(orjson.dumps(body))[1](served or fake_model())
+    return dialect.parse_embed(orjson.dumps(body)).request(served or fake_model())
 
 
 # Embed
@@ -93,7 +93,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 
 @given(vectors(3, 16), st.lists(st.sampled_from(TYPES), unique=True))
 def test_what_is_written_reads_back(rows: np.ndarray, types: list[str]) -> None:
-    body, _ = dialect.parse_embed(orjson.dumps({"texts": TEXTS, "embedding_types": types}))
+    body = dialect.parse_embed(orjson.dumps({"texts": TEXTS, "embedding_types": types})).body
     found = orjson.loads(dialect.render_embed(body, dense_result(rows), fake_model()))
     assert (found["texts"], found["response_type"]) == (TEXTS, "embeddings_by_type")
     assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"input_tokens": 7, "image_tokens": 0}}
@@ -103,7 +103,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, types: list[str]) -> None:
 
 
 def test_version_1_gives_bare_vectors_where_no_types_are_asked_for() -> None:
-    body, _ = dialect.parse_embed(orjson.dumps({"texts": ["a"]}))
+    body = dialect.parse_embed(orjson.dumps({"texts": ["a"]})).body
     found = orjson.loads(dialect.render_embed(body, dense_result([[1, 2]]), fake_model(), version="1"))
     assert (found["embeddings"], found["response_type"], found["texts"]) == ([[1, 2]], "embeddings_floats", ["a"])
     assert found["meta"]["api_version"] == {"version": "1"}
@@ -121,7 +121,7 @@ def test_errors_are_in_the_words_of_the_api() -> None:
 
 
 def parse_rerank(body: dict[str, Any]) -> Request:
-    return dialect.parse_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body))[1]
+    return asked(dialect.parse_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body)))
 
 
 def test_every_field_of_rerank() -> None:
@@ -136,7 +136,7 @@ def test_every_field_of_rerank() -> None:
 
 def test_every_field_of_version_1() -> None:
     def read(**more: Any) -> Request:
-        return dialect.parse_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more))[1]
+        return asked(dialect.parse_rerank_v1(orjson.dumps({"query": "q", "documents": [{"text": "a", "title": "t"}]} | more)))
 
     assert (
         read(rank_fields=["text"])
@@ -164,12 +164,12 @@ def test_what_is_wrong_with_a_rerank_is_named(body: dict[str, Any], param: str) 
 
 
 def test_the_best_come_first() -> None:
-    body, _ = dialect.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}')
+    body = dialect.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c"], "top_n": 2}').body
     found = orjson.loads(dialect.render_rerank(body, ranked_result(0.5, 2, 0.5), fake_model()))
     assert found["results"] == [{"index": 1, "relevance_score": 2.0}, {"index": 0, "relevance_score": 0.5}]
     assert found["meta"] == {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}}
     assert found["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
-    body, _ = dialect.parse_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}')
+    body = dialect.parse_rerank_v1(b'{"query": "q", "documents": ["a"], "return_documents": true}').body
     found = orjson.loads(dialect.render_rerank(body, ranked_result(1), fake_model(), version="1"))
     assert found["results"] == [{"index": 0, "relevance_score": 1.0, "document": {"text": "a"}}]
     assert found["meta"]["api_version"] == {"version": "1"}

@@ -26,11 +26,11 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"]
 
 
 def read(*prompts: str, **body: Any) -> Request:
-    return jina.parse_embeddings(orjson.dumps({"input": "a"} | body))[1](fake_model(*prompts))
+    return jina.parse_embeddings(orjson.dumps({"input": "a"} | body)).request(fake_model(*prompts))
 
 
 def parse_multi_vector(**body: Any) -> Request:
-    return jina.parse_multi_vector(orjson.dumps({"input": "a"} | body))[1](fake_model())
+    return jina.parse_multi_vector(orjson.dumps({"input": "a"} | body)).request(fake_model())
 
 
 def test_every_field() -> None:
@@ -87,7 +87,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str) -> None:
 
 @given(vectors(3, 16), st.one_of(st.none(), st.sampled_from(TYPES), st.lists(st.sampled_from(TYPES), unique=True)))
 def test_what_is_written_reads_back(rows: np.ndarray, kinds: Any) -> None:
-    body, _ = jina.parse_embeddings(orjson.dumps({"input": TEXTS, "embedding_type": kinds}))
+    body = jina.parse_embeddings(orjson.dumps({"input": TEXTS, "embedding_type": kinds})).body
     found = orjson.loads(jina.render_embeddings(body, dense_result(rows), fake_model()))
     assert (found["model"], found["usage"]) == ("m", {"prompt_tokens": 7, "total_tokens": 7})
     assert [(each["object"], each["index"]) for each in found["data"]] == [("embedding", i) for i in range(3)]
@@ -99,7 +99,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, kinds: Any) -> None:
 
 @given(vectors(3, 16), st.sampled_from(TYPES), st.booleans())
 def test_token_vectors_read_back(rows: np.ndarray, kind: str, several: bool) -> None:
-    body, _ = jina.parse_multi_vector(orjson.dumps({"input": TEXTS, "embedding_type": [kind, "float"] if several else kind}))
+    body = jina.parse_multi_vector(orjson.dumps({"input": TEXTS, "embedding_type": [kind, "float"] if several else kind})).body
     texts = Ragged(rows, np.array([0, 2, 3]))
     found = orjson.loads(jina.render_embeddings(body, Result(Outputs(multi_vector=texts), 7, 0, Timings()), fake_model()))
     assert [each["object"] for each in found["data"]] == ["embeddings", "embeddings"]

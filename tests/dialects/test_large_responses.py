@@ -88,7 +88,7 @@ def test_large_answers_come_in_pieces(
     model: Any = FakeModel.named("m", card)
     (route,) = (route for route in ROUTES if (route.path, route.request_type.__name__) == (path, kind))
     result = Result(Outputs(**outputs), 7, 0, Timings(), pair_tokens=[(("q",), ("a",))] * COUNT)
-    sent, _ = route.parse_request(orjson.dumps(body))
+    sent = route.parse(orjson.dumps(body)).body
     answer = route.render_response(sent, result, model)
     assert isinstance(answer, Response)
     pieces = list(answer.chunks)
@@ -109,7 +109,7 @@ def test_tokens_of_a_long_text_come_in_pieces() -> None:
     text = "a " * count
     chars = np.arange(0, 2 * count, 2, dtype=np.int32)
     found = TokenInfo(np.ones(count, np.int32), ("a",) * count, np.zeros(count, bool), np.stack([chars, chars + 1], 1))
-    body, _ = tokens.parse_tokenize(orjson.dumps({"inputs": [text, "a"]}))
+    body = tokens.parse_tokenize(orjson.dumps({"inputs": [text, "a"]})).body
     few = TokenInfo(found.ids_T[:1], ("a",), found.special_T[:1], found.chars_T2[:1])
     answer = tokens.render_tokens(body, [found, few], FakeModel.named("m"))
     assert isinstance(answer, Response)

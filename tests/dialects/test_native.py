@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fake_embedder import FakeModel
+from fake_embedder import FakeModel, asked
 from vectors import codes_of, same_bits, told, vectors
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
@@ -27,7 +27,7 @@ TOKENS = Ragged(RANDOM.standard_normal((4, 2)).astype(np.float32), np.array([0, 
 
 
 def read(**body: Any) -> Request:
-    return native.parse_embed(orjson.dumps(body))[1]
+    return asked(native.parse_embed(orjson.dumps(body)))
 
 
 def test_every_field() -> None:
@@ -89,7 +89,7 @@ def test_what_is_wrong_is_named(body: dict[str, Any], param: str | None) -> None
 
 
 def answer(encoding_format: str) -> Any:
-    body, _ = native.parse_embed(orjson.dumps({"input": "a", "encoding_format": encoding_format}))
+    body = native.parse_embed(orjson.dumps({"input": "a", "encoding_format": encoding_format})).body
     outputs = Outputs(dense=DENSE, sparse=SPARSE, multi_vector=TOKENS, scores=DENSE[:, :1].copy())
     found = orjson.loads(native.render_embed(body, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))
     assert (found["model"], found["usage"]) == ("m", {"prompt_tokens": 11, "total_tokens": 11})
@@ -123,7 +123,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
     entries = Sparse(np.arange(4, dtype=np.int32), rows[:, 0].copy(), offsets)
     tokens = Ragged(rows, offsets)
     outputs = Outputs(dense=rows[:3], sparse=entries, multi_vector=tokens, scores=rows[:3, :2].copy(), token_scores=tokens)
-    body, _ = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form}))
+    body = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form})).body
     found = told(native.render_embed(body, Result(outputs, 11, 0, Timings()), FakeModel.named("m")))["outputs"]
     numbers: Any = floats if form == "base64" else lambda given: np.array(given, np.float32)
     assert same_bits([numbers(row) for row in found["dense"]], rows[:3])
@@ -137,7 +137,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, form: str) -> None:
 @given(vectors(3, 8), st.sampled_from(["int8", "uint8", "binary", "ubinary"]), st.sampled_from(["float", "base64"]))
 def test_quantised_vectors_read_back(rows: np.ndarray, kind: Any, form: str) -> None:
     """Codes of the type are the same in JSON and in base64."""
-    body, _ = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind}))
+    body = native.parse_embed(orjson.dumps({"input": ["a"] * 3, "encoding_format": form, "embed_dtype": kind})).body
     found = told(native.render_embed(body, Result(Outputs(rows), 11, 0, Timings()), FakeModel.named("m")))["outputs"]["dense"]
     code = np.int8 if kind in ("int8", "binary") else np.uint8
     codes = np.stack([np.frombuffer(base64.b64decode(row), code) if form == "base64" else np.array(row, code) for row in found])

@@ -42,13 +42,11 @@ MODEL: Any = SimpleNamespace(plan=SimpleNamespace(served_name="m", max_length=25
 
 
 def embed(**body: Any) -> Request | None:
-    request = ollama.parse_embed(orjson.dumps(body))[1]
-    return None if request is None else request(MODEL)
+    return ollama.parse_embed(orjson.dumps(body)).request(MODEL)
 
 
 def embeddings(**body: Any) -> Request | None:
-    request = ollama.parse_embeddings(orjson.dumps(body))[1]
-    return None if request is None else request(MODEL)
+    return ollama.parse_embeddings(orjson.dumps(body)).request(MODEL)
 
 
 def test_every_field() -> None:
@@ -73,13 +71,15 @@ def test_a_longer_context_is_all_there_is(num_ctx: int | None) -> None:
 
 def test_nothing_to_encode() -> None:
     for body in ({}, {"input": ""}, {"input": []}, {"input": None}):
-        sent, request = ollama.parse_embed(orjson.dumps(body | {"model": "m:latest"}))
-        assert request is None
+        parsed = ollama.parse_embed(orjson.dumps(body | {"model": "m:latest"}))
+        sent, request = parsed.body, parsed.request
+        assert request(MODEL) is None
         answer = orjson.loads(ollama.render_embed(sent, None, MODEL))
         assert (answer["model"], answer["embeddings"], answer["prompt_eval_count"]) == ("m:latest", [], 0)
     for body in ({}, {"prompt": ""}):
-        sent, request = ollama.parse_embeddings(orjson.dumps(body))
-        assert request is None
+        parsed = ollama.parse_embeddings(orjson.dumps(body))
+        sent, request = parsed.body, parsed.request
+        assert request(MODEL) is None
         assert orjson.loads(ollama.render_embeddings(sent, None, MODEL)) == {"embedding": []}
 
 

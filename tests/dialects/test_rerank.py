@@ -45,7 +45,7 @@ DOCUMENTS = ["a sandwich", "The whimbrel is a wader, with a long curved bill.", 
 
 
 def read(body: dict[str, Any]) -> Request:
-    return rerank.parse_rerank(orjson.dumps(body))[1](FakeModel.named("m", CARD))
+    return rerank.parse_rerank(orjson.dumps(body)).request(FakeModel.named("m", CARD))
 
 
 def result(*scores: float) -> Result:
@@ -85,7 +85,7 @@ def test_every_field_of_rerank() -> None:
     ],
 )
 def test_the_forms_of_score(body: dict[str, Any], expected: list[tuple[str, str]]) -> None:
-    assert pair_scores.parse_score(orjson.dumps(body))[1](FakeModel.named("m", CARD)).texts == expected
+    assert pair_scores.parse_score(orjson.dumps(body)).request(FakeModel.named("m", CARD)).texts == expected
 
 
 @pytest.mark.parametrize(
@@ -155,10 +155,10 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
 
 @given(vectors(4, 1))
 def test_scores_read_back(scores: np.ndarray) -> None:
-    body, _ = pair_scores.parse_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}')
+    body = pair_scores.parse_score(b'{"text_1": "q", "text_2": ["a", "b", "c", "d"]}').body
     found = told(pair_scores.render_score(body, result(*scores[:, 0]), FakeModel.named("m")))["data"]
     assert same_bits([each["score"] for each in found], scores)
-    body, _ = rerank.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c", "d"]}')
+    body = rerank.parse_rerank(b'{"query": "q", "documents": ["a", "b", "c", "d"]}').body
     ranked = told(rerank.render_rerank(body, result(*scores[:, 0]), FakeModel.named("m")))["results"]
     assert same_bits([each["relevance_score"] for each in sorted(ranked, key=lambda each: each["index"])], scores)
     assert [each["index"] for each in ranked] == sorted(range(4), key=lambda index: -scores[index, 0])

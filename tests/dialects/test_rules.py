@@ -36,7 +36,7 @@ def test_one_more_is_refused_with_the_limit_that_is_told(route: Route, name: str
         return  # the route of the model reads the body
     body = orjson.loads(route.example) | {name: [ITEMS.get(name, "a")] * (most + 1)}
     with pytest.raises(TooLarge) as caught:
-        route.parse_request(orjson.dumps(body))
+        route.parse(orjson.dumps(body))
     assert f"the limit is {most:,}" in caught.value.message
     assert str(caught.value.location).startswith(name) or most > 100_000
 

@@ -29,7 +29,7 @@ from checkpoints.classifiers import write_classifier
 from checkpoints.late_interaction import write_stanford
 from checkpoints.sparse import write_splade
 from exchanges import Exchanges
-from fake_embedder import FakeEmbedder
+from fake_embedder import FakeEmbedder, asked
 from serving import Server
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
@@ -78,42 +78,43 @@ def result(**outputs: Any) -> Result:
 
 def test_every_field_of_embed() -> None:
     more = {"truncate": True, "truncation_direction": "Left", "prompt_name": "q", "normalize": False, "dimensions": 3}
-    body, request = embed.parse_embed(encoded(inputs=["a", "b"], model="m", input_type="query", nobody="knows", **more))
+    parsed = embed.parse_embed(encoded(inputs=["a", "b"], model="m", input_type="query", nobody="knows", **more))
+    body, request = parsed.body, parsed.request
     assert body.model == "m"
-    assert request == Request(
+    assert request(model(dense=Output(4))) == Request(
         ["a", "b"], ("dense",), prompt_name="q", truncate="left", normalize=False, dimensions=3, input_type="query"
     )
-    least = embed.parse_embed(encoded(inputs="a"))[1]
+    least = asked(embed.parse_embed(encoded(inputs="a")))
     assert least == Request(["a"], ("dense",), truncate="right", normalize=True)
     nulls = dict.fromkeys(embed.TEIEmbedRequest.__struct_fields__) | {"inputs": "a"}
-    assert embed.parse_embed(encoded(**nulls))[1] == least
-    assert embed.parse_embed(encoded(inputs="a", truncate=False))[1].truncate == "never"
+    assert asked(embed.parse_embed(encoded(**nulls))) == least
+    assert asked(embed.parse_embed(encoded(inputs="a", truncate=False))).truncate == "never"
 
 
 def test_all_and_sparse() -> None:
-    request = embed.parse_embed_all(encoded(inputs="a", truncation_direction="left", prompt_name="q"))[1]
+    request = embed.parse_embed_all(encoded(inputs="a", truncation_direction="left", prompt_name="q")).request
     for output, expected in (("dense", "hidden"), ("scores", "hidden"), ("multi_vector", "multi_vector")):
         assert request(model(**{output: Output(4)})) == Request(["a"], (expected,), truncate="left", prompt_name="q")
     with pytest.raises(InvalidRequest):
         embed.parse_embed_all(encoded(inputs=[]))
-    asked = embed.parse_embed_sparse(encoded(inputs=["a"], truncation_direction="left", prompt_name="q"))[1]
-    assert asked == Request(["a"], ("sparse",), truncate="left", prompt_name="q")
+    found = asked(embed.parse_embed_sparse(encoded(inputs=["a"], truncation_direction="left", prompt_name="q")))
+    assert found == Request(["a"], ("sparse",), truncate="left", prompt_name="q")
 
 
 def test_token_ids() -> None:
     for ids in ([101, 7592, 102], [[101, 7592, 102]]):
-        (row,) = cast(list[Any], embed.parse_embed(encoded(inputs=ids))[1].texts)
+        (row,) = cast(list[Any], asked(embed.parse_embed(encoded(inputs=ids))).texts)
         assert row.tolist() == [101, 7592, 102]
 
 
 def test_similarity_and_its_parameters() -> None:
     inputs = {"source_sentence": "a", "sentences": ["b", "c"]}
     parameters = {"truncate": False, "truncation_direction": "left", "prompt_name": "q"}
-    asked = embed.parse_similarity(encoded(inputs=inputs))[1]
-    assert asked == Request(["a", "b", "c"], ("dense",), normalize=True, truncate="right")
-    asked = embed.parse_similarity(encoded(inputs=inputs, parameters=parameters))[1]
-    assert asked == Request(["a", "b", "c"], ("dense",), normalize=True, truncate="never", prompt_name="q")
-    assert root.parse_root(encoded(inputs=inputs, parameters=parameters))[1] == asked
+    found = asked(embed.parse_similarity(encoded(inputs=inputs)))
+    assert found == Request(["a", "b", "c"], ("dense",), normalize=True, truncate="right")
+    found = asked(embed.parse_similarity(encoded(inputs=inputs, parameters=parameters)))
+    assert found == Request(["a", "b", "c"], ("dense",), normalize=True, truncate="never", prompt_name="q")
+    assert asked(root.parse_root(encoded(inputs=inputs, parameters=parameters))) == found
 
 
 @pytest.mark.parametrize(
@@ -128,18 +129,19 @@ def test_similarity_and_its_parameters() -> None:
 )
 def test_what_predict_takes(inputs: Any, texts: Any) -> None:
     ranker = model(scores=Output(2, activation="softmax"))
-    asked = scores.parse_predict(encoded(inputs=inputs, truncate=False))[1](ranker)
-    assert asked == Request(texts, ("scores",), activate=True, truncate="never")
-    assert cast(Any, root.parse_root(encoded(inputs=inputs, truncate=False))[1])(ranker) == asked
+    found = scores.parse_predict(encoded(inputs=inputs, truncate=False)).request(ranker)
+    assert found == Request(texts, ("scores",), activate=True, truncate="never")
+    assert root.parse_root(encoded(inputs=inputs, truncate=False)).request(ranker) == found
 
 
 @pytest.mark.parametrize("raw", [True, False])
 def test_every_field_of_rerank(raw: bool) -> None:
     body = encoded(query="q", texts=["a", "b"], raw_scores=raw, return_text=True, truncation_direction="left")
-    sent, request = scores.parse_rerank(body)
+    parsed = scores.parse_rerank(body)
+    sent, request = parsed.body, parsed.request
     assert sent.return_text
-    asked = request(model(scores=Output(1, activation="sigmoid")))
-    assert asked == Request([("q", "a"), ("q", "b")], ("scores",), listwise=True, activate=not raw, truncate="left")
+    found = request(model(scores=Output(1, activation="sigmoid")))
+    assert found == Request([("q", "a"), ("q", "b")], ("scores",), listwise=True, activate=not raw, truncate="left")
     assert request(model(dense=Output(4))).activate is None, "similarities have no activation"
     with pytest.raises(InvalidRequest) as caught:
         request(model(scores=Output(2)))
@@ -147,11 +149,11 @@ def test_every_field_of_rerank(raw: bool) -> None:
 
 
 def test_tokenize_and_decode() -> None:
-    assert tokens.parse_tokenize(encoded(inputs="a"))[1] == TokenizeRequest(["a"])
-    asked = tokens.parse_tokenize(encoded(inputs=["a", "b"], add_special_tokens=False, prompt_name="q"))[1]
-    assert asked == TokenizeRequest(["a", "b"], special=False, prompt_name="q")
-    assert tokens.parse_decode(encoded(ids=[1, 2]))[1] == DetokenizeRequest([[1, 2]], special=False)
-    assert tokens.parse_decode(encoded(ids=[[1], [2]], skip_special_tokens=False))[1] == DetokenizeRequest(
+    assert asked(tokens.parse_tokenize(encoded(inputs="a"))) == TokenizeRequest(["a"])
+    found = asked(tokens.parse_tokenize(encoded(inputs=["a", "b"], add_special_tokens=False, prompt_name="q")))
+    assert found == TokenizeRequest(["a", "b"], special=False, prompt_name="q")
+    assert asked(tokens.parse_decode(encoded(ids=[1, 2]))) == DetokenizeRequest([[1, 2]], special=False)
+    assert asked(tokens.parse_decode(encoded(ids=[[1], [2]], skip_special_tokens=False))) == DetokenizeRequest(
         [[1], [2]], special=True
     )
 
@@ -166,7 +168,7 @@ def test_tokenize_and_decode() -> None:
     ],
 )
 def test_the_root_is_what_the_model_is_made_for(output: str, expected: Request) -> None:
-    request = cast(Any, root.parse_root(encoded(inputs="a"))[1])
+    request = root.parse_root(encoded(inputs="a")).request
     assert (
         request(model(**{output: Output(1, activation="sigmoid"), "scores" if output == "dense" else "dense": Output(1)}))
         == expected
@@ -244,7 +246,7 @@ def test_errors_name_what_was_sent() -> None:
 
 @given(vectors(3, 5))
 def test_vectors_read_back(rows: np.ndarray) -> None:
-    body = embed.parse_embed(encoded(inputs=["a", "bc", "d"]))[0]
+    body = embed.parse_embed(encoded(inputs=["a", "bc", "d"])).body
     answer = embed.render_embed(body, result(dense=rows), model())
     assert same_bits(told(answer), rows)
     ragged = Ragged(rows, np.array([0, 1, 1, 3]))
@@ -258,7 +260,7 @@ def test_vectors_read_back(rows: np.ndarray) -> None:
 def test_entries_read_back(weights: np.ndarray, cut: int) -> None:
     ids = np.arange(weights.size, dtype=np.int32) * 1000
     offsets = np.array([0, min(cut, weights.size), weights.size])
-    body = embed.parse_embed_sparse(encoded(inputs=["a", "b"]))[0]
+    body = embed.parse_embed_sparse(encoded(inputs=["a", "b"])).body
     rows = told(embed.render_embed_sparse(body, result(sparse=Sparse(ids, weights, offsets)), model()))
     assert [[each["index"] for each in row] for row in rows] == [ids[: offsets[1]].tolist(), ids[offsets[1] :].tolist()]
     assert same_bits([each["value"] for row in rows for each in row], weights)
@@ -266,18 +268,18 @@ def test_entries_read_back(weights: np.ndarray, cut: int) -> None:
 
 @given(vectors(4, 1))
 def test_scores_read_back(logits: np.ndarray) -> None:
-    body = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c", "d"], raw_scores=True))[0]
+    body = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c", "d"], raw_scores=True)).body
     ranked = told(scores.render_rerank(body, result(scores=logits), model(scores=Output(1))))
     assert same_bits([each["score"] for each in sorted(ranked, key=lambda each: each["index"])], logits)
     assert [each["score"] for each in ranked] == sorted((each["score"] for each in ranked), reverse=True)
-    body = scores.parse_predict(encoded(inputs=[["a"]] * 4, raw_scores=True))[0]
+    body = scores.parse_predict(encoded(inputs=[["a"]] * 4, raw_scores=True)).body
     assert same_bits(
         [row[0]["score"] for row in told(scores.render_predict(body, result(scores=logits), model(scores=Output(1))))], logits
     )
 
 
 def test_headers_are_whole_milliseconds() -> None:
-    body = embed.parse_embed(encoded(inputs=["a", "bcd"]))[0]
+    body = embed.parse_embed(encoded(inputs=["a", "bcd"])).body
     answer = embed.render_embed(body, result(dense=np.ones((2, 3), np.float32)), model())
     assert answer.headers == {
         "x-compute-type": "cpu",
@@ -302,7 +304,7 @@ def test_characters_of_ids_and_of_pairs() -> None:
 
 
 def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
-    body = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c"], return_text=True, raw_scores=True))[0]
+    body = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c"], return_text=True, raw_scores=True)).body
     logits = np.array([[0.5], [2], [0.5]], np.float32)
     ranked = told(scores.render_rerank(body, result(scores=logits), model(scores=Output(1))))
     assert ranked == [
@@ -310,7 +312,7 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
         {"index": 0, "score": 0.5, "text": "a"},
         {"index": 2, "score": 0.5, "text": "c"},
     ]
-    bare = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c"]))[0]
+    bare = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c"])).body
     ranked = told(scores.render_rerank(bare, result(scores=logits), model(scores=Output(1, activation="sigmoid"))))
     assert ranked[0] == {"index": 1, "score": 2.0}, "the model has applied it"
     similarities = told(scores.render_rerank(bare, result(scores=logits), model(dense=Output(4))))
@@ -319,12 +321,13 @@ def test_the_best_come_first_and_equal_ones_as_they_came() -> None:
 
 def test_where_the_checkpoint_has_no_activation_there_is_that_of_tei() -> None:
     identity = model(scores=Output(1))
-    body, request = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c"]))
+    parsed = scores.parse_rerank(encoded(query="q", texts=["a", "b", "c"]))
+    body, request = parsed.body, parsed.request
     assert request(identity).activate is False
     logits = np.array([[0.5], [-200], [200]], np.float32)
     found = {each["index"]: each["score"] for each in told(scores.render_rerank(body, result(scores=logits), identity))}
     np.testing.assert_allclose([found[i] for i in range(3)], [0.62245935, 0, 1], rtol=1e-6)
-    body = scores.parse_predict(encoded(inputs="a"))[0]
+    body = scores.parse_predict(encoded(inputs="a")).body
     logits = np.array([[1, 2, 300]], np.float32)
     found = told(scores.render_predict(body, result(scores=logits), model(scores=Output(3))))
     assert [each["label"] for each in found] == ["LABEL_2", "LABEL_1", "LABEL_0"]
@@ -335,7 +338,8 @@ def test_where_the_checkpoint_has_no_activation_there_is_that_of_tei() -> None:
 @pytest.mark.parametrize("inputs", ["a", [["a"]]])
 def test_parameters_of_the_client(function: str | None, inputs: Any) -> None:
     body = encoded(inputs=inputs, parameters={"function_to_apply": function, "top_k": 2})
-    sent, request = scores.parse_predict(body)
+    parsed = scores.parse_predict(body)
+    sent, request = parsed.body, parsed.request
     classifier = model(scores=Output(3, activation="softmax"))
     assert request(classifier).activate == (function is None)
     logits = np.array([[1, 3, 2]], np.float32)
@@ -354,7 +358,7 @@ def test_tokens_are_pieces_of_prompt_and_text() -> None:
             np.array([[0, 0], [0, 4], [6, 7]], np.int32),
         )
     ]
-    body = tokens.parse_tokenize(encoded(inputs="ü", prompt_name="q"))[0]
+    body = tokens.parse_tokenize(encoded(inputs="ü", prompt_name="q")).body
     assert orjson.loads(tokens.render_tokens(body, found, model())) == [
         [
             {"id": 2, "text": "[CLS]", "special": True, "start": None, "stop": None},
@@ -560,7 +564,8 @@ def test_instances_that_are_refused(engine32: Engine) -> None:
 )
 def test_instances_read_back(rows: np.ndarray, counts: list[int]) -> None:
     bodies = [{"inputs": ["a"] * count} for count in counts]
-    body, request = root.parse_vertex(instances(*bodies))
+    parsed = root.parse_vertex(instances(*bodies))
+    body, request = parsed.body, parsed.request
     assert request is not None
     for name, outputs in (
         ("dense", {"dense": rows[: sum(counts)]}),

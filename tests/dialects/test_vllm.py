@@ -46,12 +46,12 @@ class Card:
 
 
 def pooled(*outputs: str, **body: Any) -> Request:
-    _, request = pooling.parse_pooling(orjson.dumps({"input": "a"} | body))
+    request = pooling.parse_pooling(orjson.dumps({"input": "a"} | body)).request
     return request(FakeModel.named("m", Card(*(outputs or ("dense", "multi_vector", "scores", "token_scores")))))
 
 
 def classified(**body: Any) -> Request:
-    return classes.parse_classify(orjson.dumps({"input": "a"} | body))[1]
+    return asked(classes.parse_classify(orjson.dumps({"input": "a"} | body)))
 
 
 def embedded(**body: Any) -> Request:
@@ -59,7 +59,7 @@ def embedded(**body: Any) -> Request:
 
 
 def scored(**body: Any) -> Request:
-    return pair_scores.parse_score(orjson.dumps(body))[1](FakeModel.named("m", Card("scores")))
+    return pair_scores.parse_score(orjson.dumps(body)).request(FakeModel.named("m", Card("scores")))
 
 
 def result(**outputs: Any) -> Result:
@@ -282,7 +282,7 @@ def test_words_that_a_field_does_not_take() -> None:
     for path, body in (("/pooling", {"input": "a", "task": "x"}), ("/pooling", {"input": "a", "encoding_format": "x"})):
         route = next(route for route in VLLM if route.path == path)
         with pytest.raises(InvalidRequest) as caught:
-            route.parse_request(orjson.dumps(body))
+            route.parse(orjson.dumps(body))
         message = orjson.loads(route.render_error(caught.value))["error"]["message"]
         assert "literal_error" in message
         assert "it takes" in message
@@ -349,10 +349,12 @@ def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
 
 
 def test_tokenize_and_detokenize_are_read() -> None:
-    sent, asked = tokenize.parse_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
-    assert (sent.model, asked) == ("m", TokenizeRequest(["a"]))
-    assert tokenize.parse_tokenize(b'{"prompt": "", "add_special_tokens": false}')[1] == TokenizeRequest([""], special=False)
-    assert tokenize.parse_detokenize(b'{"tokens": [1, 2]}')[1] == DetokenizeRequest([[1, 2]])
+    parsed = tokenize.parse_tokenize(b'{"prompt": "a", "return_token_strs": true, "model": "m"}')
+    assert (parsed.body.model, asked(parsed)) == ("m", TokenizeRequest(["a"]))
+    assert asked(tokenize.parse_tokenize(b'{"prompt": "", "add_special_tokens": false}')) == TokenizeRequest(
+        [""], special=False
+    )
+    assert asked(tokenize.parse_detokenize(b'{"tokens": [1, 2]}')) == DetokenizeRequest([[1, 2]])
     for read, body, param in (
         (tokenize.parse_tokenize, b"{}", "prompt"),
         (tokenize.parse_tokenize, b'{"prompt": ["a"]}', "prompt"),
@@ -387,7 +389,7 @@ def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole:
     example = json.loads(route.example) if whole else {}
     found: InvalidRequest | None = None
     try:
-        parsed = route.parse_request(json.dumps(example | body).encode())
+        parsed = route.parse(json.dumps(example | body).encode())
         asked(parsed, Card("dense"))
     except InvalidRequest as error:
         found = error
@@ -400,7 +402,7 @@ def test_any_values_are_read_or_refused(route: Any, body: dict[str, Any], whole:
 
 
 def write(outputs: dict[str, Any], **body: Any) -> Any:
-    sent, _ = pooling.parse_pooling(orjson.dumps({"input": ["a"] * 3} | body))
+    sent = pooling.parse_pooling(orjson.dumps({"input": ["a"] * 3} | body)).body
     return pooling.render_pooling(sent, result(**outputs), FakeModel.named("m"))
 
 
@@ -453,7 +455,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, ragged: bool) -> None:
 
 @given(vectors(3, 2))
 def test_scores_of_classes_read_back(rows: np.ndarray) -> None:
-    body, _ = classes.parse_classify(b'{"input": ["a", "b", "c"]}')
+    body = classes.parse_classify(b'{"input": ["a", "b", "c"]}').body
     model = FakeModel.named("m", SimpleNamespace(labels=("x", "y")))
     found = told(classes.render_classify(body, result(scores=rows), model))["data"]
     assert same_bits([each["probs"] for each in found], rows)
@@ -485,7 +487,7 @@ def test_ids_and_times() -> None:
 
 
 def test_classes_without_names() -> None:
-    body, _ = classes.parse_classify(b'{"input": ["a", "b"]}')
+    body = classes.parse_classify(b'{"input": ["a", "b"]}').body
     scores = np.array([[0.25, 0.5], [1, 0]], np.float32)
     for labels, expected in (((), [None, None]), (("no", "yes"), ["yes", "no"])):
         told = orjson.loads(
@@ -500,7 +502,7 @@ def test_classes_without_names() -> None:
 def test_tokens_are_written() -> None:
     info = TokenInfo(np.array([5, 6], np.int32), ("a", "##b"), np.zeros(2, np.bool_), np.zeros((2, 2), np.int32))
     for more, names in (({}, None), ({"return_token_strs": True}, ["a", "##b"])):
-        body, _ = tokenize.parse_tokenize(orjson.dumps({"prompt": "ab"} | more))
+        body = tokenize.parse_tokenize(orjson.dumps({"prompt": "ab"} | more)).body
         assert orjson.loads(tokenize.render_tokenize(body, [info], FakeModel.named("m"))) == {
             "count": 2,
             "max_model_len": 256,

@@ -18,6 +18,7 @@ from voyageai import error
 
 from dialect_results import QUERY, TEXTS, dense_result, fake_model, ranked_result
 from exchanges import Exchanges, Small
+from fake_embedder import asked
 from vectors import is_read_back, vectors
 from whimbrel.dialects import voyage
 from whimbrel.errors import Hint, InvalidRequest, TooLong
@@ -28,11 +29,11 @@ TYPES = ["float", "int8", "uint8", "binary", "ubinary"]
 
 
 def read(**body: Any) -> Request:
-    return voyage.parse_embeddings(orjson.dumps({"input": "a"} | body))[1](fake_model())
+    return voyage.parse_embeddings(orjson.dumps({"input": "a"} | body)).request(fake_model())
 
 
 def parse_rerank(**body: Any) -> Request:
-    return voyage.parse_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body))[1]
+    return asked(voyage.parse_rerank(orjson.dumps({"query": "q", "documents": ["a"]} | body)))
 
 
 def test_every_field() -> None:
@@ -84,7 +85,7 @@ DTYPES = {"int8": np.int8, "binary": np.int8, "uint8": np.uint8, "ubinary": np.u
 @given(vectors(3, 16), st.sampled_from([None, *TYPES]), st.sampled_from([None, "base64"]))
 def test_what_is_written_reads_back(rows: np.ndarray, kind: Any, encoding_format: Any) -> None:
     body = {"input": TEXTS, "output_dtype": kind, "encoding_format": encoding_format}
-    sent, _ = voyage.parse_embeddings(orjson.dumps(body))
+    sent = voyage.parse_embeddings(orjson.dumps(body)).body
     found = orjson.loads(voyage.render_embeddings(sent, dense_result(rows), fake_model()))
     assert (found["object"], found["model"], found["usage"]) == ("list", "m", {"prompt_tokens": 7, "total_tokens": 7})
     assert [(each["object"], each["index"]) for each in found["data"]] == [("embedding", i) for i in range(3)]
@@ -96,7 +97,7 @@ def test_what_is_written_reads_back(rows: np.ndarray, kind: Any, encoding_format
 
 def test_ranked_documents_are_under_data() -> None:
     body = {"query": "q", "documents": ["a", {"text": "b"}, "c"], "top_k": 2, "return_documents": True}
-    sent, _ = voyage.parse_rerank(orjson.dumps(body))
+    sent = voyage.parse_rerank(orjson.dumps(body)).body
     assert orjson.loads(voyage.render_rerank(sent, ranked_result(0.5, 2, 0.5), fake_model())) == {
         "object": "list",
         "data": [
@@ -106,7 +107,7 @@ def test_ranked_documents_are_under_data() -> None:
         "model": "m",
         "usage": {"total_tokens": 7},
     }
-    sent, _ = voyage.parse_rerank(b'{"query": "q", "documents": ["a"]}')
+    sent = voyage.parse_rerank(b'{"query": "q", "documents": ["a"]}').body
     assert orjson.loads(voyage.render_rerank(sent, ranked_result(1), fake_model()))["data"] == [
         {"index": 0, "relevance_score": 1.0}
     ]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
 from whimbrel.errors import Overloaded
-from whimbrel.server.processes.remote_engine import RemoteEngine, _num_characters
+from whimbrel.server.processes.remote_engine import RemoteEngine, num_characters
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, Plan, make_plan
@@ -149,7 +149,12 @@ def test_a_worker_refuses_before_it_tokenises(remote: RemoteEngine) -> None:
 
 def test_a_query_that_stands_in_many_pairs_is_estimated_once() -> None:
     query = "query " * 50
-    assert _num_characters([(query, "a")]) == 301
-    assert _num_characters([(query, f"document {i}") for i in range(10)]) == 400
-    assert _num_characters([(query, np.ones(384, np.float32))]) == 300
-    assert _num_characters(["ab", "c", np.arange(5)]) == 3
+    assert num_characters(Request([(query, "a")])) == 301
+    assert num_characters(Request([(query, f"document {i}") for i in range(10)])) == 400
+    assert num_characters(Request([(query, np.ones(384, np.float32))])) == 300
+
+
+def test_hypotheses_and_labels_are_read_with_every_text() -> None:
+    assert num_characters(Request(["ab", "c"])) == 3
+    assert num_characters(Request(["ab", "c"], hypotheses=("one", "three"))) == 2 * 3 + 2 * 8
+    assert num_characters(Request(["ab", "c"], labels=("bird", "place"))) == 3 + 2 * 9

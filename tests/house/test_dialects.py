@@ -15,7 +15,7 @@ import msgspec
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
-from whimbrel.dialects.common.route import Route
+from whimbrel.dialects.common.route import Parsed, Route, ready
 from whimbrel.types.request import Request
 from whimbrel.wire import to_json
 
@@ -33,9 +33,9 @@ class TinyResponse(msgspec.Struct):
     vector: list[float]
 
 
-def parse(raw: bytes) -> tuple[TinyRequest, Request]:
+def parse(raw: bytes) -> Parsed[TinyRequest]:
     body = decode(TinyRequest, raw)
-    return body, Request([body.text], ("dense",))
+    return ready(body, Request([body.text], ("dense",)))
 
 
 def render(body, result, model):

@@ -91,6 +91,49 @@ def test_a_text_of_32k_tokens(options: dict[str, Any], tmp_path: Path) -> None:
     assert options or predicted < 2 * 2**30
 
 
+MEASURE_SPANS = """
+import ctypes, sys
+from pathlib import Path
+import torch
+from whimbrel.model.spans import SpanScorer
+from whimbrel.types.batch_memory import span_bytes
+from whimbrel.types.heads import SpanHead
+
+def kib(name):
+    return next(int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(name))
+
+class Weights:
+    def take(self, name, *shape):
+        return torch.randn(shape) / 50
+
+num_words, num_labels = int(sys.argv[1]), int(sys.argv[2])
+head = SpanHead(in_features=512, width=512, max_words=12, num_lstms=1)
+scorer = SpanScorer(head, Weights(), torch.device("cpu"))
+torch.set_num_threads(1)
+
+def run(words, labels):
+    rows = words + labels
+    return scorer(torch.randn(rows, 512), torch.ones(rows, dtype=torch.bool), [(labels, words)])
+
+with torch.inference_mode():
+    run(20, 4)
+    ctypes.CDLL(None).malloc_trim(0)
+    before = kib("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak from here on
+    assert run(num_words, num_labels).isfinite().all()
+    print(span_bytes(head, 384, num_words + 2 * num_labels), (kib("VmHWM") - before) * 1024)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+@pytest.mark.parametrize(("words", "labels"), [(384, 5), (384, 500)])
+def test_the_layers_over_spans_take_what_the_plan_says(words: int, labels: int) -> None:
+    """The longest text of a model that finds the entities of labels: its spans take more memory than its tokens."""
+    command = [sys.executable, "-c", MEASURE_SPANS, str(words), str(labels)]
+    predicted, taken = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    assert predicted / 2 <= taken <= predicted
+
+
 def test_more_layers_take_no_more(tmp_path: Path) -> None:
     """The number of layers changes nothing; more tokens and columns do."""
     limits = {"max_batch_tokens": 512, "max_length": 4096, "in_pieces": True, "dtype_bytes": 2, "on_cpu": True}

@@ -149,7 +149,7 @@ RANKING = [route for route in ROUTES if route.made_for == "ranking" and "queries
 
 
 def test_all_dialects_that_rank_are_here() -> None:
-    assert {route.parse_request.__module__.rpartition(".")[2] for route in RANKING} >= {
+    assert {route.parse.__module__.rpartition(".")[2] for route in RANKING} >= {
         "rerank", "scores", "cohere", "voyage", "infinity", "mixedbread", "nvidia",
     }  # fmt: skip
     assert {"/v1/rerank", "/v2/rerank", "/rerank", "/v1/reranking", "/v1/ranking", "/reranking", "/"} <= {

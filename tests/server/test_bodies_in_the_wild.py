@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+import json
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -11,9 +12,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import orjson
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from asgi import call
 from checkpoints.classifiers import write_classifier
@@ -21,7 +25,7 @@ from exchanges import WRITE
 from whimbrel import AsyncEngine, Engine
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.routing import ModelRegistry
+from whimbrel.server.app.routing import ROUTES_BY_PATH, ModelRegistry
 
 JSON = {"content_type": "application/json"}
 BODY = orjson.dumps({"inputs": ["A whimbrel is a wader."]})
@@ -55,6 +59,32 @@ def post(app: Any, path: str, body: bytes, **headers: str) -> Any:
 
 
 # Bodies
+
+KEYS = st.sampled_from(["input", "task", "truncation", 'a"task', "a\\", "\\", "{", "embedding_type"])
+VALUES = st.recursive(
+    st.none() | st.integers(0, 9) | st.text('"\\{}:task, \né', max_size=12) | KEYS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=5), st.sampled_from([None, 1]))
+def test_the_outermost_fields_of_a_body_choose_its_route(body: dict[str, Any], indent: int | None) -> None:
+    """Whatever names and braces there are in texts and in objects within; the same in JSON and MessagePack."""
+    ways = ROUTES_BY_PATH["/v1/embeddings"]
+    expected = next((route for route in ways.routes if not route.discriminators.isdisjoint(body)), ways.default)
+    assert ways.choose(json.dumps(body, indent=indent).encode()) is expected
+    assert ways.choose(orjson.dumps(body)) is expected
+    assert ways.choose(msgspec.msgpack.encode(body)) is expected
+
+
+def test_a_field_may_be_spelt_in_escapes() -> None:
+    assert "task" in ROUTES_BY_PATH["/v1/embeddings"].choose(rb'{"input": "a", "t\u0061sk": "b"}').discriminators
+
+
+def test_a_body_of_too_many_strings_has_the_errors_of_its_api() -> None:
+    body = orjson.dumps({"input": [""] * 200_001, "task": None})
+    assert "task" in ROUTES_BY_PATH["/v1/embeddings"].choose(body).discriminators
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "x-gzip"])

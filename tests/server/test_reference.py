@@ -20,7 +20,7 @@ from whimbrel.server.app.app import create_app
 from whimbrel.server.app.docs import docs_page, sections
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
-from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry, _fitness  # pyright: ignore[reportPrivateUsage]
+from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry, fitness
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
 from whimbrel.types.card import Card, Output
 
@@ -191,13 +191,13 @@ CARDS: Final[dict[ModelKind, Card]] = {
 }
 
 
-def fitness(route: Route, of: Card) -> int:
+def fitness_of(route: Route, of: Card) -> int:
     embedder = FakeEmbedder()
     embedder.card = of
-    return _fitness(cast(AsyncEmbedder, embedder), route.parse_request(route.example.encode())[1])
+    return fitness(cast(AsyncEmbedder, embedder), route, route.parse(route.example.encode()))
 
 
 @pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.path}-{route.request_type.__name__}")
 def test_the_kind_of_model_is_one_that_the_server_prefers(route: Route) -> None:
-    prefers = {kind for kind, each in CARDS.items() if fitness(route, each) == 2}
+    prefers = {kind for kind, each in CARDS.items() if fitness_of(route, each) == 2}
     assert route.made_for in (prefers if len(prefers) == 1 else {*prefers, "any"})

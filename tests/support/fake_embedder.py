@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -18,6 +17,7 @@ from typing import Any, Self, cast
 import numpy as np
 import orjson
 
+from whimbrel.dialects.common.route import Parsed
 from whimbrel.server.app.routing import AsyncEmbedder
 from whimbrel.types.card import Card, Encoder, Output, TokenizerCard
 from whimbrel.types.request import Request
@@ -75,10 +75,9 @@ class FakeModel:
         return cls(FakePlan(name), card)
 
 
-def asked(parsed: tuple[object, Request | Callable[[Any], Request]], card: Any = CARD) -> Request:
-    """Return the Request that a parser returned, or its request of a model with this card."""
-    request = parsed[1]
-    return request(FakeModel.named("m", card)) if callable(request) else request
+def asked(parsed: Parsed[Any], card: Any = CARD) -> Any:
+    """Return the request that a parsed body makes of a model with this card."""
+    return parsed.request(FakeModel.named("m", card))
 
 
 class FakeEmbedder:

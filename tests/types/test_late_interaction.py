@@ -27,7 +27,7 @@ from checkpoints.files import edit_json, write_json
 from checkpoints.late_interaction import write_pylate, write_sentence_transformers, write_stanford
 from checkpoints.late_references import DOCUMENTS, QUERIES, late_reference
 from comparisons import assert_close_vectors
-from fake_embedder import CARD, FakeModel
+from fake_embedder import CARD, FakeModel, asked
 from process_boundary import run_over_a_channel
 from serving import Server
 from whimbrel import AsyncEngine, Engine
@@ -411,14 +411,14 @@ def test_bodies_that_are_wrong_of_muvera(given: Any, param: str) -> None:
 
 def test_bodies() -> None:
     body = {"input": "a", "token_pooling": {"pool_factor": 2, "num_protected_tokens": 3, "normalize_embeddings": False}}
-    _, request = native.parse_embed(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}}))
+    request = native.parse_embed(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}})).request
     assert request == Request(["a"], token_pooling=TokenPooling(2, 3, False), muvera=MuveraParameters(seed=2**64 - 1))
-    assert native.parse_embed(b'{"input": "a", "token_pooling": 2, "muvera": true}')[1].muvera == MuveraParameters()
-    assert native.parse_embed(b'{"input": "a", "token_pooling": null, "muvera": false}')[1] == Request(["a"])
+    assert asked(native.parse_embed(b'{"input": "a", "token_pooling": 2, "muvera": true}')).muvera == MuveraParameters()
+    assert asked(native.parse_embed(b'{"input": "a", "token_pooling": null, "muvera": false}')) == Request(["a"])
     model = FakeModel.named("m", CARD)
-    ranked = rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}')[1](model)
+    ranked = rerank.parse_rerank(b'{"query": "a", "documents": ["b"], "token_pooling": 1.5}').request(model)
     assert ranked.token_pooling == TokenPooling(1.5)
-    scored = pair_scores.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}')[1](model)
+    scored = pair_scores.parse_score(b'{"text_1": "a", "text_2": "b", "token_pooling": 2}').request(model)
     assert scored.token_pooling == TokenPooling(2)
 
 

@@ -196,7 +196,7 @@ def test_what_is_refused_names_its_field() -> None:
 
 
 def test_numbers_too_large_for_a_type() -> None:
-    sent, _ = native.parse_embed(b'{"input": "a", "encoding_format": "npy", "embed_dtype": "float16"}')
+    sent = native.parse_embed(b'{"input": "a", "encoding_format": "npy", "embed_dtype": "float16"}').body
     large = Result(Outputs(dense=DENSE * 1e6), 1, 0, Timings())
     with pytest.raises(InvalidRequest, match=r"dense has numbers up to .* float16 does not hold"):
         native.render_embed(sent, large, FakeModel.named("m"))
@@ -244,7 +244,7 @@ def check(table: Any, dtype: Any) -> None:
 
 
 def test_arrow_pieces_are_the_arrays() -> None:
-    sent, _ = native.parse_embed(b'{"input": "a", "encoding_format": "arrow"}')
+    sent = native.parse_embed(b'{"input": "a", "encoding_format": "arrow"}').body
     answer = native.render_embed(sent, Result(ALL, 1, 0, Timings()), FakeModel.named("m"))
     assert not isinstance(answer, bytes)
     pieces = list(answer.chunks)

@@ -7,7 +7,7 @@ Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 from uuid import uuid4
@@ -22,7 +22,7 @@ from whimbrel.dialects.common.input_types import prompt_for_task
 from whimbrel.dialects.common.number_types import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import ErrorTerms, Route
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
 from whimbrel.dialects.common.rules import MAX_IDS, MAX_INPUTS, Schema, count, holds, only, present, schema
 from whimbrel.dialects.common.texts import Columns, ModelName, parse_texts
 from whimbrel.dialects.common.usage import Usage, usage
@@ -259,7 +259,7 @@ _INPUT_TYPES: Final[dict[str, InputType | None]] = {
 }
 
 
-def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel], Request]]:
+def parse_embed(raw: bytes) -> Parsed[CohereEmbedRequest]:
     body = decode(CohereEmbedRequest, raw)
     texts = parse_texts(_texts(body))
 
@@ -274,7 +274,7 @@ def parse_embed(raw: bytes) -> tuple[CohereEmbedRequest, Callable[[ServedModel],
             **_purpose(model.card, body.input_type),
         )
 
-    return body, request
+    return Parsed(body, request)
 
 
 def _purpose(card: Card, word: str | None) -> dict[str, Any]:
@@ -326,9 +326,9 @@ def _meta(version: str, **units: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": units}
 
 
-def parse_tokenize(raw: bytes) -> tuple[CohereTokenizeRequest, TokenizeRequest]:
+def parse_tokenize(raw: bytes) -> Parsed[CohereTokenizeRequest]:
     body = decode(CohereTokenizeRequest, raw)
-    return body, TokenizeRequest([body.text], special=False)
+    return ready(body, TokenizeRequest([body.text], special=False))
 
 
 def render_tokenize(body: CohereTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
@@ -336,9 +336,9 @@ def render_tokenize(body: CohereTokenizeRequest, results: Sequence[TokenInfo], m
     return to_json({"tokens": tokens.ids_T, "token_strings": list(tokens.names), "meta": _VERSION_1})
 
 
-def parse_detokenize(raw: bytes) -> tuple[CohereDetokenizeRequest, DetokenizeRequest]:
+def parse_detokenize(raw: bytes) -> Parsed[CohereDetokenizeRequest]:
     body = decode(CohereDetokenizeRequest, raw)
-    return body, DetokenizeRequest([body.tokens])
+    return ready(body, DetokenizeRequest([body.tokens]))
 
 
 def render_detokenize(body: CohereDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
@@ -348,14 +348,14 @@ def render_detokenize(body: CohereDetokenizeRequest, results: Sequence[str], mod
 _VERSION_1: Final = {"api_version": {"version": "1"}}
 
 
-def parse_classify(raw: bytes) -> tuple[CohereClassifyRequest, Callable[[ServedModel], Request]]:
+def parse_classify(raw: bytes) -> Parsed[CohereClassifyRequest]:
     body = decode(CohereClassifyRequest, raw)
 
     def request(model: ServedModel) -> Request:
         model.card.output("scores")
         return Request(parse_texts(body.inputs), ("scores",), truncate=CUTS.get(body.truncate, "right"))
 
-    return body, request
+    return Parsed(body, request)
 
 
 def render_classify(body: CohereClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
@@ -390,18 +390,18 @@ def _classification(
     }
 
 
-def parse_rerank(raw: bytes) -> tuple[CohereRerankRequest, Request]:
+def parse_rerank(raw: bytes) -> Parsed[CohereRerankRequest]:
     """Return the body and its Request, by default with truncation. Raises InvalidRequest or TooLarge."""
     body = decode(CohereRerankRequest, raw)
     if body.relevant_spans is not None and body.relevant_spans.mode != "disabled":
         raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
-    return body, request_of(replace(body, truncate=True if body.truncate is None else body.truncate))
+    return ready(body, request_of(replace(body, truncate=True if body.truncate is None else body.truncate)))
 
 
-def parse_rerank_v1(raw: bytes) -> tuple[CohereRerankRequestV1, Request]:
+def parse_rerank_v1(raw: bytes) -> Parsed[CohereRerankRequestV1]:
     body = decode(CohereRerankRequestV1, raw, packed=is_packed(raw))
     cuts = True if body.truncate is None and body.max_chunks_per_doc == 1 else body.truncate
-    return body, request_of(replace(body, truncate=cuts))
+    return ready(body, request_of(replace(body, truncate=cuts)))
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel, version: str = "2") -> bytes | Response:

@@ -9,7 +9,7 @@ llms/infinity/rerank.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, Final, Literal
@@ -23,7 +23,7 @@ from whimbrel.dialects.common.openai_errors import DetailedError, render_detaile
 from whimbrel.dialects.common.pair_inputs import text_of
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Route
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
 from whimbrel.dialects.common.rules import MAX_INPUTS, count
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.dialects.common.usage import Usage, usage
@@ -91,7 +91,7 @@ class InfinityModels(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedModel], Request]]:
+def parse_rerank(raw: bytes) -> Parsed[InfinityRerankRequest]:
     body = decode(InfinityRerankRequest, raw, packed=is_packed(raw))
     request = request_of(msgspec.structs.replace(body, truncate=True if body.truncate is None else body.truncate))
 
@@ -99,7 +99,7 @@ def parse_rerank(raw: bytes) -> tuple[InfinityRerankRequest, Callable[[ServedMod
         output = model.card.outputs.get("scores")
         return request if output is None else replace(request, activate=activation_of(body.raw_scores, model) is None)
 
-    return body, with_activation
+    return Parsed(body, with_activation)
 
 
 def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
@@ -114,7 +114,7 @@ def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedMode
     return json_answer(_head("rerank", model) | {"results": results, "usage": usage(result)}, result)
 
 
-def parse_classify(raw: bytes) -> tuple[InfinityClassifyRequest, Callable[[ServedModel], Request]]:
+def parse_classify(raw: bytes) -> Parsed[InfinityClassifyRequest]:
     body = decode(InfinityClassifyRequest, raw)
 
     def request(model: ServedModel) -> Request:
@@ -122,7 +122,7 @@ def parse_classify(raw: bytes) -> tuple[InfinityClassifyRequest, Callable[[Serve
         activate = activation_of(body.raw_scores, model) is None
         return Request(body.input, ("scores",), activate=activate, truncate="right")
 
-    return body, request
+    return Parsed(body, request)
 
 
 def render_classify(body: InfinityClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:

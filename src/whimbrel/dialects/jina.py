@@ -8,7 +8,7 @@ Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -22,7 +22,7 @@ from whimbrel.dialects.common.input_types import SIDES, prompt_for_task
 from whimbrel.dialects.common.number_types import check_bits, quantize
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import ErrorTerms, Route
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
 from whimbrel.dialects.common.texts import text_request
 from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
@@ -85,9 +85,7 @@ class JinaEmbeddingsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_embeddings(
-    raw: bytes, default: OutputName = "dense"
-) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_embeddings(raw: bytes, default: OutputName = "dense") -> Parsed[JinaEmbeddingsRequest]:
     body = decode(JinaEmbeddingsRequest, raw)
     output: OutputName = "multi_vector" if body.return_multivector else default
     body = replace(
@@ -103,10 +101,10 @@ def parse_embeddings(
         check_bits(model.card, output, body.dimensions, _kinds(body), param="embedding_type")
         return request_without_task if body.task is None else _for_task(body.task, request_without_task, model)
 
-    return body, request
+    return Parsed(body, request)
 
 
-def parse_multi_vector(raw: bytes) -> tuple[JinaEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_multi_vector(raw: bytes) -> Parsed[JinaEmbeddingsRequest]:
     """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
     return parse_embeddings(raw, "multi_vector")
 

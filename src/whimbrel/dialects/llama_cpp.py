@@ -17,7 +17,7 @@ from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Parsed, Route, ready
 from whimbrel.dialects.common.texts import ModelName, TokenInputs, parse_texts
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
@@ -50,12 +50,12 @@ class LlamaEmbedding(msgspec.Struct):
     embedding: list[list[float]]
 
 
-def parse_embedding(raw: bytes) -> tuple[LlamaEmbeddingRequest, Request]:
+def parse_embedding(raw: bytes) -> Parsed[LlamaEmbeddingRequest]:
     body = decode(LlamaEmbeddingRequest, raw)
     inputs = body.input if body.content is None else body.content
     if inputs is None or (body.content is not None and body.input is not None):
         raise InvalidRequest("give either content or input.", param="content")
-    return body, Request(parse_texts(inputs), ("dense",), normalize=body.embd_normalize in (None, 2), truncate="never")
+    return ready(body, Request(parse_texts(inputs), ("dense",), normalize=body.embd_normalize in (None, 2), truncate="never"))
 
 
 def render_embedding(body: LlamaEmbeddingRequest, result: Result, model: ServedModel) -> bytes | Response:

@@ -15,13 +15,12 @@ from whimbrel.dialects.common.openai_errors import DetailedError, render_detaile
 from whimbrel.dialects.common.pair_inputs import Text
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route, ready
 from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, count
 from whimbrel.dialects.common.texts import Instruction, ModelName
 from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
-from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
 _TEXTS: Final = count(MAX_PAIRS, " texts", empty="is empty; give at least one text.", fault=InvalidRequest)
@@ -58,9 +57,9 @@ class MixedbreadRerankResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_rerank(raw: bytes) -> tuple[MixedbreadRerankRequest, Request]:
+def parse_rerank(raw: bytes) -> Parsed[MixedbreadRerankRequest]:
     body = decode(MixedbreadRerankRequest, raw, packed=is_packed(raw))
-    return body, request_of(_pairs(body))
+    return ready(body, request_of(_pairs(body)))
 
 
 def _pairs(body: MixedbreadRerankRequest) -> RerankRequest:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
@@ -25,7 +25,7 @@ from whimbrel.dialects.common.responses import (
     encoded_outputs,
     json_answer,
 )
-from whimbrel.dialects.common.route import ErrorTerms, Route, binary_formats
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.rules import (
     ID_LISTS,
     IDS,
@@ -49,7 +49,7 @@ from whimbrel.outputs.zero_shot import MAX_TEMPLATE
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.options import MAX_LABELS, MAX_PAIRS, ScoreOptions
-from whimbrel.types.request import OutputName, Request
+from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Ragged, Result, Sparse
 from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows, to_json
 
@@ -168,12 +168,12 @@ class EmbedResponse(msgspec.Struct):
     usage: Usage
 
 
-def parse_embed(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedRequest, Request]:
+def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRequest]:
     body = decode(EmbedRequest, raw)
     if body.encoding_format is None:
         body = msgspec.structs.replace(body, encoding_format=default)
     outputs = (body.outputs,) if isinstance(body.outputs, str) else tuple(body.outputs or ())
-    return body, text_request(
+    request = text_request(
         body,
         outputs,
         input_type=body.input_type,
@@ -184,6 +184,7 @@ def parse_embed(raw: bytes, default: EncodingFormat = "float") -> tuple[EmbedReq
         muvera=read_muvera(body.muvera),
         max_tokens=body.max_tokens,
     )
+    return ready(body, request)
 
 
 def render_embed(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
@@ -341,14 +342,14 @@ class TokenClassifyResponse(msgspec.Struct):
     usage: Usage
 
 
-def parse_classify(raw: bytes) -> tuple[ClassifyRequest, Callable[[ServedModel], Request]]:
+def parse_classify(raw: bytes) -> Parsed[ClassifyRequest]:
     body = decode(ClassifyRequest, raw)
-    return body, lambda model: _classify(body, model).request
+    return Parsed(body, lambda model: _classify(body, model).request)
 
 
-def parse_token_classify(raw: bytes) -> tuple[TokenClassifyRequest, Callable[[ServedModel], Request]]:
+def parse_token_classify(raw: bytes) -> Parsed[TokenClassifyRequest]:
     body = decode(TokenClassifyRequest, raw)
-    return body, lambda model: _token_classify(body, model).request
+    return Parsed(body, lambda model: _token_classify(body, model).request)
 
 
 def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Classes]:

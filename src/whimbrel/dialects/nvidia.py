@@ -6,7 +6,6 @@ are ignored. Source: NVIDIA NIM for text reranking 1.10, API reference; langchai
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -17,7 +16,7 @@ from whimbrel.dialects.common.cuts import CUTS
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, pair_scores
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import PLACEHOLDERS, Route
+from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route
 from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, check, count
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.dialects.common.usage import Usage, usage
@@ -70,7 +69,7 @@ class RankingResponse(msgspec.Struct):
     usage: Usage
 
 
-def parse_ranking(raw: bytes) -> tuple[RankingRequest, Callable[[ServedModel], Request]]:
+def parse_ranking(raw: bytes) -> Parsed[RankingRequest]:
     body = decode(RankingRequest, raw)
     check(body.query, Location("query"))
     pairs = [(body.query.text, each.text) for each in body.passages]
@@ -79,7 +78,7 @@ def parse_ranking(raw: bytes) -> tuple[RankingRequest, Callable[[ServedModel], R
         activate = False if "scores" in model.card.outputs else None
         return Request(pairs, ("scores",), listwise=True, activate=activate, truncate=CUTS[body.truncate or "NONE"])
 
-    return body, request
+    return Parsed(body, request)
 
 
 def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> bytes | Response:

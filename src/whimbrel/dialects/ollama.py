@@ -16,7 +16,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
-from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Route
+from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
 from whimbrel.dialects.common.rules import MAX_INPUTS, count, holds, schema
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
@@ -165,20 +165,20 @@ class VersionResponse(msgspec.Struct):
     version: str
 
 
-def parse_embed(raw: bytes) -> tuple[OllamaEmbedRequest, Callable[[ServedModel], Request] | None]:
+def parse_embed(raw: bytes) -> Parsed[OllamaEmbedRequest]:
     body = decode(OllamaEmbedRequest, raw)
     texts = [body.input] if isinstance(body.input, str) and body.input else list(body.input or ())
     truncate: Truncate = "never" if body.truncate is False else "right"
-    return body, _request(body, texts, truncate=truncate, dimensions=body.dimensions or None, normalize=True)
+    return Parsed(body, _request(body, texts, truncate=truncate, dimensions=body.dimensions or None, normalize=True))
 
 
-def parse_embeddings(raw: bytes) -> tuple[OllamaEmbeddingsRequest, Callable[[ServedModel], Request] | None]:
+def parse_embeddings(raw: bytes) -> Parsed[OllamaEmbeddingsRequest]:
     body = decode(OllamaEmbeddingsRequest, raw)
-    return body, _request(body, [body.prompt] if body.prompt else [], truncate="never", normalize=False)
+    return Parsed(body, _request(body, [body.prompt] if body.prompt else [], truncate="never", normalize=False))
 
 
-def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request] | None:
-    """Return the function from a model to its Request; None without texts. `num_ctx` cannot raise the model's maximum."""
+def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[ServedModel], Request | None]:
+    """Return the function from a model to its Request, or to None without texts. `num_ctx` cannot raise the model's maximum."""
     options = body.options or {}
     for name in _CHANGES_NUMBERS:
         if name in options:
@@ -187,21 +187,21 @@ def _request(body: OllamaFields, texts: list[str], **more: Any) -> Callable[[Ser
     if limit is not None and (type(limit) is not int or limit < 0):
         raise InvalidRequest(f"must be a number of tokens, is {limit!r}.", param="options.num_ctx")
 
-    def request(model: ServedModel) -> Request:
+    def request(model: ServedModel) -> Request | None:
         is_limit = bool(limit) and limit < model.plan.max_length
-        return Request(texts, ("dense",), max_tokens=limit if is_limit else None, **more)
+        return Request(texts, ("dense",), max_tokens=limit if is_limit else None, **more) if texts else None
 
-    return request if texts else None
+    return request
 
 
-def parse_show(raw: bytes) -> tuple[ShowRequest, None]:
+def parse_show(raw: bytes) -> Parsed[ShowRequest]:
     body = decode(ShowRequest, raw)
-    return ShowRequest(model=body.model or body.name), None
+    return ready(ShowRequest(model=body.model or body.name), None)
 
 
-def parse_pull(raw: bytes) -> tuple[PullRequest, None]:
+def parse_pull(raw: bytes) -> Parsed[PullRequest]:
     body = decode(PullRequest, raw)
-    return PullRequest(model=body.model or body.name, stream=body.stream), None
+    return ready(PullRequest(model=body.model or body.name, stream=body.stream), None)
 
 
 def render_pull(body: PullRequest, result: None, model: ServedModel) -> bytes | Response:

@@ -7,7 +7,7 @@ Source: openai/openai-openapi, `CreateEmbeddingRequest` and its response.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Annotated, Final, Literal
 
@@ -35,7 +35,7 @@ from whimbrel.dialects.common.responses import (
     row_blocks,
     served_names,
 )
-from whimbrel.dialects.common.route import PLACEHOLDERS, Route, binary_formats
+from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, schema, text_inputs
 from whimbrel.dialects.common.texts import TextObject
 from whimbrel.dialects.common.usage import VLLMUsage, usage, vllm_usage
@@ -166,9 +166,7 @@ class ModelsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_request(
-    raw: bytes, default: EncodingFormat = "float"
-) -> tuple[EmbeddingsRequest, Request | Callable[[ServedModel], Request]]:
+def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbeddingsRequest]:
     reject_unsupported(raw, ("padding",))
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
@@ -177,7 +175,7 @@ def parse_request(
         body = replace(body, dimensions=body.dimensions or None, truncate=CUTS.get(body.truncate, body.truncate))
     normalize = parse_normalize(body)
     if body.late_chunking_params is not None:
-        return body, _chunked_request(body, normalize)
+        return ready(body, _chunked_request(body, normalize))
     request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
@@ -191,7 +189,7 @@ def parse_request(
             return request
         return dataclasses.replace(request, outputs=("multi_vector",), input_type=side_of(model.card, request.input_type))
 
-    return body, of_model
+    return Parsed(body, of_model)
 
 
 def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request:

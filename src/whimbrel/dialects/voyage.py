@@ -6,7 +6,6 @@ unknown fields are ignored. Source: voyageai-python 0.5 (client.py, api_resource
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
@@ -19,7 +18,7 @@ from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, render_
 from whimbrel.dialects.common.number_types import NumberType, check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, new_id
-from whimbrel.dialects.common.route import ErrorTerms, Route
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
 from whimbrel.dialects.common.rules import schema
 from whimbrel.dialects.common.texts import text_request
 from whimbrel.dialects.common.usage import Usage, usage
@@ -88,7 +87,7 @@ class VoyageRerankResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[ServedModel], Request]]:
+def parse_embeddings(raw: bytes) -> Parsed[VoyageEmbeddingsRequest]:
     body = decode(VoyageEmbeddingsRequest, raw)
     if None not in (body.dimensions, body.output_dimension) and body.dimensions != body.output_dimension:
         raise InvalidRequest("differs from dimensions; give one of them.", param="output_dimension")
@@ -101,7 +100,7 @@ def parse_embeddings(raw: bytes) -> tuple[VoyageEmbeddingsRequest, Callable[[Ser
         check_bits(model.card, "dense", width, (body.output_dtype or "float",), param="output_dtype")
         return encode_request
 
-    return body, request
+    return Parsed(body, request)
 
 
 def _cuts(body: VoyageEmbeddingsRequest | VoyageRerankRequest) -> Any:
@@ -118,10 +117,10 @@ def render_embeddings(body: VoyageEmbeddingsRequest, result: Result, model: Serv
     return json_answer(head | {"usage": usage(result)}, result, as_text=as_text)
 
 
-def parse_rerank(raw: bytes) -> tuple[VoyageRerankRequest, Request]:
+def parse_rerank(raw: bytes) -> Parsed[VoyageRerankRequest]:
     body = decode(VoyageRerankRequest, raw, packed=is_packed(raw))
     body = replace(body, top_n=body.top_n if body.top_k is None else body.top_k)
-    return body, request_of(replace(body, truncate=_cuts(body)))
+    return ready(body, request_of(replace(body, truncate=_cuts(body))))
 
 
 def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:

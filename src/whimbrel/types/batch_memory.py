@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from whimbrel.types.card import Card, Disentangled, Encoder, Output, Rotary
-from whimbrel.types.heads import Dense, SparseAutoencoder
+from whimbrel.types.heads import Dense, SpanHead, SparseAutoencoder
 
 MAX_BLOCK: Final = 512
 """Rows of the largest block of a product, and those of which the second half of a layer runs at once on a CPU."""
@@ -79,7 +79,7 @@ def batch_bytes(
             _encoder(tower.encoder, max_batch_tokens, max_batch_tokens, device)
             + _shared(tower.encoder, max_batch_tokens, device),
         )
-        + max((_output(output, tower.encoder, rows, max_batch_tokens) for output in tower.all_outputs.values()), default=0)
+        + max((_output(output, tower, rows, max_batch_tokens) for output in tower.all_outputs.values()), default=0)
         for tower in towers
     )
     return int(_MARGIN * largest) + _CONSTANT
@@ -175,12 +175,29 @@ def _head_width(encoder: Encoder) -> int:
     return encoder.head_width if encoder.latent is None else encoder.latent.width
 
 
-def _output(output: Output, encoder: Encoder, rows: int, max_batch_tokens: int) -> int:
+def _output(output: Output, card: Card, rows: int, max_batch_tokens: int) -> int:
     texts = max(1, max_batch_tokens // _LEAST_TEXT)
-    widths = [encoder.hidden_size, *(head.out_features for head in output.heads if isinstance(head, Dense | SparseAutoencoder))]
+    widths = [
+        card.encoder.hidden_size,
+        *(head.out_features for head in output.heads if isinstance(head, Dense | SparseAutoencoder)),
+    ]
     through = 3 * _FLOAT * rows * max(widths) if output.token_head else 0
     if output.vocabulary is not None:
         decoded = (min(rows, MAX_BLOCK) + 2 * texts) * output.vocabulary.out_features
         return through + _FLOAT * (decoded + 2 * rows * max(widths))
     num_rows = texts if output.rows in ("text", "none") else rows
-    return through + 3 * _FLOAT * num_rows * max(output.width, *widths)
+    spans = (
+        0 if output.spans is None or card.span_prompt is None else span_bytes(output.spans, card.span_prompt.max_words, rows)
+    )
+    return through + spans + 3 * _FLOAT * num_rows * max(output.width, *widths)
+
+
+def span_bytes(head: SpanHead, max_words: int, rows: int) -> int:
+    """Return the bytes of the layers over the spans of one text, and of its scores. A label has two tokens or more.
+
+    A span has both its ends, the same padded, the four times wider layer between, that with its gaps, and then one row.
+    """
+    words, scored = min(rows, max_words), min(rows // 2, max_words)
+    layers = 13 * head.width * head.max_words * words
+    scores = 3 * head.max_words * scored * ((rows - scored) // 2)
+    return _FLOAT * (layers + scores + 8 * head.width * rows)

@@ -155,8 +155,12 @@ def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel],
     """
     if body.truncate is not None or body.truncate_prompt_tokens is not None:
         return lambda _: request
-    cut = replace(request, truncate=body.truncation_side)
-    return lambda model: cut if model.card.text_formats or model.card.list_template else request
+
+    def of_model(model: ServedModel) -> Request:
+        cuts = model.card.text_formats or model.card.list_template
+        return replace(request, truncate=body.truncation_side) if cuts else request
+
+    return of_model
 
 
 def request_of(body: RerankRequest) -> Request:

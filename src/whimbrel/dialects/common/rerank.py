@@ -5,7 +5,6 @@ Unknown fields are ignored. Sources: Jina's API (api.jina.ai/openapi.json); vLLM
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -24,10 +23,9 @@ from whimbrel.dialects.common.pairs import (
     request_of,
 )
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, new_id
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Route
+from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route
 from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
-from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
 
@@ -53,10 +51,10 @@ class RerankResponse(msgspec.Struct):
     ] = None
 
 
-def parse_rerank(raw: bytes) -> tuple[RerankRequest, Callable[[ServedModel], Request]]:
+def parse_rerank(raw: bytes) -> Parsed[RerankRequest]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(RerankRequest, raw, packed=is_packed(raw))
-    return body, cut_by_format(body, request_of(body))
+    return Parsed(body, cut_by_format(body, request_of(body)))
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:

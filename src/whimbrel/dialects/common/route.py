@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Literal, Self, TypeAlias, get_args, get_type_hints
+from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_type_hints
 
 from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Locate, Location, WhimbrelError
@@ -19,10 +19,27 @@ PLACEHOLDERS: Final = frozenset(("", "tei", "text-embeddings-inference", "defaul
 _FORMATS: Final = {OCTETS: "bytes", NPY: "npy", ARROW: "arrow"}
 ModelKind: TypeAlias = Literal["any", "dense", "sparse", "multi_vector", "ranking", "classes", "entities"]
 EngineCall: TypeAlias = Request | TokenizeRequest | DetokenizeRequest
-ParseRequest: TypeAlias = Callable[[bytes], tuple[Any, EngineCall | Callable[[ServedModel], EngineCall] | None]]
-"""Parser of bytes to (body, request); the request may be a function of the model. Both raise InvalidRequest, TooLarge.
+B = TypeVar("B")
 
-None in place of the request needs no run of the model, and the result is None."""
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Parsed(Generic[B]):
+    """A body, and the second step: the request that it makes of a model."""
+
+    body: B
+    request: Callable[[ServedModel], EngineCall | None]
+    """Return the request for a model. Raises InvalidRequest if the model cannot answer it.
+
+    None in place of a request needs no run of the model, and the result is None."""
+
+
+def ready(body: B, request: EngineCall | None) -> Parsed[B]:
+    """Return a parsed body whose request is the same for every model."""
+    return Parsed(body, lambda _: request)
+
+
+Parse: TypeAlias = Callable[[bytes], Parsed[Any]]
+"""Parser of bytes, without a model. Raises InvalidRequest and TooLarge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +70,6 @@ class ErrorTerms:
         return f"{location}: {message}", location
 
 
-@dataclass(frozen=True, slots=True)
-class RequestForModel:
-    """A function from a model to its request, and which models are made for such a body; the others may answer it too."""
-
-    request: Callable[[ServedModel], Request]
-    suits: Callable[[ServedModel], bool]
-
-    def __call__(self, model: ServedModel) -> Request:
-        """Return the request for a model. Raises InvalidRequest if the model cannot answer it."""
-        return self.request(model)
-
-
 PYTHON_TERMS: Final = ErrorTerms()
 """The terms of the Python API, which are those of Whimbrel's own routes."""
 
@@ -73,9 +78,14 @@ def _status(error: WhimbrelError) -> int:
     return error.status
 
 
+def _suits_any(body: object, model: ServedModel) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Route:
-    """A POST route. Its body is a struct of the dialect's own, which `parse_request` returns and `render_response` gets back.
+    """A POST route in three steps: `parse` reads a body, `Parsed.request` makes a request of it for a model, and
+    `render_response` gets the body back with the result. The body is a struct of the dialect's own.
 
     Several may have one path: then the body decides, by the fields that it has. Each dialect has a partial Route with its way
     to render errors.
@@ -83,7 +93,7 @@ class Route:
 
     path: str
     summary: str
-    parse_request: ParseRequest
+    parse: Parse
     render_response: Callable[[Any, Any, ServedModel], bytes | Response]
     """(body, result, model) -> response. The result is a Result, or what a TokenizeRequest or DetokenizeRequest gets."""
     _: KW_ONLY
@@ -104,17 +114,19 @@ class Route:
     """Return whether headers are of a client of this API whose bodies look like those of the route without discriminators."""
     placeholders: frozenset[str] = frozenset()
     """Names of models that clients of this API send without meaning one; they count as none."""
+    suits: Callable[[Any, ServedModel], bool] = _suits_any
+    """Return whether a model is made for a body; the others may answer it too."""
     made_for: ModelKind = "any"
     """The kind of model whose answers the route is for. Other models may answer it too."""
-    accepts: Mapping[str, ParseRequest] = field(default_factory=dict[str, ParseRequest])
+    accepts: Mapping[str, Parse] = field(default_factory=dict[str, Parse])
     """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
     body_type: type | None = None
-    """The type of the JSON, where `parse_request` returns something else."""
+    """The type of the JSON, where `parse` returns something else."""
 
     @property
     def request_type(self) -> type:
-        """The type of the JSON; by default `parse_request` is annotated to return it first."""
-        return self.body_type or get_args(get_type_hints(self.parse_request)["return"])[0]
+        """The type of the JSON; by default that of the body which `parse` is annotated to return."""
+        return self.body_type or get_args(get_type_hints(self.parse)["return"])[0]
 
     def render_error(self, error: WhimbrelError) -> bytes:
         return self.render(error, self.terms)
@@ -148,6 +160,6 @@ def binary_types(formats: Sequence[str]) -> list[str]:
     return [media_type for media_type, name in _FORMATS.items() if name in formats]
 
 
-def binary_formats(parse_request: Callable[..., Any]) -> dict[str, ParseRequest]:
-    """Return the media types of binary answers, each with `parse_request` for bodies that name no format."""
-    return {media_type: partial(parse_request, default=name) for media_type, name in _FORMATS.items()}
+def binary_formats(parse: Callable[..., Parsed[Any]]) -> dict[str, Parse]:
+    """Return the media types of binary answers, each with `parse` for bodies that name no format."""
+    return {media_type: partial(parse, default=name) for media_type, name in _FORMATS.items()}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
@@ -14,6 +12,7 @@ from msgspec import Meta
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.rules import ID_LISTS, IDS, LONGEST, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
 from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
@@ -110,12 +109,12 @@ class SparseValue(msgspec.Struct):
     value: float
 
 
-def parse_embed(raw: bytes) -> tuple[TEIEmbedRequest, Request]:
+def parse_embed(raw: bytes) -> Parsed[TEIEmbedRequest]:
     body = decode(TEIEmbedRequest, raw)
-    return body, dense(body)
+    return ready(body, dense(body))
 
 
-def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel], Request]]:
+def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
     """Return the body of /embed_all, and the function from a model to its Request.
 
     It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors, by default those
@@ -127,31 +126,32 @@ def parse_embed_all(raw: bytes) -> tuple[EmbedAllRequest, Callable[[ServedModel]
     def for_model(model: ServedModel) -> Request:
         if "multi_vector" not in model.card.outputs:
             return request
-        return replace(request, outputs=("multi_vector",), input_type=side_of(model.card, body.input_type))
+        return encode_request(body, "multi_vector", side=side_of(model.card, body.input_type))
 
-    return body, for_model
+    return Parsed(body, for_model)
 
 
-def parse_embed_sparse(raw: bytes) -> tuple[EmbedSparseRequest, Request]:
+def parse_embed_sparse(raw: bytes) -> Parsed[EmbedSparseRequest]:
     body = decode(EmbedSparseRequest, raw)
-    return body, encode_request(body, "sparse")
+    return ready(body, encode_request(body, "sparse"))
 
 
-def parse_similarity(raw: bytes) -> tuple[SimilarityRequest, Request]:
+def parse_similarity(raw: bytes) -> Parsed[SimilarityRequest]:
     body = decode(SimilarityRequest, raw)
-    return body, similarity(body.inputs, body.parameters or Parameters())
+    return ready(body, similarity(body.inputs, body.parameters or Parameters()))
 
 
 def dense(body: VectorFields) -> Request:
     return encode_request(body, "dense", normalize=body.normalize is not False, dimensions=body.dimensions)
 
 
-def encode_request(body: TEITextFields, output: OutputName, **more: Any) -> Request:
+def encode_request(body: TEITextFields, output: OutputName, *, side: InputType | None = None, **more: Any) -> Request:
+    """Return the Request of a body. `side` replaces its own."""
     return Request(
         parse_texts(body.inputs),
         (output,),
         prompt_name=body.prompt_name,
-        input_type=body.input_type,
+        input_type=side or body.input_type,
         truncate=cut(body.truncate, body.truncation_direction),
         **more,
     )

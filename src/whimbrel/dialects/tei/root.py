@@ -22,7 +22,7 @@ from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.faults import MissingField
 from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import Response, ServedModel
-from whimbrel.dialects.common.route import RequestForModel
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.rules import (
     ID_LISTS,
     IDS,
@@ -102,11 +102,11 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     ] = None
 
 
-def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
+def parse_root(raw: bytes) -> Parsed[RootRequest]:
     body = decode(RootRequest, raw)
     if isinstance(body.inputs, Sentences):
         parameters = msgspec.convert(body.parameters or RootParameters(), Parameters, from_attributes=True)
-        return body, similarity(body.inputs, parameters)
+        return ready(body, similarity(body.inputs, parameters))
 
     def request(model: ServedModel) -> Request:
         output = _first(model)
@@ -116,14 +116,18 @@ def parse_root(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel
         if output == "token_scores":
             return _find_entities(body, model).request
         if output == "multi_vector":
-            return replace(encode_request(body, output), input_type=side_of(model.card, body.input_type))
+            return encode_request(body, output, side=side_of(model.card, body.input_type))
         return dense(body) if output == "dense" else encode_request(body, output)
 
-    return body, RequestForModel(request, lambda model: _suits(body, _first(model)))
+    return Parsed(body, request)
 
 
 _OF_VECTORS: Final = ("normalize", "dimensions", "prompt_name")
 _OF_CLASSES: Final = ("function_to_apply", "top_k")
+
+
+def _root_suits(body: RootRequest, model: ServedModel) -> bool:
+    return isinstance(body.inputs, Sentences) or _suits(body, _first(model))
 
 
 def _suits(body: RootRequest, output: OutputName) -> bool:
@@ -143,7 +147,7 @@ def _suits(body: RootRequest, output: OutputName) -> bool:
     return output in (("dense", "sparse", "scores") if body.parameters is None else ("scores", "token_scores"))
 
 
-def parse_invocation(raw: bytes) -> tuple[RootRequest, Request | Callable[[ServedModel], Request]]:
+def parse_invocation(raw: bytes) -> Parsed[RootRequest]:
     """Parse a body of /invocations that has no field of any other route. Raises InvalidRequest in vLLM's words too."""
     try:
         return parse_root(raw)
@@ -244,26 +248,27 @@ class _Marks(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Instances:
-    """Instances as (body, request); the request may be a function of the model."""
+    """Instances, each a parsed body."""
 
     model: str | None
-    each: Sequence[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]]
+    each: Sequence[Parsed[RootRequest] | Parsed[TEIRerankRequest]]
 
 
-def parse_vertex(raw: bytes) -> tuple[Instances, Callable[[ServedModel], Request] | None]:
+def parse_vertex(raw: bytes) -> Parsed[Instances]:
     body = decode(VertexRequest, raw)
-    each: list[tuple[RootRequest | TEIRerankRequest, Request | Callable[[ServedModel], Request]]] = []
+    each: list[Parsed[RootRequest] | Parsed[TEIRerankRequest]] = []
     for index, instance in enumerate(map(bytes, body.instances)):
         with _locate_errors(index):
             is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
             each.append((parse_rerank if is_rerank else parse_root)(instance))
     instances = Instances(body.model, each)
     if not each:
-        return instances, None
-    wanted = [request for _, request in each if isinstance(request, RequestForModel)]
-    return instances, RequestForModel(
-        lambda model: _merge_requests(instances, model), lambda model: all(request.suits(model) for request in wanted)
-    )
+        return ready(instances, None)
+    return Parsed(instances, lambda model: _merge_requests(instances, model))
+
+
+def _vertex_suits(body: Instances, model: ServedModel) -> bool:
+    return all(_root_suits(each.body, model) for each in body.each if isinstance(each.body, RootRequest))
 
 
 def render_vertex(body: Instances, result: Result | None, model: ServedModel) -> bytes | Response:
@@ -271,8 +276,8 @@ def render_vertex(body: Instances, result: Result | None, model: ServedModel) ->
     if result is not None:
         ends = accumulate((len(request.texts) for request in _requests(body, model)), initial=0)
         answers = [
-            _write(instance, _part(result, start, end), model)
-            for (instance, _), (start, end) in zip(body.each, pairwise(ends), strict=True)
+            _write(instance.body, _part(result, start, end), model)
+            for instance, (start, end) in zip(body.each, pairwise(ends), strict=True)
         ]
     size = sum(answer.memory_bytes for answer in answers)
     return Response(_pieces(answers), memory_bytes=size) if size else b"".join(_pieces(answers))
@@ -293,9 +298,9 @@ def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
 
 def _requests(body: Instances, model: ServedModel) -> list[Request]:
     requests: list[Request] = []
-    for index, (_, request) in enumerate(body.each):
+    for index, parsed in enumerate(body.each):
         with _locate_errors(index):
-            requests.append(request(model) if callable(request) else request)
+            requests.append(cast(Request, parsed.request(model)))
     return requests
 
 
@@ -307,7 +312,7 @@ def _merge_requests(body: Instances, model: ServedModel) -> Request:
             message = "asks for something else than instances[0]; send a request for each kind."
             raise InvalidRequest(message, param="instances", item=index)
     texts: list[Any] = [text for request in requests for text in request.texts]
-    limit = MAX_PAIRS if isinstance(body.each[0][0], TEIRerankRequest) else MAX_INPUTS
+    limit = MAX_PAIRS if isinstance(body.each[0].body, TEIRerankRequest) else MAX_INPUTS
     count(limit, " inputs in all").check(texts, Location("instances"))
     return replace(common, texts=texts)
 
@@ -346,19 +351,19 @@ def _locate_input(location: Location) -> Location:
 
 _ROOT: Final = TEI(
     "/", "The route that suits the model: /embed, /embed_sparse, /embed_all, /predict or entities; or /similarity (TEI).",
-    parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}',
+    parse_root, render_root, response_type=list[Any], example='{"inputs": "What is a whimbrel?"}', suits=_root_suits,
 )  # fmt: skip
 _VERTEX: Final = TEI(
     "/vertex", "Several bodies of `/` in one, as Vertex AI sends them (TEI).",
     parse_vertex, render_vertex, response_type=VertexResponse,
     example='{"instances": [{"inputs": "What is a whimbrel?"}, {"inputs": "A wader."}]}',
-    terms=TERMS.extended({"input": _locate_input}), body_type=VertexRequest,
+    terms=TERMS.extended({"input": _locate_input}), body_type=VertexRequest, suits=_vertex_suits,
 )  # fmt: skip
 
 ROUTES: Final = (
     *(
         replace(route, path=path)
-        for path, root in (("/", _ROOT), ("/invocations", replace(_ROOT, parse_request=parse_invocation)))
+        for path, root in (("/", _ROOT), ("/invocations", replace(_ROOT, parse=parse_invocation)))
         for route in (root, *(each for each in scores.ROUTES if each.path == "/rerank"))
     ),
     _VERTEX,

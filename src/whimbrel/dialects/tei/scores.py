@@ -5,7 +5,6 @@ Scores pass through the checkpoint's activation unless the body asks for raw sco
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
@@ -15,6 +14,7 @@ from whimbrel.dialects.common.activation import ActivationName, Prediction, acti
 from whimbrel.dialects.common.bodies import decode, is_packed
 from whimbrel.dialects.common.pair_inputs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import Parsed
 from whimbrel.dialects.common.rules import LONGEST, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, text_inputs
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
@@ -80,7 +80,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], Request]]:
+def parse_rerank(raw: bytes) -> Parsed[TEIRerankRequest]:
     body = decode(TEIRerankRequest, raw, packed=is_packed(raw))
     pairs = [(body.query, text) for text in body.texts]
 
@@ -97,7 +97,7 @@ def parse_rerank(raw: bytes) -> tuple[TEIRerankRequest, Callable[[ServedModel], 
             truncate=cut(body.truncate, body.truncation_direction),
         )
 
-    return body, request
+    return Parsed(body, request)
 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
@@ -110,10 +110,10 @@ def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) ->
     return timed(to_json(ranks), result, model, characters)
 
 
-def parse_predict(raw: bytes) -> tuple[PredictRequest, Callable[[ServedModel], Request]]:
+def parse_predict(raw: bytes) -> Parsed[PredictRequest]:
     body = decode(PredictRequest, raw)
     texts = sequences(body.inputs)
-    return body, lambda model: classes(body, texts, model)
+    return Parsed(body, lambda model: classes(body, texts, model))
 
 
 def classes(body: PredictRequest, texts: list[str] | list[Pair], model: ServedModel) -> Request:

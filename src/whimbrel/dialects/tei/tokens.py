@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.rules import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS, text_inputs
 from whimbrel.dialects.common.texts import PromptName
 from whimbrel.dialects.tei.answers import TEI, TERMS
@@ -57,9 +58,10 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
 
 
-def parse_tokenize(raw: bytes) -> tuple[TEITokenizeRequest, TokenizeRequest]:
+def parse_tokenize(raw: bytes) -> Parsed[TEITokenizeRequest]:
     body = decode(TEITokenizeRequest, raw)
-    return body, TokenizeRequest(_texts(body), special=body.add_special_tokens is not False, prompt_name=body.prompt_name)
+    special = body.add_special_tokens is not False
+    return ready(body, TokenizeRequest(_texts(body), special=special, prompt_name=body.prompt_name))
 
 
 def render_tokens(body: TEITokenizeRequest, found: list[TokenInfo], model: ServedModel) -> bytes | Response:
@@ -79,7 +81,7 @@ def _texts(body: TEITokenizeRequest) -> list[str]:
     return [body.inputs] if isinstance(body.inputs, str) else body.inputs
 
 
-def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
+def parse_decode(raw: bytes) -> Parsed[DecodeRequest]:
     body = decode(DecodeRequest, raw)
     rows: list[Any] = body.ids if isinstance(body.ids[0], list) else [body.ids]
     for index, row in enumerate(rows):
@@ -87,7 +89,7 @@ def parse_decode(raw: bytes) -> tuple[DecodeRequest, DetokenizeRequest]:
             raise InvalidRequest("ids and lists of ids cannot be mixed in one list.", param="ids", item=index)
         if any(not 0 <= each < 2**31 for each in cast(list[int], row)):
             raise InvalidRequest("a token id is 0 or more, and fits into 31 bits.", param="ids", item=index)
-    return body, DetokenizeRequest(rows, special=body.skip_special_tokens is False)
+    return ready(body, DetokenizeRequest(rows, special=body.skip_special_tokens is False))
 
 
 def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import TokenInputs
 from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import (
@@ -19,7 +20,6 @@ from whimbrel.dialects.common.vllm_fields import (
     vllm_text_request,
 )
 from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
-from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
 
@@ -49,10 +49,10 @@ class VLLMClassifyResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_classify(raw: bytes) -> tuple[VLLMClassifyRequest, Request]:
+def parse_classify(raw: bytes) -> Parsed[VLLMClassifyRequest]:
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(VLLMClassifyRequest, raw)
-    return body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize)
+    return ready(body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize))
 
 
 def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:

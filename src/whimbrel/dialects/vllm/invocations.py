@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import msgspec
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
-from whimbrel.dialects.common.route import Route
+from whimbrel.dialects.common.route import EngineCall, Parsed, Route
 from whimbrel.dialects.common.texts import Priority
 from whimbrel.dialects.vllm.classes import CLASSIFY
 from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE
 from whimbrel.dialects.vllm.pooling import POOLING
 from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
 from whimbrel.errors import InvalidRequest
-from whimbrel.types.request import OutputName, Request
+from whimbrel.types.request import OutputName
 from whimbrel.types.result import Result
 
 
@@ -31,15 +31,14 @@ class Invocation:
     raw: bytes
     route: Callable[[ServedModel], Route]
     """Return the route that reads the body for a model."""
-    read: dict[str, tuple[Any, Request | Callable[[ServedModel], Request]]] = field(default_factory=dict[str, Any])
-    """The body and its request, by the path of each route that was asked."""
+    read: dict[str, Parsed[Any]] = field(default_factory=dict[str, Parsed[Any]])
+    """The body as each route that was asked parses it, by the route's path."""
 
-    def request(self, model: ServedModel) -> Request:
+    def request(self, model: ServedModel) -> EngineCall | None:
         route = self.route(model)
         if route.path not in self.read:
-            self.read[route.path] = cast(Any, route.parse_request(self.raw))
-        request = self.read[route.path][1]
-        return request(model) if callable(request) else request
+            self.read[route.path] = route.parse(self.raw)
+        return self.read[route.path].request(model)
 
 
 class _Named(msgspec.Struct, frozen=True):
@@ -48,7 +47,7 @@ class _Named(msgspec.Struct, frozen=True):
     input: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
-def _parse(raw: bytes, route: Callable[[ServedModel], Route]) -> tuple[Invocation, Callable[[ServedModel], Request]]:
+def _parse(raw: bytes, route: Callable[[ServedModel], Route]) -> Parsed[Invocation]:
     named = decode(_Named, raw)
     if named.input is msgspec.UNSET:
         raise InvalidRequest(
@@ -57,12 +56,12 @@ def _parse(raw: bytes, route: Callable[[ServedModel], Route]) -> tuple[Invocatio
             param="input",
         )
     body = Invocation(named.model, named.priority, raw, route)
-    return body, body.request
+    return Parsed(body, body.request)
 
 
 def _render(body: Invocation, result: Result, model: ServedModel) -> bytes | Response:
     route = body.route(model)
-    return route.render_response(body.read[route.path][0], result, model)
+    return route.render_response(body.read[route.path].body, result, model)
 
 
 _PAIR_NAMES: Final = {"/score": ("queries", "data_1", "text_1"), "/rerank": ("documents",)}

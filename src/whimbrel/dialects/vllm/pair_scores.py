@@ -5,7 +5,6 @@ Unknown fields are ignored. Source: vLLM 0.33, entrypoints/pooling/scoring.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
@@ -25,13 +24,12 @@ from whimbrel.dialects.common.pairs import (
 )
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
-from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.route import ErrorTerms, Parsed
 from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present, schema
 from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
-from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
 _Queries: TypeAlias = Annotated[Query | Queries | None, schema(**PAIRS.schema)]
@@ -79,7 +77,7 @@ class ScoreResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Request]]:
+def parse_score(raw: bytes) -> Parsed[ScoreRequest]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(ScoreRequest, raw, packed=is_packed(raw))
     forms = [form for form in FORMS if any(getattr(body, name) is not None for name in form)] or FORMS[-1:]
@@ -102,7 +100,8 @@ def parse_score(raw: bytes) -> tuple[ScoreRequest, Callable[[ServedModel], Reque
             "1:N or N:N."
         )
         raise InvalidRequest(message, param=names[0])
-    return body, cut_by_format(body, pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query))
+    request = pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query)
+    return Parsed(body, cut_by_format(body, request))
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
@@ -120,7 +119,7 @@ def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> byte
 V1_SCORE: Final = replace(
     RERANK,
     path="/v1/score", summary="The scores of pairs of texts (vLLM).",
-    parse_request=parse_score, render_response=render_score, response_type=ScoreResponse,
+    parse=parse_score, render_response=render_score, response_type=ScoreResponse,
     example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
     terms=ErrorTerms({**PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
 )  # fmt: skip

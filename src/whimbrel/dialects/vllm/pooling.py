@@ -6,7 +6,6 @@ are documents by default. Unknown fields are ignored. Source: vLLM 0.33, entrypo
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
@@ -17,6 +16,7 @@ from msgspec import Meta
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.input_types import side_of
 from whimbrel.dialects.common.responses import METADATA, OCTETS, Response, ServedModel, header, json_answer, row_blocks
+from whimbrel.dialects.common.route import Parsed
 from whimbrel.dialects.common.texts import TextUse, TokenInputs
 from whimbrel.dialects.common.usage import VLLMUsage, usage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import (
@@ -85,7 +85,7 @@ _MAX_HEADER: Final = 65_000
 """The limit of bytes in a header: Python's http.client reads lines of 65,536 bytes."""
 
 
-def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], Request]]:
+def parse_pooling(raw: bytes) -> Parsed[PoolingRequest]:
     reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(PoolingRequest, raw)
 
@@ -114,7 +114,7 @@ def parse_pooling(raw: bytes) -> tuple[PoolingRequest, Callable[[ServedModel], R
         cuts, side = bool(model.card.text_formats), side_of(model.card, body.input_type)
         return vllm_text_request(body, (output,), cuts=cuts, input_type=side, **by_output)
 
-    return body, request
+    return Parsed(body, request)
 
 
 def _list_request(body: PoolingRequest) -> Request:

@@ -10,6 +10,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import ServedModel
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.rules import MAX_IDS, count
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLM
@@ -55,10 +56,10 @@ class VLLMDetokenizeResponse(msgspec.Struct):
     prompt: str
 
 
-def parse_tokenize(raw: bytes) -> tuple[VLLMTokenizeRequest, TokenizeRequest]:
+def parse_tokenize(raw: bytes) -> Parsed[VLLMTokenizeRequest]:
     reject_unsupported(raw, text="prompt")
     body = decode(VLLMTokenizeRequest, raw)
-    return body, TokenizeRequest([body.prompt], special=body.add_special_tokens is not False)
+    return ready(body, TokenizeRequest([body.prompt], special=body.add_special_tokens is not False))
 
 
 def render_tokenize(body: VLLMTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
@@ -68,9 +69,9 @@ def render_tokenize(body: VLLMTokenizeRequest, results: Sequence[TokenInfo], mod
     return to_json(counts | {"tokens": tokens.ids_T, "token_strs": names})
 
 
-def parse_detokenize(raw: bytes) -> tuple[VLLMDetokenizeRequest, DetokenizeRequest]:
+def parse_detokenize(raw: bytes) -> Parsed[VLLMDetokenizeRequest]:
     body = decode(VLLMDetokenizeRequest, raw)
-    return body, DetokenizeRequest([body.tokens])
+    return ready(body, DetokenizeRequest([body.tokens]))
 
 
 def render_detokenize(body: VLLMDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:

@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
-from whimbrel.dialects.common.route import EngineCall, ParseRequest
+from whimbrel.dialects.common.route import EngineCall, Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.docs import docs_file
 from whimbrel.server.app.guards import GuardMiddleware
@@ -108,7 +108,8 @@ class App:
             body = b""  # until all of it is there
             with Timer("receive", into=context.stages):
                 body = await context.read_body(deadline=deadline, gzipped=gzipped)
-            response = await self._respond(routes.choose(body, context.request_headers), body, deadline, scope)
+            context.route = routes.choose(body, context.request_headers)
+            response = await self._respond(context.route, body, deadline, scope)
         except WhimbrelError as error:
             if body is None:
                 body = await context.read_small_body(scope["path"])
@@ -120,33 +121,36 @@ class App:
     async def _respond(self, route: Route, body: bytes, deadline: float, scope: Scope) -> Response:
         context = context_of(scope)
         with Timer("read", into=context.stages):
-            parsed, call = _parser(route, context.request_headers)(body)
+            parsed = _parser(route, context.request_headers)(body)
             context.model = "other"
-            name = scope.get(DEPLOYMENT, parsed.model)
-            embedder = self._served.find(None if name in route.placeholders and not self._served.knows(name) else name, call)
+            name = scope.get(DEPLOYMENT, parsed.body.model)
+            is_placeholder = name in route.placeholders and not self._served.knows(name)
+            embedder = self._served.find(None if is_placeholder else name, route, parsed)
             context.model = embedder.plan.served_name
-            request = call(embedder) if callable(call) else call
+            request = parsed.request(embedder)
         result: Any = None
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
-            request = replace(request, adapter=_choose_adapter(name, embedder, request))
+            request = _with_named_adapter(request, name, embedder)
         if request is not None:
-            priority: int | None = getattr(parsed, "priority", None)  # of the dialects that have it
+            priority: int | None = getattr(parsed.body, "priority", None)  # of the dialects that have it
             scheduling = Scheduling(priority or 0, deadline, context.tenant, _seconds_waited(context.request_headers))
             result = await _run_while_connected(_run(embedder, request, scheduling), scope, context.receive)
         if isinstance(result, Result):
             context.note_result(result)
         with Timer("write", into=context.stages):
-            answer = route.render_response(parsed, result, embedder)
+            answer = route.render_response(parsed.body, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
 
 
-def _choose_adapter(name: str | None, embedder: AsyncEmbedder, request: Request) -> str | None:
-    """Return the adapter that a request names, in its model's name or by itself. Raises InvalidRequest if these differ."""
+def _with_named_adapter(request: Request, name: str | None, embedder: AsyncEmbedder) -> Request:
+    """Return the request with the adapter that its model's name chooses. Raises InvalidRequest if it asks for another."""
     named = adapter_in(name, embedder.plan) if name and embedder.plan.adapters else None
-    if None not in (named, request.adapter) and named != request.adapter:
+    if named is None or named == request.adapter:
+        return request
+    if request.adapter is not None:
         raise InvalidRequest(f"is {request.adapter!r}, and model names {named!r}; give one of them.", param="adapter")
-    return named or request.adapter
+    return replace(request, adapter=named)
 
 
 def create_app(served: ModelRegistry, *, guards: ServerLimits = DEFAULTS) -> App:
@@ -195,13 +199,13 @@ def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> b
     return coding != b"identity"
 
 
-def _parser(route: Route, headers: Mapping[bytes, bytes]) -> ParseRequest:
+def _parser(route: Route, headers: Mapping[bytes, bytes]) -> Parse:
     """Return the parser of the body, by the media type that the client accepts."""
     accept = headers.get(b"accept", b"*/*")
     if accept == b"*/*" or not route.accepts:
-        return route.parse_request
+        return route.parse
     kind = accepted_media_type(accept.decode("latin-1"), list(route.accepts))
-    return route.accepts.get(kind, route.parse_request)
+    return route.accepts.get(kind, route.parse)
 
 
 def _run(embedder: AsyncEmbedder, request: EngineCall, scheduling: Scheduling) -> Awaitable[Any]:

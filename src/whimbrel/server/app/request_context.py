@@ -22,6 +22,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.common.route import Route as DialectRoute
 from whimbrel.errors import DeadlineExceeded, MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.request_memory import SMALL_BODY, RequestMemory
@@ -85,6 +86,8 @@ class RequestContext:
         """A name for the API key; "" if no key is required."""
         self.model = ""
         """Served name of the model; "other" if the client asks for a model that is not served."""
+        self.route: DialectRoute | None = None
+        """The dialect's route, once the body has chosen it."""
         self.num_texts = 0
         self.has_result = False
         """True if the engine gave a result. Otherwise the token counts are unknown."""
@@ -273,10 +276,10 @@ def context_of(scope: Scope) -> RequestContext:
 
 
 async def send_error(error: WhimbrelError, scope: Scope, send: Send, *, body: bytes = b"", allow: str = "") -> None:
-    """Answer with an error in the shape of the dialect that the path and the `body` of the request belong to."""
+    """Answer with an error in the shape of the dialect of the chosen route, else of that which path and `body` belong to."""
     context = context_of(scope)
     context.error, context.error_outcome = error.code, _outcome(error.status)
-    status, content = render_error(error, scope["path"], body)
+    status, content = render_error(error, scope["path"], body, context.route)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
     if isinstance(error, Overloaded | Unavailable):
         headers.append((b"retry-after", b"%d" % max(1, ceil(error.retry_after))))

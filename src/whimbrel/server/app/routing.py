@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Final, Protocol, TypeAlias
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.types import Scope
@@ -17,7 +17,7 @@ from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama
 from whimbrel.dialects.common import openai_errors
 from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.dialects.common.responses import served_names
-from whimbrel.dialects.common.route import EngineCall, RequestForModel, ServedModel
+from whimbrel.dialects.common.route import Parsed, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, WhimbrelError
 from whimbrel.outputs.requested import scores_by_similarity
 from whimbrel.types.card import Card
@@ -25,9 +25,6 @@ from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import TokenInfo
-
-ParsedCall: TypeAlias = EngineCall | Callable[[ServedModel], EngineCall] | None
-"""The engine call of a parsed body, or the function that makes it for a model."""
 
 
 class PathRoutes:
@@ -42,23 +39,25 @@ class PathRoutes:
         self.media_types = () if () in types else tuple(dict.fromkeys(each for of_route in types for each in of_route))
         """Media types that a body may be declared as; empty for any."""
         names = sorted({name for route in routes for name in route.discriminators})
-        self._discriminators = [name.encode() for name in names]
         optional = [(name, msgspec.Raw | msgspec.UnsetType, msgspec.UNSET) for name in names]
         self._fields = msgspec.defstruct("Fields", optional)
         self._json = msgspec.json.Decoder(self._fields)
         self._message_pack = msgspec.msgpack.Decoder(self._fields)
 
     def choose(self, body: bytes, headers: Mapping[bytes, bytes] | None = None) -> Route:
-        """Return the route that a body is for, as far as the body can be read, and its headers."""
+        """Return the route that a body is for, as far as the body can be read, and its headers.
+
+        The values of the body are skipped, and not decoded.
+        """
         default = self.default
         if headers is not None and self._told_by_headers:
             default = next((each for each in self._told_by_headers if each.of_client and each.of_client(headers)), default)
-        if all(body.find(name) < 0 for name in self._discriminators):  # `in` first tries the name as a number, which costs more
+        if len(self.routes) == 1:
             return default
         try:
             fields = (self._message_pack if is_packed(body) else self._json).decode(body)
         except (msgspec.MsgspecError, ValueError, RecursionError):
-            present = {name.decode() for name in self._discriminators if b'"%b"' % name in body}
+            present = {name for name in self._fields.__struct_fields__ if b'"%b"' % name.encode() in body}
         else:
             present = {name for name in self._fields.__struct_fields__ if getattr(fields, name) is not msgspec.UNSET}
         return next((route for route in self.routes if not route.discriminators.isdisjoint(present)), default)
@@ -98,10 +97,11 @@ def canonical(scope: Scope) -> Scope:
     return scope if plain == path else {**scope, "path": plain}
 
 
-def render_error(error: WhimbrelError, path: str = "", body: bytes = b"") -> tuple[int, bytes]:
-    """Return status and body of the answer to a request of which the path is known, and perhaps the body."""
-    if path in ROUTES_BY_PATH:
+def render_error(error: WhimbrelError, path: str = "", body: bytes = b"", route: Route | None = None) -> tuple[int, bytes]:
+    """Return status and body of the answer to a request of which the path is known, and perhaps the body, or the route."""
+    if route is None and path in ROUTES_BY_PATH:
         route = ROUTES_BY_PATH[path].choose(body)
+    if route is not None:
         return route.status(error), route.render_error(error)
     other = ollama if path.startswith(_OLLAMA) else openai_errors
     return error.status, _GET_ROUTES.get(path, other).render_error(error)
@@ -138,8 +138,8 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[AsyncEmbedder]:
         return (self._embedders[index] for index in sorted(self._embedders))
 
-    def find(self, name: str | None, call: ParsedCall = None) -> AsyncEmbedder:
-        """Return the model with this name; without a name, the only model that can answer `call`.
+    def find(self, name: str | None, route: Route | None = None, parsed: Parsed[Any] | None = None) -> AsyncEmbedder:
+        """Return the model with this name; without a name, the only model that can answer the body.
 
         Raises Unavailable, ModelNotFound, InvalidRequest.
         """
@@ -150,7 +150,7 @@ class ModelRegistry:
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
         if name is None:
-            return self._fitting(call)
+            return self._fitting(route, parsed)
         error = ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
         error.model = name[:100]
         raise error
@@ -163,10 +163,10 @@ class ModelRegistry:
         wanted = _untagged(name)
         return next((each for each in self if wanted in map(_untagged, served_names(each.plan))), None)
 
-    def _fitting(self, call: ParsedCall) -> AsyncEmbedder:
-        fits = [(_fitness(embedder, call), embedder) for embedder in self]
-        best = max(fitness for fitness, _ in fits)
-        fitting = [embedder for fitness, embedder in fits if fitness == best]
+    def _fitting(self, route: Route | None, parsed: Parsed[Any] | None) -> AsyncEmbedder:
+        fits = [(fitness(embedder, route, parsed), embedder) for embedder in self]
+        best = max(each for each, _ in fits)
+        fitting = [embedder for each, embedder in fits if each == best]
         if not best:
             raise InvalidRequest(f"none of this server's models can answer this: {_names(fitting)}.", param="model")
         if len(fitting) > 1:
@@ -206,15 +206,13 @@ def _names(embedders: Iterable[AsyncEmbedder]) -> str:
     return ", ".join(name for embedder in embedders for name in served_names(embedder.plan))
 
 
-def _fitness(embedder: AsyncEmbedder, call: ParsedCall) -> int:
-    """Return 0 if a model cannot answer a call, 1 if it can, 2 if it is made for it."""
-    suits = not isinstance(call, RequestForModel) or call.suits(embedder)
-    if callable(call):
-        try:
-            call = call(embedder)
-        except InvalidRequest:
-            return 0
-    if not isinstance(call, Request):
+def fitness(embedder: AsyncEmbedder, route: Route | None, parsed: Parsed[Any] | None) -> int:
+    """Return 0 if a model cannot answer a body, 1 if it can, 2 if it is made for it."""
+    try:
+        call = None if parsed is None else parsed.request(embedder)
+    except InvalidRequest:
+        return 0
+    if route is None or parsed is None or not isinstance(call, Request):
         return 1
     card = embedder.card
     if scores_by_similarity(card, call):
@@ -222,7 +220,9 @@ def _fitness(embedder: AsyncEmbedder, call: ParsedCall) -> int:
     if not card.all_outputs.keys() >= set(call.outputs):
         return 0
     fits = bool(call.outputs) and card.outputs.keys() >= set(call.outputs)
-    return 2 if suits and fits and (call.outputs != ("scores",) or _is_made_to_score(card, call)) else 1
+    if not fits or not route.suits(parsed.body, embedder):
+        return 1
+    return 2 if call.outputs != ("scores",) or _is_made_to_score(card, call) else 1
 
 
 def _is_made_to_score(card: Card, request: Request) -> bool:

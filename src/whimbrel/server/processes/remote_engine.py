@@ -190,7 +190,7 @@ class RemoteEngine:
         if scheduling.tenant:
             admit_any(self.plan, queued, tokens=tokens, rate=rate, jitter=jitter)
             return
-        small = _num_characters(request.texts) * max(1, len(request.hypotheses)) <= self.plan.max_batch_tokens
+        small = num_characters(request) <= self.plan.max_batch_tokens
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
         admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=scheduling.waited > 0, jitter=jitter)
@@ -292,7 +292,13 @@ def _empty_result(request: EngineRequest) -> Result:
     return request.result(outputs, Timings(request.tokenize, total=perf_counter() - request.received))
 
 
-def _num_characters(texts: Iterable[object]) -> int:
-    """Return the characters of all distinct texts: a query counts once in a list of pairs."""
+def num_characters(request: Request) -> int:
+    """Return about how many characters the model reads: distinct texts, once for each hypothesis, and beside each its words.
+
+    A query counts once in a list of pairs. Hypotheses are read with every text, and so are labels.
+    """
+    texts: Iterable[object] = request.texts
     parts = (part for text in texts for part in (cast("tuple[object, ...]", text) if isinstance(text, tuple) else (text,)))
-    return sum({id(part): len(part) for part in parts if isinstance(part, str)}.values())
+    own = sum({id(part): len(part) for part in parts if isinstance(part, str)}.values())
+    beside = sum(map(len, (*request.hypotheses, *request.labels)))
+    return own * max(1, len(request.hypotheses)) + len(request.texts) * beside
