@@ -25,10 +25,10 @@ from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.gliner import GLINER, is_gliner, read_gliner
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
-from whimbrel.checkpoint.scores import classifiers, listwise, llm_rerankers
+from whimbrel.checkpoint.scores import classifiers, list_rerankers, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
+from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, cut_output, finish_output, tokens
 from whimbrel.checkpoint.sentence_transformers.instructor import OWN_LENGTH, is_instructor
 from whimbrel.checkpoint.sentence_transformers.modules import (
     KINDS,
@@ -41,7 +41,7 @@ from whimbrel.checkpoint.sentence_transformers.modules import (
 )
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
-from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
+from whimbrel.checkpoint.sentence_transformers.static_card import is_model2vec, read_static_card
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.reading import choosing_reading
 from whimbrel.errors import CheckpointError, SetupError
@@ -91,10 +91,10 @@ def read_card(
 def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
     if not has_modules(folder):
         require_config(folder)
-    if listwise.is_listwise(folder):
+    if list_rerankers.is_listwise(folder):
         if pooling is not None or reranker is not None:
             raise CheckpointError("says how documents are judged; leave out --pooling or --reranker.", file="config.json")
-        return listwise.read_listwise(folder, name)
+        return list_rerankers.read_listwise(folder, name)
     if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
         return llm_rerankers.read_reranker(folder, name, reranker)
     if reranker is not None:

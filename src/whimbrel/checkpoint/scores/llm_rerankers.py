@@ -24,7 +24,7 @@ from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
 from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.heads import resolve_features, tokens
+from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, has_modules, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError

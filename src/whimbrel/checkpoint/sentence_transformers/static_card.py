@@ -21,7 +21,7 @@ from typing import Any, Final, Literal, cast
 
 from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.sentence_transformers.heads import cut_output, finish_output
+from whimbrel.checkpoint.sentence_transformers.chained import cut_output, finish_output
 from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
