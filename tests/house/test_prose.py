@@ -85,6 +85,31 @@ def comments(file: Path) -> Iterator[Prose]:
 
 
 @cache
+def kernels() -> list[Prose]:
+    """Return the comments in C++ that stand on lines of their own, those of consecutive lines as one."""
+    found: list[Prose] = []
+    for file in sorted((ROOT / "src").rglob("*")):
+        for number, line in enumerate(_text(file).splitlines() if file.suffix in (".h", ".cpp") else (), 1):
+            if match := re.match(r"\s*// ?(.*)", line):
+                before = found[-1] if found and found[-1].file == file else None
+                if before is not None and before.line + before.text.count("\n") == number - 1:
+                    found[-1] = before._replace(text=f"{before.text}\n{match[1]}")
+                else:
+                    found.append(Prose(file, number, match[1]))
+    return found
+
+
+def remarks() -> list[Prose]:
+    """Return the comments of all files in Python, and those in C++ that stand behind code."""
+    found = [prose for file in sources(*FOLDERS) for prose in comments(file)]
+    for file in {prose.file for prose in kernels()}:
+        for number, line in enumerate(_text(file).splitlines(), 1):
+            if match := re.search(r"\S.*\s// ?(.*)", line):
+                found.append(Prose(file, number, match[1]))
+    return found
+
+
+@cache
 def deployment() -> list[Prose]:
     """Return the headings and paragraphs of docs/deploy, without code, comments and tables."""
     found: list[Prose] = []
@@ -189,20 +214,19 @@ def report(lines: list[str]) -> str:
 
 
 def test_docstrings_begin_with_a_capital_and_a_noun_or_a_verb() -> None:
-    assert not (found := offences(opening, [*described(), *deployment()])), report(found)
+    assert not (found := offences(opening, [*described(), *kernels(), *deployment()])), report(found)
 
 
 def test_docstrings_end_with_a_full_stop() -> None:
-    assert not (found := offences(ending, described())), report(found)
+    assert not (found := offences(ending, [*described(), *kernels()])), report(found)
 
 
 def test_sentences_are_short() -> None:
-    assert not (found := offences(length, [*described(), *deployment()])), report(found)
+    assert not (found := offences(length, [*described(), *kernels(), *deployment()])), report(found)
 
 
 def test_no_reader_has_to_guess_a_noun() -> None:
-    remarks = [prose for file in sources(*FOLDERS) for prose in comments(file)]
-    assert not (found := offences(riddle, [*described(), *remarks, *deployment()])), report(found)
+    assert not (found := offences(riddle, [*described(), *remarks(), *kernels(), *deployment()])), report(found)
 
 
 def test_files_modules_and_decisions_that_are_mentioned_exist() -> None:
@@ -237,7 +261,7 @@ def test_the_rules_find_what_they_look_for() -> None:
     for text in ("It serves nobody.", "Write what is left.", "A config, but for sizes.", "Who waits.", "Up to so many bytes."):
         assert riddle(Prose(ROOT / "README.md", 1, text)), text
     assert not riddle(Prose(ROOT / "README.md", 1, "A user who waits reads what the server sends."))
-    assert min(map(len, (described(), deployment()))) > 90
+    assert min(map(len, (described(), kernels(), deployment()))) > 90
     assert placeholder(Prose(ROOT / "README.md", 1, "TODO."))
     for text in ("See tests/nowhere.py.", "In `nowhere.py`.", "ADR 999.", "`whimbrel.nowhere`.", "whimbrel.errors.Nothing."):
         assert breaches(text)[2], text

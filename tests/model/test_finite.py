@@ -18,7 +18,7 @@ from checkpoints.sparse import splade_layout, write_splade
 from needs import skip_without_bfloat16
 from whimbrel import Engine
 from whimbrel.errors import NonFinite
-from whimbrel.model.heads import load_head
+from whimbrel.model.head_functions import load_head
 from whimbrel.model.pooling import ACTIVATIONS, normalize
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import Activation, Dense

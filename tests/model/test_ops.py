@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from attention_cases import DEVICES, SCORES, _bias, make_layout
 from whimbrel.model.fallback.row_blocks import FINE_SIZES
-from whimbrel.model.heads import adjacent_max
+from whimbrel.model.head_functions import adjacent_max
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
 from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, rms_norm, round_up_rows

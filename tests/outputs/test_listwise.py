@@ -27,7 +27,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.verify import choose_output
 from whimbrel.client import task
 from whimbrel.errors import CheckpointError, InvalidRequest, NonFinite, SetupError, TooLong
-from whimbrel.outputs.listwise import ListScoring
+from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.late_interaction import TokenPooling

@@ -26,7 +26,7 @@ from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.model import heads
+from whimbrel.model import head_functions
 from whimbrel.types.request import Request
 
 TEXTS = [
@@ -132,7 +132,7 @@ def test_a_gpu_gives_the_same(case: str, dtype: str, strategy: str, tmp_path: Pa
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 def test_poolings(strategy: str, activation: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In blocks of fewer entries than there are, the last of which is a short one."""
-    monkeypatch.setattr(heads, "_BLOCK", 48)
+    monkeypatch.setattr(head_functions, "_BLOCK", 48)
     write_splade(tmp_path, vocab_size=395)
     splade_layout(tmp_path, pooling_strategy=strategy, activation_function=activation, word_embedding_dimension=395)
     assert_same(tmp_path)

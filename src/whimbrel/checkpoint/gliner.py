@@ -17,7 +17,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import read_max_length
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Output, SpanPrompt
+from whimbrel.types.card import Card, Output, SpanPrompt, TokenizerReading
 from whimbrel.types.heads import SpanHead
 
 GLINER: Final = "gliner_config.json"
@@ -45,7 +45,7 @@ def is_gliner(folder: Path) -> bool:
     return (folder / GLINER).exists()
 
 
-def read_gliner(folder: Path, name: str) -> Card:
+def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
     """Return the card. Raises CheckpointError."""
     config = JsonFile.read(folder, GLINER)
     config.require_values(_FIXED)
@@ -83,6 +83,6 @@ def read_gliner(folder: Path, name: str) -> Card:
         encoder=encoder,
         outputs={"token_scores": Output(1, rows="span", spans=head, activation="sigmoid")},
         max_length=read_max_length(encoder, JsonFile("", {}), files),
-        tokenizer=read_tokenizer(folder, encoder_config, files, lowercase=False),
+        tokenizer=read_tokenizer(folder, "", encoder_config, files, reading=reading, lowercase=False),
         span_prompt=prompt,
     )

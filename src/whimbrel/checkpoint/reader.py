@@ -25,10 +25,10 @@ from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.gliner import GLINER, is_gliner, read_gliner
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
-from whimbrel.checkpoint.scores import classifiers, listwise, llm_rerankers
+from whimbrel.checkpoint.scores import classifiers, list_rerankers, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, cut_output, finish_output, tokens
+from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, cut_output, finish_output, tokens
 from whimbrel.checkpoint.sentence_transformers.instructor import OWN_LENGTH, is_instructor
 from whimbrel.checkpoint.sentence_transformers.modules import (
     KINDS,
@@ -41,11 +41,11 @@ from whimbrel.checkpoint.sentence_transformers.modules import (
 )
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
-from whimbrel.checkpoint.sentence_transformers.static import is_model2vec, read_static_card
+from whimbrel.checkpoint.sentence_transformers.static_card import is_model2vec, read_static_card
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
-from whimbrel.checkpoint.tokenizer.reading import choosing_reading
+from whimbrel.checkpoint.tokenizer.reading import find_reading
 from whimbrel.errors import CheckpointError, SetupError
-from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName
+from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName, TokenizerReading
 from whimbrel.types.request import OutputName
 from whimbrel.types.template import TextTemplate
 
@@ -74,13 +74,14 @@ def read_card(
     is in no file, or whose value matters.
     """
     accepted = (accept_config,) if isinstance(accept_config, str) else accept_config
-    with accepting(accepted), choosing_reading(tokenizer, folder):
+    reading = find_reading(tokenizer)
+    with accepting(accepted):
         if is_gliner(folder):
             if pooling is not None or reranker is not None:
                 raise CheckpointError("says what is computed; leave out --pooling and --reranker.", file=GLINER)
-            card = read_gliner(folder, name)
+            card = read_gliner(folder, name, reading)
         else:
-            card = _read_card(folder, name, pooling, reranker)
+            card = _read_card(folder, name, reading, pooling, reranker)
         if adapters and card.towers:
             raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
         card = replace(card, encoder=add_adapters(card.encoder, name, adapters or {}))
@@ -88,28 +89,30 @@ def read_card(
     return card
 
 
-def _read_card(folder: Path, name: str, pooling: PoolingOption | None, reranker: RerankerName | None) -> Card:
+def _read_card(
+    folder: Path, name: str, reading: TokenizerReading | None, pooling: PoolingOption | None, reranker: RerankerName | None
+) -> Card:
     if not has_modules(folder):
         require_config(folder)
-    if listwise.is_listwise(folder):
+    if list_rerankers.is_listwise(folder):
         if pooling is not None or reranker is not None:
             raise CheckpointError("says how documents are judged; leave out --pooling or --reranker.", file="config.json")
-        return listwise.read_listwise(folder, name)
+        return list_rerankers.read_listwise(folder, name, reading)
     if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
-        return llm_rerankers.read_reranker(folder, name, reranker)
+        return llm_rerankers.read_reranker(folder, name, reranker, reading)
     if reranker is not None:
         raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file=MODULES)
     if (layout := find_layout(folder)) is not None:
-        return read_multi_vector(folder, name, layout, pooling=pooling)
+        return read_multi_vector(folder, name, layout, reading, pooling=pooling)
     if has_modules(folder):
         if pooling is not None:
             raise CheckpointError("says how tokens are pooled; leave out --pooling.", file=MODULES)
-        return _read_modules(folder, name)
+        return _read_modules(folder, name, reading)
     pooling = _pooling(folder, "math-shepherd" if pooling is None and name in llm_rerankers.MATH_SHEPHERD_IDS else pooling)
     if is_model2vec(folder):
-        return read_static_card(folder, name, [("StaticEmbedding", "")])
+        return read_static_card(folder, name, [("StaticEmbedding", "")], reading)
     rows = [("Transformer", "")]
-    return _read_jina_v5(folder, name, rows) or _read_transformer_card(folder, name, rows, pooling)
+    return _read_jina_v5(folder, name, rows, reading) or _read_transformer_card(folder, name, rows, reading, pooling)
 
 
 def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
@@ -141,28 +144,29 @@ def _without_pooling(config: JsonFile, stated: JsonFile) -> CheckpointError:
     return CheckpointError(f"not found, so nothing says how tokens are pooled; {say}", file=MODULES)
 
 
-def _read_modules(folder: Path, name: str) -> Card:
+def _read_modules(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
     rows = modules.read_modules(folder, KINDS)
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
-        return _read_jina_v5(folder, name, rows) or _read_tower(folder, name, rows)
+        return _read_jina_v5(folder, name, rows, reading) or _read_tower(folder, name, rows, reading)
     if is_chain_of_scores(folder, rows):
         raise CheckpointError("a Router in a CrossEncoder is not supported.", file=MODULES, key="type")
     routes, route_of = read_router(folder, rows[router][1])
-    towers = [_read_tower(folder, name, [*rows[:router], *route, *rows[router + 1 :]]) for route in routes.values()]
+    chains = [[*rows[:router], *route, *rows[router + 1 :]] for route in routes.values()]
+    towers = [_read_tower(folder, name, chain, reading) for chain in chains]
     tower_of = {input_type: list(routes).index(route) for input_type, route in route_of.items()}
     return replace(towers[tower_of.get(None, 0)], towers=tuple(towers), tower_of=tower_of)
 
 
-def _read_tower(folder: Path, name: str, rows: Rows) -> Card:
+def _read_tower(folder: Path, name: str, rows: Rows, reading: TokenizerReading | None) -> Card:
     rows = [row for row in rows if row[0] != "Dropout"]
     _check_order(folder, rows)
     if rows[0][0] in _TABLES:
-        return read_static_card(folder, name, rows)
-    return _read_transformer_card(folder, name, rows, None)
+        return read_static_card(folder, name, rows, reading)
+    return _read_transformer_card(folder, name, rows, reading, None)
 
 
-def _read_jina_v5(folder: Path, name: str, rows: Rows) -> Card | None:
+def _read_jina_v5(folder: Path, name: str, rows: Rows, reading: TokenizerReading | None) -> Card | None:
     """Return the card of jina-embeddings-v5, whose only module also pools and normalises. None for other models."""
     root = folder / rows[0][1] if rows else folder
     if not (root / "config.json").exists() or not is_jina_v5(read_config(root)):
@@ -170,7 +174,7 @@ def _read_jina_v5(folder: Path, name: str, rows: Rows) -> Card | None:
     has_files = has_modules(folder)
     if has_files and [kind for kind, _ in rows] != [WITH_TASKS]:
         raise CheckpointError(f"jina-embeddings-v5 has one module, {WITH_TASKS}, which pools by itself.", file=MODULES)
-    card = _read_transformer_card(folder, name, rows, "lasttoken")
+    card = _read_transformer_card(folder, name, rows, reading, "lasttoken")
     if clashes := card.prompts.keys() & set(card.encoder.adapters):
         raise CheckpointError(f"{min(clashes)!r} is a task, and no prompt.", file=SENTENCE, key="prompts")
     return replace(
@@ -193,7 +197,9 @@ def _check_order(folder: Path, rows: Rows) -> None:
         raise CheckpointError(message, file=MODULES)
 
 
-def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: PoolingOption | None) -> Card:
+def _read_transformer_card(
+    folder: Path, name: str, rows: Rows, reading: TokenizerReading | None, pooling: PoolingOption | None
+) -> Card:
     """Return the card of a Transformer and the modules after it. A Transformer alone and without `pooling` gives classes."""
     kind, path = rows[0]
     root = folder / path
@@ -219,7 +225,7 @@ def _read_transformer_card(folder: Path, name: str, rows: Rows, pooling: Pooling
         else modules.read_sentence(folder, modules.model_kind(rows))
     )
     lowercase = transformer.get("do_lower_case", bool, False)
-    tokenizer = read_tokenizer(root, config, files, lowercase=lowercase, pairs=has_classes)
+    tokenizer = read_tokenizer(folder, path, config, files, reading=reading, lowercase=lowercase, pairs=has_classes)
     chat = None if has_classes else _read_chat(root, transformer, files)
     if is_chain:
         outputs, labels = classifiers.read_chained_classes(folder, rows, config, encoder, sentence)

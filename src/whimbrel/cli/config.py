@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, cast
 
 import typer
 
-from whimbrel.cli.options import AsJson, help_text, option
+from whimbrel.cli.shared_options import AsJson, help_text, option
 from whimbrel.server.settings_table import TABLE, stated
 
 app = typer.Typer(name="config", help="Show the settings of `whimbrel serve`.", no_args_is_help=True, rich_markup_mode="rich")

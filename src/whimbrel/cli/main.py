@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, Type
 
 import typer
 
-from whimbrel.cli import verbs
+from whimbrel.cli import verb_commands
 from whimbrel.cli.config import app as config
 from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.flags import (
@@ -29,7 +29,7 @@ from whimbrel.cli.flags import (
     TokenizerOption,
     with_flags,
 )
-from whimbrel.cli.options import (
+from whimbrel.cli.shared_options import (
     REFERENCE_PANEL,
     SERVER_PANEL,
     AsJson,
@@ -110,27 +110,27 @@ def serve(
 
 _VERBS: Final = (
     (
-        verbs.embed,
+        verb_commands.embed,
         "Embed texts without a server: one vector per text.",
         ('whimbrel embed "some text"', "JSON lines to stdout"),
         ("whimbrel embed -o vectors.npy < lines.txt", "a numpy array"),
         ('whimbrel embed -m MODEL --prompt query "text"', "with the model's prompt"),
     ),
     (
-        verbs.score,
+        verb_commands.score,
         "Score documents for a query without a server, in their order.",
         ('whimbrel score "a query" "a document" "another"', "JSON lines to stdout"),
         ('whimbrel score -m MODEL "a query" < lines.txt', "a document in each line"),
         ("whimbrel score --pairs -o scores.jsonl < lines.tsv", "a query, a tab and a document in each line"),
     ),
     (
-        verbs.rerank,
+        verb_commands.rerank,
         "Rank documents for a query without a server, best first.",
         ('whimbrel rerank "a query" "a document" "another"', "JSON lines to stdout"),
         ('whimbrel rerank -m MODEL --top-n 10 "a query" < lines.txt', "a document in each line"),
     ),
     (
-        verbs.classify,
+        verb_commands.classify,
         "Classify texts without a server: a score for each class, or for each of --labels.",
         ('whimbrel classify -m MODEL "some text"', "JSON lines to stdout"),
         ("whimbrel classify -m MODEL -o classes.jsonl < lines.txt", "a text in each line"),

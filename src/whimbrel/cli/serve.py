@@ -18,8 +18,8 @@ from whimbrel.checkpoint.locate import default_names
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.banner import is_open, print_banner
 from whimbrel.cli.console import stderr_console
-from whimbrel.cli.options import read_pooling, read_reranker
 from whimbrel.cli.progress import LoadProgress
+from whimbrel.cli.shared_options import read_pooling, read_reranker
 from whimbrel.errors import SetupError
 from whimbrel.server.app.from_settings import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence

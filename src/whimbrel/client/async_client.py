@@ -10,7 +10,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 
-from whimbrel.client import verbs
+from whimbrel.client import client_verbs
 from whimbrel.client.base import (
     Advance,
     BaseClient,
@@ -23,11 +23,11 @@ from whimbrel.client.base import (
     unreached,
     url_of_health,
 )
+from whimbrel.client.client_verbs import Target
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
 from whimbrel.client.task import Reply, Task
-from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
@@ -52,19 +52,19 @@ class AsyncClient(BaseClient):
     Use it as an async context manager, or await `close`. Each event loop that uses it has its own connections.
     """
 
-    embed = _async_method(verbs.embed)
-    sparse = _async_method(verbs.sparse)
-    multi_vector = _async_method(verbs.multi_vector)
-    muvera = _async_method(verbs.muvera)
-    encode = _async_method(verbs.encode)
-    score = _async_method(verbs.score)
-    rerank = _async_method(verbs.rerank)
-    explain = _async_method(verbs.explain)
-    classify = _async_method(verbs.classify)
-    token_classify = _async_method(verbs.token_classify)
-    tokenize = _async_method(verbs.tokenize)
-    models = _async_method(verbs.models)
-    info = _async_method(verbs.info)
+    embed = _async_method(client_verbs.embed)
+    sparse = _async_method(client_verbs.sparse)
+    multi_vector = _async_method(client_verbs.multi_vector)
+    muvera = _async_method(client_verbs.muvera)
+    encode = _async_method(client_verbs.encode)
+    score = _async_method(client_verbs.score)
+    rerank = _async_method(client_verbs.rerank)
+    explain = _async_method(client_verbs.explain)
+    classify = _async_method(client_verbs.classify)
+    token_classify = _async_method(client_verbs.token_classify)
+    tokenize = _async_method(client_verbs.tokenize)
+    models = _async_method(client_verbs.models)
+    info = _async_method(client_verbs.info)
 
     async def health(self) -> list[ServerHealth]:
         """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""

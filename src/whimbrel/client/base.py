@@ -11,10 +11,10 @@ from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import httpx2
 
+from whimbrel.client.client_verbs import DialectName, Target, encoder_of
 from whimbrel.client.endpoints import Endpoints
 from whimbrel.client.error_mapping import to_error
 from whimbrel.client.task import Reply
-from whimbrel.client.verbs import DialectName, Target, encoder_of
 from whimbrel.errors import InvalidRequest, SetupError, WhimbrelError
 
 H = TypeVar("H")

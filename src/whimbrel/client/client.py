@@ -15,7 +15,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 
-from whimbrel.client import verbs
+from whimbrel.client import client_verbs
 from whimbrel.client.base import (
     Advance,
     BaseClient,
@@ -28,11 +28,11 @@ from whimbrel.client.base import (
     unreached,
     url_of_health,
 )
+from whimbrel.client.client_verbs import Target
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
 from whimbrel.client.task import Reply, Task
-from whimbrel.client.verbs import Target
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
@@ -57,19 +57,19 @@ class Client(BaseClient):
     InvalidRequest, TooLong and so on as the server reports them, and Unavailable if no server answers.
     """
 
-    embed = _sync_method(verbs.embed)
-    sparse = _sync_method(verbs.sparse)
-    multi_vector = _sync_method(verbs.multi_vector)
-    muvera = _sync_method(verbs.muvera)
-    encode = _sync_method(verbs.encode)
-    score = _sync_method(verbs.score)
-    rerank = _sync_method(verbs.rerank)
-    explain = _sync_method(verbs.explain)
-    classify = _sync_method(verbs.classify)
-    token_classify = _sync_method(verbs.token_classify)
-    tokenize = _sync_method(verbs.tokenize)
-    models = _sync_method(verbs.models)
-    info = _sync_method(verbs.info)
+    embed = _sync_method(client_verbs.embed)
+    sparse = _sync_method(client_verbs.sparse)
+    multi_vector = _sync_method(client_verbs.multi_vector)
+    muvera = _sync_method(client_verbs.muvera)
+    encode = _sync_method(client_verbs.encode)
+    score = _sync_method(client_verbs.score)
+    rerank = _sync_method(client_verbs.rerank)
+    explain = _sync_method(client_verbs.explain)
+    classify = _sync_method(client_verbs.classify)
+    token_classify = _sync_method(client_verbs.token_classify)
+    tokenize = _sync_method(client_verbs.tokenize)
+    models = _sync_method(client_verbs.models)
+    info = _sync_method(client_verbs.info)
 
     def health(self) -> list[ServerHealth]:
         """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""

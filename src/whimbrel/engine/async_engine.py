@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
-from whimbrel.engine import verbs
+from whimbrel.engine import encode_verbs
 from whimbrel.engine.engine import Engine, ProgressCallback, ignore_progress
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor
@@ -80,11 +80,11 @@ class AsyncEngine:
     def queued_tokens(self) -> int:
         return self._engine.queued_tokens
 
-    embed = _async_method(verbs.embed)
-    sparse = _async_method(verbs.sparse)
-    multi_vector = _async_method(verbs.multi_vector)
-    muvera = _async_method(verbs.muvera)
-    encode = _async_method(verbs.encode)
+    embed = _async_method(encode_verbs.embed)
+    sparse = _async_method(encode_verbs.sparse)
+    multi_vector = _async_method(encode_verbs.multi_vector)
+    muvera = _async_method(encode_verbs.muvera)
+    encode = _async_method(encode_verbs.encode)
     score = _async_method(scoring.score)
     rerank = _async_method(scoring.rerank)
     explain = _async_method(scoring.explain)

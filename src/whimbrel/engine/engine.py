@@ -24,7 +24,7 @@ from whimbrel.checkpoint.json_file import accepting
 from whimbrel.checkpoint.load_progress import naming_phases
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.engine import verbs
+from whimbrel.engine import encode_verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
 from whimbrel.engine.document_cache import DocumentCache, cache_key
 from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, RunnerProtocol
@@ -141,11 +141,11 @@ class Engine:
             self.close()
             raise
 
-    embed = _sync_method(verbs.embed)
-    sparse = _sync_method(verbs.sparse)
-    multi_vector = _sync_method(verbs.multi_vector)
-    muvera = _sync_method(verbs.muvera)
-    encode = _sync_method(verbs.encode)
+    embed = _sync_method(encode_verbs.embed)
+    sparse = _sync_method(encode_verbs.sparse)
+    multi_vector = _sync_method(encode_verbs.multi_vector)
+    muvera = _sync_method(encode_verbs.muvera)
+    encode = _sync_method(encode_verbs.encode)
     score = _sync_method(scoring.score)
     rerank = _sync_method(scoring.rerank)
     explain = _sync_method(scoring.explain)

@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher, ReturnRows, ReturnRowsWithOffsets, response_layout
 from whimbrel.outputs.layout import ResultLayout
-from whimbrel.outputs.listwise import ListScoring
+from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import OutputRows, RowSelection
 from whimbrel.types.batch import Batch

@@ -28,7 +28,7 @@ from whimbrel.outputs.multi_vector import TokenReduction, require_scipy
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec, resolve_width, scores_by_similarity, validate_for_outputs
 from whimbrel.telemetry.trace import Timer
-from whimbrel.tokenizer.listwise import ListParams, ListTokenizer
+from whimbrel.tokenizer.list_tokenizer import ListParams, ListTokenizer
 from whimbrel.tokenizer.pairs import SideCuts, truncate_sides
 from whimbrel.tokenizer.probes import compare_with_files
 from whimbrel.tokenizer.tokenizer import Tokenizer

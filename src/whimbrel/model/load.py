@@ -17,11 +17,11 @@ from whimbrel.checkpoint.gliner import GLINER_PREFIX
 from whimbrel.checkpoint.left_out import TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
-from whimbrel.model.heads import load_head
+from whimbrel.model.head_functions import load_head
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
-from whimbrel.model.static import IdfWeights, StaticTable
+from whimbrel.model.static_table import IdfWeights, StaticTable
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import FALLBACK, Card

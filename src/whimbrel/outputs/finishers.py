@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes, scores_layout
-from whimbrel.outputs.listwise import ListScoring
+from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.outputs.merge import ChunkMerge, Deduplication
 from whimbrel.outputs.multi_vector import TokenReduction, pool_all
 from whimbrel.outputs.pair_scoring import PairScoring

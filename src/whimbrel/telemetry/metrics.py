@@ -1,9 +1,9 @@
 """Prometheus metrics of a server, over all its processes.
 
 Theory of operation. A server of one process counts in memory. In a server of several processes, each one calls `use_directory`
-before it makes its Metrics. From then on it writes its numbers into its own files there, in prometheus_client's multiprocess
-mode. Any process can render the sums of all files. Files carry the identity of the process in the server ("worker-0",
-"engine-0-1") instead of its pid, so a restarted process continues the counters of the one before it.
+before it makes its Metrics. From then on it counts into its own files there (`series.py`). Any process can render the sums of
+all files. Files carry the identity of the process in the server ("worker-0", "engine-0-1") instead of its pid, so a
+restarted process continues the counters of the one before it. Its gauges, in a file of their own, go when it ends.
 
 Labels come from fixed sets: route templates, served models, and the Literals of `trace.py`. docs/metrics.md lists every name.
 """
@@ -17,21 +17,17 @@ import shutil
 import tempfile
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Container, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias, TypeVar
-
-import prometheus_client.multiprocess
-import prometheus_client.values
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.exposition import choose_encoder
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
+from typing import Final, TypeAlias
 
 from whimbrel.errors import SetupError
-from whimbrel.telemetry import trace
+from whimbrel.telemetry import proc, trace
+from whimbrel.telemetry.prometheus_text import Family, Kind, content_type, render
+from whimbrel.telemetry.series import Key, Series, SeriesFile, add_up
 from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFinished, RequestStarted, subscribe
 
 _SECONDS: Final = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
@@ -70,27 +66,32 @@ _GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
 }
 _NUM_KEYS: Final = 100
 """Keys that are counted under their own names."""
-M = TypeVar("M", Counter, Gauge, Histogram)
 
 _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
 _IN_FLIGHT: Final = "whimbrel_requests_in_flight"
 
-DIRECTORY: Final = "PROMETHEUS_MULTIPROC_DIR"
+DIRECTORY: Final = "WHIMBREL_METRICS_DIRECTORY"
 """Environment variable with the directory of the metrics."""
 
 _IDENTITY: Final = re.compile(r"[a-z0-9-]+")  # "_" separates the parts of the files' names
+_COUNTS_FILE, _GAUGES_FILE, _PID_FILE = "counts_{}.db", "gauges_{}.db", "{}.pid"
 _FOLDER_PREFIX: Final = "whimbrel-metrics-"
 _LOCK: Final = "lock"
 _YOUNG_SECONDS: Final = 60.0
 """Least age of a directory to remove: a server may not have locked a younger one yet."""
-_FILE_BYTES: Final = 256 * 1024
 
-_multiprocess: Any = prometheus_client.multiprocess  # these have no types
-_values: Any = prometheus_client.values
 
-_own_files: tuple[Path, str] | None = None
-"""Directory of the server's metrics, and the identity of this process in it."""
+@dataclass(frozen=True, slots=True)
+class _OwnFiles:
+    """The files of this process in the directory of the server's metrics."""
+
+    folder: Path
+    counts: SeriesFile
+    gauges: SeriesFile
+
+
+_own_files: _OwnFiles | None = None
 
 
 @contextmanager
@@ -135,31 +136,26 @@ def use_directory(path: Path, identity: str) -> None:
     global _own_files  # noqa: PLW0603
     if not _IDENTITY.fullmatch(identity):
         raise ValueError(f"{identity!r}: an identity is made of a-z, 0-9 and -")
-    _own_files = path, identity
     os.environ[DIRECTORY] = str(path)
-    _values.ValueClass = _values.MultiProcessValue(process_identifier=lambda: identity)
     try:
         path.mkdir(parents=True, exist_ok=True)
-        process_ended(identity)
-        for kind in ("counter", "histogram", "gauge_livesum"):
-            _reserve(path / f"{kind}_{identity}.db")
-        (path / f"{identity}.pid").write_text(str(os.getpid()))
+        _remove_gauges(path, identity)
+        counts, gauges = (SeriesFile(path / name.format(identity)) for name in (_COUNTS_FILE, _GAUGES_FILE))
+        (path / _PID_FILE.format(identity)).write_text(str(os.getpid()))
     except OSError as error:
         raise SetupError(f"cannot keep metrics in {path}: {error.strerror or error}.") from None
+    _own_files = _OwnFiles(path, counts, gauges)
 
 
 def process_ended(identity: str) -> None:
     """Remove the gauges of a process of this server that has died. Its counters stay."""
     if _own_files is not None:
-        _multiprocess.mark_process_dead(identity, str(_own_files[0]))
-        (_own_files[0] / f"{identity}.pid").unlink(missing_ok=True)
+        _remove_gauges(_own_files.folder, identity)
 
 
-def _reserve(file: Path) -> None:
-    """Reserve disk space for the file. On a full disk, a write into a mapped file would kill the process."""
-    with file.open("ab") as stream:
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(stream.fileno(), 0, _FILE_BYTES)
+def _remove_gauges(folder: Path, identity: str) -> None:
+    for name in (_GAUGES_FILE, _PID_FILE):
+        (folder / name.format(identity)).unlink(missing_ok=True)
 
 
 class Metrics:
@@ -167,11 +163,11 @@ class Metrics:
 
     def __init__(self, models: Sequence[str] = ()) -> None:
         """`models` are the served names whose counters start at zero, since a missing counter has no rate."""
-        disable_created_metrics()
-        own = CollectorRegistry()
-        counter = partial(_labelled, Counter, registry=own)
-        gauge = partial(_labelled, Gauge, registry=own, multiprocess_mode="livesum")
-        histogram = partial(_labelled, Histogram, registry=own, buckets=_SECONDS)
+        self._families: list[Family] = []
+        self._counts_file = SeriesFile() if _own_files is None else _own_files.counts
+        self._gauges_file = SeriesFile() if _own_files is None else _own_files.gauges
+        counter, gauge = partial(self._add_family, "counter"), partial(self._add_family, "gauge")
+        histogram = partial(self._add_family, "histogram", bounds=_SECONDS)
         self._received = counter(_RECEIVED, "Requests received.", "route")
         self._in_flight = gauge(_IN_FLIGHT, "Requests in progress.", "route")
         self._requests = counter(_REQUESTS, "Requests ended.", "route", "model", "outcome", "status")
@@ -184,8 +180,8 @@ class Metrics:
         self._truncated = counter("whimbrel_truncated_texts_total", "Texts that were truncated.", "model")
         self._key_requests = counter("whimbrel_key_requests_total", "Requests ended, by API key.", "key", "model", "outcome")
         self._key_tokens = counter("whimbrel_key_tokens_total", "Tokens in answered requests, by API key.", "key", "model")
-        self._sizes: dict[str, _Labelled[Histogram]] = {
-            name: histogram(f"whimbrel_{name}", text, "model", buckets=buckets) for name, (text, buckets) in _SIZES.items()
+        self._sizes: dict[str, _Labelled] = {
+            name: histogram(f"whimbrel_{name}", text, "model", bounds=bounds) for name, (text, bounds) in _SIZES.items()
         }
         self._counts = {name: counter(f"whimbrel_{key}_total", text, "model") for name, (key, text) in _COUNTS.items()}
         self._gauges = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _GAUGES.items()}
@@ -195,15 +191,10 @@ class Metrics:
         for model in models:
             for metric in (self._texts, self._tokens, self._truncated, *of_models, self._gauges["prefix_cache_bytes"]):
                 metric(model)
-        self._own = own
-        self._registry = own if _own_files is None else CollectorRegistry()
-        if _own_files is not None:
-            _multiprocess.MultiProcessCollector(self._registry, str(_own_files[0]))
-            self._count_lost_requests(*_own_files)
-        self._registry.register(_Processes())
+        self._settle_lost_requests()
         self._unsubscribe = (
             subscribe(HistogramEvent, self._observe),
-            subscribe(CounterEvent, lambda event: self._counts[event.name](event.model).inc(event.amount)),
+            subscribe(CounterEvent, lambda event: self._counts[event.name](event.model).add(event.amount)),
             subscribe(GaugeEvent, lambda event: self._gauges[event.name](event.model).set(event.value)),
             subscribe(RequestStarted, self._receive),
             subscribe(RequestFinished, self._finish),
@@ -216,22 +207,21 @@ class Metrics:
 
     def render(self, accept: str = "") -> tuple[bytes, str]:
         """Return the page and its content type: OpenMetrics if `accept` names it, else Prometheus' text format."""
-        encode, content_type = choose_encoder(accept)
-        return encode(self._registry), content_type
+        series: dict[Key, Sequence[float]] = {**self._total(self._counts_file, _COUNTS_FILE)}
+        series |= self._total(self._gauges_file, _GAUGES_FILE)
+        for process, pid in _processes():
+            series |= proc.read_process(process, pid)
+        return render([*self._families, *proc.FAMILIES], series, accept)
 
     def num_in_flight(self, routes: Container[str]) -> int:
         """Return how many requests are in progress at these routes, in all processes of the server."""
-        metrics: Iterable[Metric] = self._own.collect()
-        if _own_files is not None:
-            files = sorted(map(str, _own_files[0].glob("gauge_livesum_*.db")))
-            metrics = _multiprocess.MultiProcessCollector.merge(files)
-        samples = (each for metric in metrics for each in metric.samples if each.name == _IN_FLIGHT)
-        return int(sum(each.value for each in samples if each.labels["route"] in routes))
+        gauges = self._total(self._gauges_file, _GAUGES_FILE)
+        return int(sum(values[0] for key, values in gauges.items() if key[0] == _IN_FLIGHT and key[1] in routes))
 
     @staticmethod
     def content_type(accept: str) -> str:
         """Return the content type of the page for an Accept header, one of a few."""
-        return choose_encoder(accept)[1]
+        return content_type(accept)
 
     def close(self) -> None:
         for end in self._unsubscribe:
@@ -244,45 +234,51 @@ class Metrics:
             self._stages(event.name, event.model).observe(event.value)
 
     def _receive(self, event: RequestStarted) -> None:
-        self._received(event.route).inc()
-        self._in_flight(event.route).inc()
+        self._received(event.route).add()
+        self._in_flight(event.route).add()
 
     def _finish(self, event: RequestFinished) -> None:
         model = event.model
         key = _key_label(event.tenant)
-        self._requests(event.route, model, event.outcome, event.status).inc()
-        self._key_requests(key, model, event.outcome).inc()
-        self._in_flight(event.route).dec()
+        self._requests(event.route, model, event.outcome, event.status).add()
+        self._key_requests(key, model, event.outcome).add()
+        self._in_flight(event.route).add(-1)
         self._seconds(event.route, model).observe(event.seconds)
         for stage in _REQUEST_STAGES:
             if stage in event.stages:
                 self._stages(stage, model).observe(event.stages[stage])
         if event.num_tokens:
-            self._texts(model).inc(event.num_texts)
-            self._tokens(model).inc(event.num_tokens)
-            self._key_tokens(key, model).inc(event.num_tokens)
+            self._texts(model).add(event.num_texts)
+            self._tokens(model).add(event.num_tokens)
+            self._key_tokens(key, model).add(event.num_tokens)
             if event.num_truncated:
-                self._truncated(model).inc(event.num_truncated)
+                self._truncated(model).add(event.num_truncated)
 
-    def _count_lost_requests(self, path: Path, identity: str) -> None:
+    def _add_family(self, kind: Kind, name: str, text: str, *labels: str, bounds: tuple[float, ...] = ()) -> _Labelled:
+        family = Family(name, kind, text, labels, bounds)
+        self._families.append(family)
+        file = self._gauges_file if kind == "gauge" else self._counts_file
+        return cache(lambda *values: Series(file.values((name, *map(str, values)), family.num_values), bounds))
+
+    @staticmethod
+    def _total(own: SeriesFile, name: str) -> Mapping[Key, Sequence[float]]:
+        """Return the series of all processes' files of this name, or those of this process if it has no files."""
+        return own.all() if _own_files is None else add_up(_own_files.folder.glob(name.format("*")))
+
+    def _settle_lost_requests(self) -> None:
         """Count the requests that the last process of this identity left open as ended, with the outcome "lost"."""
         num_open: Tally[str] = Tally()
-        file = path / f"counter_{identity}.db"
-        for sample in (each for metric in _multiprocess.MultiProcessCollector.merge([str(file)]) for each in metric.samples):
-            if sign := {_RECEIVED: 1, _REQUESTS: -1}.get(sample.name):
-                num_open[sample.labels["route"]] += sign * int(sample.value)
+        for key, values in self._counts_file.all().items():
+            if sign := {_RECEIVED: 1, _REQUESTS: -1}.get(key[0]):
+                num_open[key[1]] += sign * int(values[0])
         for route, num_lost in num_open.items():
             if num_lost > 0:
-                self._requests(route, "", "lost", 0).inc(num_lost)
-                self._key_requests("none", "", "lost").inc(num_lost)
+                self._requests(route, "", "lost", 0).add(num_lost)
+                self._key_requests("none", "", "lost").add(num_lost)
 
 
-_Labelled: TypeAlias = Callable[..., M]
-"""A metric as a cached function from the values of its labels to the child metric."""
-
-
-def _labelled(kind: type[M], name: str, text: str, *labels: str, **options: Any) -> _Labelled[M]:
-    return cache(kind(name, text, labels, **options).labels)
+_Labelled: TypeAlias = Callable[..., Series]
+"""A metric as a cached function from the values of its labels to the series."""
 
 
 @cache
@@ -293,29 +289,13 @@ def _key_label(tenant: str) -> str:
     return tenant if int(tenant.removeprefix("key")) <= _NUM_KEYS else "other"
 
 
-class _Processes(Collector):
-    """Memory, CPU time and open files of the server's processes, read from /proc at each scrape."""
-
-    def __init__(self) -> None:
-        self._pid = ""
-        self._collector = ProcessCollector(pid=lambda: self._pid, registry=None)
-
-    def collect(self) -> Iterable[Metric]:
-        totals: dict[str, Metric] = {}
-        for process, pid in self._processes():
-            self._pid = pid
-            for metric in self._collector.collect():
-                total = totals.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
-                for sample in metric.samples:
-                    total.add_sample(sample.name, {"process": process}, sample.value)
-        return totals.values()
-
-    def _processes(self) -> Iterator[tuple[str, str]]:
-        if _own_files is None:
-            yield "server", "self"
-            return
-        for file in sorted(_own_files[0].glob("*.pid")):
-            try:
-                yield file.stem, file.read_text()
-            except FileNotFoundError:  # the process has just died
-                continue
+def _processes() -> Iterator[tuple[str, str]]:
+    """Yield the names and pids of the server's processes."""
+    if _own_files is None:
+        yield "server", "self"
+        return
+    for file in sorted(_own_files.folder.glob(_PID_FILE.format("*"))):
+        try:
+            yield file.stem, file.read_text()
+        except FileNotFoundError:  # the process has just died
+            continue

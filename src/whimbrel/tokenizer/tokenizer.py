@@ -22,7 +22,7 @@ from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds
 from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
 from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
-from whimbrel.tokenizer.static import find_static_rules
+from whimbrel.tokenizer.static_rules import find_static_rules
 from whimbrel.tokenizer.validation import (
     MAX_CHARACTERS_PER_TOKEN,
     LengthBounds,

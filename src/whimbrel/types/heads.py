@@ -1,4 +1,4 @@
-"""Heads: layers between the encoder and the pooling, or after the pooling. `model/heads.py` runs them."""
+"""Heads: layers between the encoder and the pooling, or after the pooling. `model/head_functions.py` runs them."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from typing import Final, cast, get_args
 import msgspec
 
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, Feature, tokens, without_norm
+from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, Feature, tokens, without_norm
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, Rows
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.types.card import Output

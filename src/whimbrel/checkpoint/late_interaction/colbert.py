@@ -15,7 +15,7 @@ from typing import Any, Final, cast
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words
 from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.heads import CHAINED, resolve_features, tokens, without_norm
+from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, resolve_features, tokens, without_norm
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.errors import CheckpointError

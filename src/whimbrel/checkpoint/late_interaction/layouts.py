@@ -24,7 +24,7 @@ from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE,
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Output, PoolingOption
+from whimbrel.types.card import Card, Output, PoolingOption, TokenizerReading
 from whimbrel.types.heads import Dense
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
@@ -59,11 +59,13 @@ def _has_dense(folder: Path) -> bool:
     return any(isinstance(kind, str) and _KINDS.get(kind) == "Dense" for kind in types)
 
 
-def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: PoolingOption | None) -> Card:
+def read_multi_vector(
+    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: PoolingOption | None
+) -> Card:
     """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
     if pooling is not None:
         raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
-    base = _read_base(folder, layout)
+    base = _read_base(folder, layout, reading)
     parsed = _READERS[layout](base)
     width = next((head.out_features for head in reversed(parsed.head) if isinstance(head, Dense)), base.encoder.hidden_size)
     widths = read_matryoshka(base.config, width)
@@ -95,7 +97,7 @@ def read_multi_vector(folder: Path, name: str, layout: Layout, *, pooling: Pooli
     )
 
 
-def _read_base(folder: Path, layout: Layout) -> Base:
+def _read_base(folder: Path, layout: Layout, reading: TokenizerReading | None) -> Base:
     rows = [("Transformer", "")] if layout == "stanford" else read_modules(folder, _KINDS)
     modules = rows if layout == "sentence_transformers" else [row for row in rows if row[0] != "Dropout"]
     kinds = [kind for kind, _ in modules]
@@ -111,7 +113,7 @@ def _read_base(folder: Path, layout: Layout) -> Base:
     used = _LENGTHS if layout == "sentence_transformers" else ()
     transformer = JsonFile("", {}) if layout == "stanford" else read_transformer(root, used=used)
     lowercase = transformer.get("do_lower_case", bool, False)
-    card = read_tokenizer(root, config, tokenizer, lowercase=lowercase)
+    card = read_tokenizer(folder, path, config, tokenizer, reading=reading, lowercase=lowercase)
     ids, roles = read_vocabulary(read_tokenizer_file(root).data, card, encoder.vocab_size)
     return Base(folder, path, modules[1:], config, encoder, transformer, tokenizer, card, ids, roles)
 

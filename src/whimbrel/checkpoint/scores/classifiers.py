@@ -20,7 +20,7 @@ from whimbrel.checkpoint.config.common import ACTIVATIONS
 from whimbrel.checkpoint.config.deberta import DEBERTA
 from whimbrel.checkpoint.config.fallback import FALLBACK, OWN_HEADS
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.sentence_transformers.heads import Features, resolve_features, tokens
+from whimbrel.checkpoint.sentence_transformers.chained import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, PoolingMode

@@ -24,11 +24,11 @@ from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
 from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.heads import resolve_features, tokens
+from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, has_modules, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, RerankerName
+from whimbrel.types.card import Card, Encoder, Output, RerankerName, TokenizerReading
 from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActivation
 from whimbrel.types.template import Template, fill
 
@@ -83,7 +83,7 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
     return (stated or convention_of(name)) is not None
 
 
-def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
+def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading: TokenizerReading | None) -> Card:
     """Read the card of a checkpoint for which `is_reranker` is true. Raises CheckpointError."""
     config = read_config(folder)
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
@@ -96,7 +96,7 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None) -> Card:
         encoder=parsed.encoder,
         outputs={"scores": parsed.output},
         max_length=min(max_length, parsed.max_length or max_length),
-        tokenizer=read_tokenizer(folder, config, tokenizer, lowercase=False),
+        tokenizer=read_tokenizer(folder, "", config, tokenizer, reading=reading, lowercase=False),
         prompts=parsed.prompts,
         default_prompt_name=parsed.default_prompt_name,
         template=parsed.template,

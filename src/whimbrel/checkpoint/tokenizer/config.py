@@ -16,7 +16,7 @@ from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
 from whimbrel.checkpoint.tokenizer.classes import find_mismatch
 from whimbrel.checkpoint.tokenizer.reading import with_reading
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
+from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass, TokenizerReading
 
 JSON: TypeAlias = dict[str, Any]
 
@@ -117,14 +117,25 @@ def _lines(root: Path, file: str) -> list[str]:
     return text.removesuffix("\n").split("\n")
 
 
-def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowercase: bool, pairs: bool = False) -> TokenizerCard:
-    """Return the tokenizer's card. Raises CheckpointError.
+def read_tokenizer(
+    folder: Path,
+    path: str,
+    config: JsonFile,
+    tokenizer: JsonFile,
+    *,
+    reading: TokenizerReading | None,
+    lowercase: bool,
+    pairs: bool = False,
+) -> TokenizerCard:
+    """Return the card of the tokenizer at `path` in the checkpoint's folder. Raises CheckpointError.
 
-    `lowercase` is Sentence Transformers' do_lower_case; `pairs` says that the model scores pairs of texts without a template.
+    `reading` is the user's choice, or None if the files decide. `lowercase` is Sentence Transformers' do_lower_case; `pairs`
+    says that the model scores pairs of texts without a template.
     """
     tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
     tokenizer.require_values({"vocab_type": ("spm", None)})
+    root = folder / path
     file = read_tokenizer_file(root)
     kind, origin = _tokenizer_class(root, config, tokenizer)
     if kind == "tokenizer.json" and not (root / "tokenizer.json").exists():
@@ -153,7 +164,7 @@ def read_tokenizer(root: Path, config: JsonFile, tokenizer: JsonFile, *, lowerca
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
         added_tokens=None if added is None else _added_tokens(tokenizer),
     )
-    card = with_reading(card, root, config, tokenizer, file.data, kinds=_CLASSES, pairs=pairs)
+    card = with_reading(card, folder, config, tokenizer, file.data, path=path, chosen=reading, kinds=_CLASSES, pairs=pairs)
     if card.reading == "transformers":
         _refuse_mismatch(root, file, kind, origin, config.get("model_type", str, ""))
     return card

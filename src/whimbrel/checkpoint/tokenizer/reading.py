@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
@@ -51,41 +49,35 @@ _IMPLIED: Final = {model_type: name for name, model_types in _TYPES.items() for 
 _KINDS: Final[tuple[Kind, ...]] = ("single", "pair")
 _NO_LIMIT: Final = 2**31
 
-_choice: ContextVar[tuple[TokenizerReading | None, Path | None]] = ContextVar("choice", default=(None, None))
-"""The user's choice and the checkpoint's folder. A context, as all readers of cards read tokenizers through this module."""
 
-
-@contextmanager
-def choosing_reading(option: str | None, folder: Path) -> Generator[None]:
-    """Read tokenizers within as `option` says: a reading, or None or "auto". Raises SetupError for another value."""
+def find_reading(option: str | None) -> TokenizerReading | None:
+    """Return the reading that the user chose, or None for None and "auto". Raises SetupError for another value."""
     readings: dict[object, TokenizerReading] = {reading: reading for reading in TOKENIZER_READINGS}
     reading = readings.get(option)
     if reading is None and option not in (None, "auto"):
         raise SetupError(f"no tokenizer {option!r}.", hint=f"--tokenizer takes auto, {', '.join(TOKENIZER_READINGS)}")
-    token = _choice.set((reading, folder))
-    try:
-        yield
-    finally:
-        _choice.reset(token)
+    return reading
 
 
 def with_reading(
     card: TokenizerCard,
-    root: Path,
+    folder: Path,
     config: JsonFile,
     tokenizer: JsonFile,
     file: JSON,
     *,
+    path: str,
+    chosen: TokenizerReading | None,
     kinds: Mapping[str, TokenizerClass],
     pairs: bool,
 ) -> TokenizerCard:
     """Return the card with its reading.
 
+    `path` is the tokenizer's place in the checkpoint's folder. `chosen` is the user's choice, or None if the files decide.
     `kinds` has the classes that Whimbrel knows, by their names; `pairs` says that the model scores pairs of texts without a
     template. Raises CheckpointError if the files disagree and do not tell which reading is right, or lack what it needs.
     """
-    chosen, folder = _choice.get()
-    has_file = (root / _FILE).exists()
+    has_file = (folder / path / _FILE).exists()
     if chosen in ("file", "transformers-4") and not has_file:
         raise CheckpointError(f"not found, so it cannot be read as --tokenizer {chosen} says; leave that out.", file=_FILE)
     if chosen in ("file", "transformers"):
@@ -110,7 +102,7 @@ def with_reading(
     if (readings := _differing(old, old.flags, file, _KINDS if pairs else _KINDS[:1])) is None:
         return card
     by_flags, by_file = readings
-    versions = _versions(folder or root, config, tokenizer)
+    versions = _versions(folder, config, tokenizer)
     said = " and ".join(f"{name} says transformers {version}" for name, version in versions.items())
     if versions and all(_major(version) < 5 for version in versions.values()):
         return replace(old, reason=f"{by_flags} by its flags, not {by_file} by the post-processor: {said}")

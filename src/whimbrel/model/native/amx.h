@@ -51,13 +51,13 @@ inline void StoreTile(void* p, i64 stride) {
     asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(p), "r"(stride), "i"(tile) : "memory");
 }
 
-// sums += a x b, of pairs of bfloat16.
+// Add a x b to sums, for pairs of bfloat16.
 template <int sums, int a, int b>
 inline void DotTiles(InBfloat16) {
     asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
 }
 
-// sums += a x b, of four bytes: those of a have no sign.
+// Add a x b to sums, for four bytes: those of a have no sign.
 template <int sums, int a, int b>
 inline void DotTiles(InInt8) {
     asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(sums), "i"(a), "i"(b));
@@ -189,7 +189,7 @@ inline void BlockOfTiles(const u32* a, i64 a_stride, const u32* panel, i64 units
     for_sums([&](auto number, auto* sums) { StoreTile<decltype(number)::value>(sums, c_stride * unit); });
 }
 
-// As `product`, of whole tiles: all of their rows are read and written, whatever they hold.
+// `product` of whole tiles: all of their rows are read and written, whatever they hold.
 template <class D>
 void ProductOfTiles(D, i64 rows, const u32* a, i64 a_stride, const u32* panel, i64 units, typename D::Sum* c,
                     i64 c_stride, bool begin, bool half) {

@@ -81,7 +81,7 @@ template <int count>
 inline Floats ShiftBitsLeft(Floats x) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(x), count));
 }
-// x * 2^n of whole n; x * 2^floor(n) of any n that `ClampExponent` has given; and what is above the floor.
+// x * 2^n of whole n; x * 2^floor(n) of any n that `ClampExponent` has given; and the rest above the floor.
 inline Floats MulByPow2(Floats x, Floats n) {  // in two halves, so that results below the normal numbers are right
     const __m256i whole = _mm256_cvtps_epi32(n), half = _mm256_srai_epi32(whole, 1),
                   rest = _mm256_sub_epi32(whole, half);

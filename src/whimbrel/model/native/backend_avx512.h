@@ -73,7 +73,7 @@ template <int count>
 inline Floats ShiftBitsLeft(Floats x) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(x), count));
 }
-// x * 2^n of whole n; x * 2^floor(n) of any n that `ClampExponent` has given; and what is above the floor.
+// x * 2^n of whole n; x * 2^floor(n) of any n that `ClampExponent` has given; and the rest above the floor.
 inline Floats MulByPow2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 inline Floats MulByFloorPow2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
 inline Floats ClampExponent(Floats n) { return n; }

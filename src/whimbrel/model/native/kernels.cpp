@@ -36,7 +36,7 @@ unsigned whimbrel_sources() { return SOURCES; }
 // Write the layout of the structures as text.
 void whimbrel_layout(char* text, i64 size) { write_layout({text, static_cast<std::size_t>(size)}); }
 
-// Whether this instruction set has products of this kind.
+// True if this instruction set has products of this kind.
 int whimbrel_has(int kind) {
     bool has = false;
     with_numbers<InInt8, InBfloat16, InFloat16>(kind, [&](auto d) { has = decltype(d)::kind == kind; });

@@ -9,7 +9,7 @@
 
 namespace whimbrel {
 
-constexpr i64 MLP_ROWS = 512;  // at once: what is between its products stays in the cache
+constexpr i64 MLP_ROWS = 512;  // at once: numbers between its products stay in the cache
 
 // Memory for one call.
 class Workspace {

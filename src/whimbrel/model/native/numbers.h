@@ -45,9 +45,9 @@ struct InBfloat16 : InFloat32 {
     static constexpr int per_unit = 2;
 };
 
-// Sums of up to 64 products are float16, those of more are float32. Of linear layers, both sides are at most 16 after
-// their powers of 2; of attention, at most 16 and at most 31.875, so that both sums of a total are at most 32752. So
-// nothing overflows.
+// Sums of up to 64 products are float16, those of more are float32. Nothing overflows. Both sides of linear layers are
+// at most 16 after their powers of 2. The sides of attention are at most 16 and at most 31.875, so that both sums of a
+// total are at most 32752.
 struct InFloat16 : InFloat32 {
     using Number = f16;
     static constexpr Kind kind = FLOAT16;
@@ -56,7 +56,7 @@ struct InFloat16 : InFloat32 {
     static constexpr bool scaled = true, rough = true;
 };
 
-// As InFloat16, for products of up to `most_units`: their sums stay float16.
+// InFloat16 for products of up to `most_units`: their sums stay float16.
 struct InFloat16Alone : InFloat16 {
     using Sum = f16;
     static constexpr Sum least_sum{0xfc00};
@@ -70,7 +70,7 @@ struct InInt8 : InFloat32 {
     static constexpr bool rough = true;
 };
 
-// Whether the instruction set multiplies these numbers. A backend says so where it has `Dot` for them.
+// True if the instruction set multiplies these numbers. A backend says so where it has `Dot` for them.
 template <class D>
 constexpr bool HAS = false;
 template <>

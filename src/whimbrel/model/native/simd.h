@@ -68,8 +68,8 @@ inline Floats decay(Floats x) {
     return Mul(p, ShiftBitsLeft<23>(shifted));
 }
 
-// factor * 2^x within 3e-6 of its size. Below -200 it is 0. From 128 it is infinity with AVX-512; with AVX2 it stays
-// factor * 2^127.
+// Compute factor * 2^x within 3e-6 of its size. Below -200 it is 0. From 128 it is infinity with AVX-512; with AVX2 it
+// stays factor * 2^127.
 inline Floats rough_power_of_2(Floats x, float factor = 1.0f) {
     x = ClampExponent(x);
     const Floats f = AboveFloor(x);

@@ -73,7 +73,7 @@ struct Attention {
     const Positions* positions;  // or null; then each query head has its key head
 };
 
-// A layer of a transformer. x, norms and sums are float32; what is between products is bfloat16 if `narrow`.
+// A layer of a transformer. x, norms and sums are float32; numbers between products are bfloat16 if `narrow`.
 struct Layer {
     i64 narrow;
     Norm attention_in;
@@ -95,7 +95,7 @@ struct Layer {
     Norm mlp_out, mlp_sum;
 };
 
-// What all layers of a call share. `rotations` has one for each of the model's rotary embeddings.
+// Parts that all layers of a call share. `rotations` has one for each of the model's rotary embeddings.
 struct Batch {
     i64 rows, num_seqs;
     const i64* seqs;
@@ -119,7 +119,7 @@ constexpr const char* type_name() {
 #define WHIMBREL_MEMBER(S, name) \
     Member { #name, type_name<decltype(S::name)>(), offsetof(S, name), sizeof(S::name) }
 
-// Whether these are all members of a structure of this size, in order.
+// True if these are all members of a structure of this size, in order.
 template <std::size_t N>
 constexpr bool complete(const Member (&members)[N], std::size_t size) {
     std::size_t end = 0;

@@ -1,9 +1,9 @@
 // Threads that help the only lane which is busy. A lone small batch then runs on several cores.
 //
 // A lane that leads opens the team, and helpers spin until it closes. Work is shared in parts whose results do not
-// depend on who computes them. Each member begins with a part of its own, the same fraction of every job, as what it
-// wrote in the last one is in its cache; who is done takes from the others. Another lane that starts closes the team:
-// the leader goes on alone.
+// depend on the member that computes them. Each member begins with a part of its own, the same fraction of every job:
+// the numbers that it wrote in the last job are in its cache. A member that is done takes from the others. Another lane
+// that starts closes the team: the leader goes on alone.
 #pragma once
 
 #include <linux/futex.h>
@@ -24,13 +24,13 @@ constexpr i64 SHARES = 4;              // in which a part is taken
 constexpr i64 MOST_PARTS = 64;         // more members begin with the part of another
 constexpr unsigned YIELD_ROUNDS = 64;  // some microseconds
 
-// What a member begins with.
+// The part with which a member begins.
 struct alignas(64) Part {
     std::atomic<i64> next{0};
     i64 end = 0;
 };
 
-// What one thread writes while others read is on a cache line of its own.
+// Numbers that one thread writes while others read are on cache lines of their own.
 struct Team {
     alignas(64) std::atomic<i32> open{0};
     alignas(64) std::atomic<u32> job{0};     // odd while there is one
@@ -87,7 +87,7 @@ void in_parallel(i64 count, F& f) {
     team.run = [](void* context, i64 first, i64 last) { (*static_cast<F*>(context))(first, last); };
     team.job.fetch_add(1);
     team.work(0);
-    team.job.fetch_add(1);  // who comes now finds none
+    team.job.fetch_add(1);  // a helper that comes now finds none
     for (Spin spin; team.inside.load();) spin.wait();
     if (team.failed) throw std::bad_alloc();
 }

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whimbrel.cli.flags import Device
-from whimbrel.cli.options import need, option
+from whimbrel.cli.shared_options import need, option
 from whimbrel.errors import SetupError
-from whimbrel_bench.cli.options import (
+from whimbrel_bench.cli.bench_options import (
     DATASET_PANEL,
     LOAD_PANEL,
     ApiKey,
@@ -131,7 +131,7 @@ def _servers(
     num_checked: int,
 ) -> Generator[tuple[Contender, Contender]]:
     need("httptools")
-    from whimbrel_bench.cli.options import make_targets, read_urls
+    from whimbrel_bench.cli.bench_options import make_targets, read_urls
     from whimbrel_bench.cli.runs import Plan, find_words
     from whimbrel_bench.compare import ServerContender
     from whimbrel_bench.datasets import make_samples

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from whimbrel.cli.options import help_text
+from whimbrel.cli.shared_options import help_text
 from whimbrel_bench.cli import compare, offline, serve
 from whimbrel_bench.top.command import top as watch
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from whimbrel.cli.flags import Device, MaxBatchTokens, MaxLength
-from whimbrel.cli.options import ModelArgument, need, option
-from whimbrel_bench.cli.options import (
+from whimbrel.cli.shared_options import ModelArgument, need, option
+from whimbrel_bench.cli.bench_options import (
     DATASET_PANEL,
     LOAD_PANEL,
     BatchSize,

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from whimbrel.cli.options import flag, need, option
-from whimbrel_bench.cli.options import (
+from whimbrel.cli.shared_options import flag, need, option
+from whimbrel_bench.cli.bench_options import (
     LOAD_PANEL,
     PRESET_PANEL,
     RESULTS_PANEL,

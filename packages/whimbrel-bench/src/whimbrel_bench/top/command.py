@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import typer
 from rich.markup import escape
 
-from whimbrel.cli.options import OUTPUT_PANEL, SERVER_PANEL, flag, option
+from whimbrel.cli.shared_options import OUTPUT_PANEL, SERVER_PANEL, flag, option
 
 _DEFAULT: Final = "http://127.0.0.1:8000"
 

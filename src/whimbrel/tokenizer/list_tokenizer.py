@@ -16,7 +16,7 @@ from typing import Final
 import numpy as np
 
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.outputs.listwise import ListScoring
+from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
 from whimbrel.tokenizer.template import control_tokens, escape_control_tokens
 from whimbrel.tokenizer.validation import Index, check_pairs

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
-from whimbrel.cli.options import option
+from whimbrel.cli.shared_options import option
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from whimbrel.cli.flags import (
     RerankerOption,
     TokenizerOption,
 )
-from whimbrel.cli.options import OUTPUT_PANEL, ModelOption, flag, need, option, read_pooling, read_reranker
+from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, flag, need, option, read_pooling, read_reranker
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ def embed(
     options["matryoshka"] = matryoshka
     with _loaded(model, pooling, None, accept_config, options) as engine:
         from whimbrel.cli.console import write_json_lines, write_npy
-        from whimbrel.engine import verbs
+        from whimbrel.engine import encode_verbs
 
         def operation(chunk: list[Any]) -> Operation[Any]:
-            return verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
+            return encode_verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
 
         dense = engine.card.dense
         with _running(engine, texts, out, operation, may_be_none=True) as run:

@@ -20,7 +20,7 @@ from whimbrel.checkpoint.sentence_transformers.modules import has_modules
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Output
+from whimbrel.types.card import Card, Output, TokenizerReading
 from whimbrel.types.heads import Dense
 from whimbrel.types.template import ListTemplate
 
@@ -52,7 +52,7 @@ def is_listwise(folder: Path) -> bool:
     return not has_modules(folder) and JsonFile.read_optional(folder, "config.json").data.get("architectures") == [ARCHITECTURE]
 
 
-def read_listwise(folder: Path, name: str) -> Card:
+def read_listwise(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
     """Read the card of a checkpoint for which `is_listwise` is true. Raises CheckpointError."""
     config = JsonFile.read(folder, "config.json")
     files = JsonFile.read_optional(folder, "tokenizer_config.json")
@@ -60,7 +60,7 @@ def read_listwise(folder: Path, name: str) -> Card:
     encoder = read_encoder(config)
     if not encoder.causal or any(layer.window is not None for layer in encoder.layers):
         raise config.error("is not jina-reranker-v3's, whose layers all see what came before.", "layer_types")
-    tokenizer = read_tokenizer(folder, config, files, lowercase=False)
+    tokenizer = read_tokenizer(folder, "", config, files, reading=reading, lowercase=False)
     ids, _ = read_vocabulary(read_tokenizer_file(folder).data, tokenizer, encoder.vocab_size)
     for marker in (_DOCUMENT, _QUERY):
         if marker not in ids:

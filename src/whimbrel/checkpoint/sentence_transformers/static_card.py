@@ -21,12 +21,12 @@ from typing import Any, Final, Literal, cast
 
 from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.sentence_transformers.heads import cut_output, finish_output
+from whimbrel.checkpoint.sentence_transformers.chained import cut_output, finish_output
 from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard
+from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard, TokenizerReading
 from whimbrel.types.request import OutputName
 
 _WEIGHTS: Final = "model.safetensors"
@@ -46,14 +46,14 @@ def is_model2vec(root: Path) -> bool:
     return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
 
 
-def read_static_card(folder: Path, name: str, rows: Rows) -> Card:
+def read_static_card(folder: Path, name: str, rows: Rows, reading: TokenizerReading | None) -> Card:
     """Read the card of a table of vectors and the modules after it. Raises CheckpointError."""
     kind, path = rows[0]
     path = Path(path).as_posix() if Path(path).parts else ""
     sentence = read_sentence(folder, model_kind(rows))
     max_entries = read_max_entries(sentence)
     if kind == "SparseStaticEmbedding":
-        encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path)
+        encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path, reading)
         outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
     else:
         encoder, tokenizer, max_length, normalized = _read_table(folder / path)
@@ -97,13 +97,14 @@ def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
     return encoder, _tokenizer(side, StaticTokenizer(encoder.vocab_size)), limit, None
 
 
-def _read_sparse_table(folder: Path, path: str) -> tuple[Encoder, TokenizerCard, int, Output]:
+def _read_sparse_table(folder: Path, path: str, reading: TokenizerReading | None) -> tuple[Encoder, TokenizerCard, int, Output]:
     """Return (encoder, tokenizer, limit in tokens, sparse output) of a SparseStaticEmbedding."""
     root = folder / path
     config = JsonFile.read_optional(root, "config.json")
     config.reject_unknown_keys({"frozen", "path"})
     stated = JsonFile.read_optional(root, "tokenizer_config.json")
-    tokenizer = read_tokenizer(root, JsonFile("config.json", {"model_type": "none"}), stated, lowercase=False)
+    none = JsonFile("config.json", {"model_type": "none"})
+    tokenizer = read_tokenizer(folder, path, none, stated, reading=reading, lowercase=False)
     idf = None
     if config.data.get("path") is not None:
         idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
