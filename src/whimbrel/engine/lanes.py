@@ -8,9 +8,9 @@ has come. Each lane has at most two batches of its own in flight. Where the lane
 it does the collector's work itself, which spares a lone request the way to another thread.
 
 On a CPU there is one lane more, the express lane. It waits for small requests that come while all lanes are busy with bulk,
-and runs and collects them at once. On Linux its thread has a higher priority than the lanes', so the kernel gives it a core without
-delay. On a GPU a text that runs in pieces gives way to a small batch between them. On any device the rest of it does not run if
-its request is answered meanwhile.
+and runs and collects them at once. On Linux its thread has a higher priority than the lanes', so the kernel gives it a core
+without delay. On a GPU a text that runs in pieces gives way to a small batch between them. On any device the rest of it does
+not run if its request is answered meanwhile.
 
 The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
 only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
