@@ -1,27 +1,5 @@
 """The error tree. Every error that a user can cause states the fault, its place, the limit and the fix.
 
-    WhimbrelError                      500
-    +-- InvalidRequest (ValueError)    400   the request is wrong; `location` is the place of the fault
-    |   +-- TooLong                    400   one text has more tokens than the model takes
-    |   +-- TooLarge                   413   too many bytes, inputs or tokens in one request
-    |   +-- UnsupportedMediaType       415
-    |   +-- HeadersTooLarge            431
-    |   +-- ModelNotFound              404
-    |   +-- NotFound                   404   no such route
-    |   +-- MethodNotAllowed           405
-    |   +-- BodyTimeout                408   the body came too slowly
-    +-- Unauthorized                   401
-    +-- Forbidden                      403   the Host or Origin is not one that this server answers
-    +-- Overloaded                     429   the queue is full; `retry_after` says when to come back
-    +-- Unavailable                    503   the engine is starting, restarting, draining or closed
-    +-- DeadlineExceeded               504   the time that the caller gave is over
-    +-- ComputeError                   500   the batch failed on the device; the engine lives
-    |   +-- NonFinite                  500   the model gave NaN or infinity for this text
-    |   +-- EngineCrash                500   the engine dies of this text
-    |   +-- OutOfMemory                507   this text alone does not fit into the device's memory
-    +-- CheckpointError                -     the checkpoint cannot be served; names file and key
-    +-- SetupError                     -     an option, a package or the machine does not allow it
-
 `status` is an HTTP status, `code` a stable word for programs. Each dialect renders errors in its own shape.
 """
 
