@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
-from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes, scores_layout
+from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes
 from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.outputs.merge import ChunkMerge, Deduplication
 from whimbrel.outputs.multi_vector import TokenReduction, pool_all
@@ -35,8 +35,6 @@ from whimbrel.types.seq import TokenOffsets
 
 Step: TypeAlias = Callable[[], None]
 """Work of a finisher that any thread may do. Raises MemoryError."""
-
-NO_SEQS: Final[Collection[int]] = frozenset[int]()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,11 +59,6 @@ Finish: TypeAlias = LocalFinish | PairScoring
 """The finish of a request: the use of its rows."""
 
 
-def response_layout(rows: ResultLayout, finish: Finish) -> ResultLayout:
-    """Return the layout of the response that an engine gives: scores of pairs, or the rows."""
-    return scores_layout(rows, finish) if isinstance(finish, PairScoring) else rows
-
-
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
     """Return an error that names a seq as one that names the text of the request, or the part of a pair."""
 
@@ -86,22 +79,22 @@ def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
 
 
 class Finisher(Protocol):
-    adds_slowly: bool
+    adds_slowly: bool = False
     """True if `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
-    finishes_slowly: bool
+    finishes_slowly: bool = False
     """True if `result` may take long, so that it runs in the finish pool."""
     num_bytes: int
     """Memory that it holds besides the response, in bytes."""
-    skipped_seqs: Collection[int]
+    skipped_seqs: Collection[int] = frozenset[int]()
     """Seqs whose rows are known, and need not be computed."""
-    first_seqs: Collection[int]
+    first_seqs: Collection[int] = frozenset[int]()
     """Seqs that are scheduled before the others of the request."""
-    num_steps: int
+    num_steps: int = 0
     """Steps that must run in addition to `add` of every seq."""
 
     def take_steps(self) -> Sequence[Step]:
         """Return the steps that may run from now on, each once."""
-        ...
+        return ()
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
         """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`.
@@ -115,25 +108,19 @@ class Finisher(Protocol):
         ...
 
 
-class RowsFinisher:
+class RowsFinisher(Finisher):
     """Scatters rows into the arrays of a layout, and applies a local finish at the end."""
 
-    adds_slowly: bool = False
-    skipped_seqs: Collection[int] = NO_SEQS
-    first_seqs: Collection[int] = NO_SEQS
-    num_steps: int = 0
-
-    def __init__(self, layout: ResultLayout, memory: NDArray[np.uint8], finish: LocalFinish, *, num_seqs: int) -> None:
+    def __init__(
+        self, layout: ResultLayout, memory: NDArray[np.uint8], finish: LocalFinish | VectorScores, *, num_seqs: int
+    ) -> None:
         """`memory` holds the arrays of the layout; nothing is written to it after `result`."""
         self._layout = layout
         self._arrays = layout.arrays(memory)
         self._sparse_rows: dict[int, tuple[Int32Array, Float32Array]] = {}
         self._finish = finish
-        self.finishes_slowly = isinstance(finish, TokenReduction)
+        self.finishes_slowly = isinstance(finish, TokenReduction | VectorScores)
         self.num_bytes = estimated_bytes(layout) * num_seqs
-
-    def take_steps(self) -> Sequence[Step]:
-        return ()
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
         for name, array_PD in self._arrays.items():
@@ -153,32 +140,17 @@ class RowsFinisher:
         return self._finish.apply(build_outputs(self._layout, self._arrays, entries))
 
 
-class VectorScorer:
-    """Scores pairs by their dense or sparse vectors, once all of these are there."""
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorScores:
+    """The scores of pairs by their dense or sparse vectors, written to `scores_P1`."""
 
-    adds_slowly: bool = False
-    finishes_slowly: bool = True
-    skipped_seqs: Collection[int] = NO_SEQS
-    first_seqs: Collection[int] = NO_SEQS
-    num_steps: int = 0
+    pairs: PairScoring
+    scores_P1: Float32Array
+    num_seqs: int
 
-    def __init__(self, rows: ResultLayout, pairs: PairScoring, scores_P1: Float32Array, *, num_seqs: int) -> None:
-        """`rows` is the layout of the vectors; the scores are written to `scores_P1`."""
-        self._pairs = pairs
-        self._scores_P1 = scores_P1
-        self._num_seqs = num_seqs
-        self._rows = RowsFinisher(rows, np.empty(rows.num_bytes, np.uint8), ReturnRows(), num_seqs=num_seqs)
-        self.num_bytes = self._rows.num_bytes + rows.num_bytes + _stored_bytes(pairs)
-
-    def take_steps(self) -> Sequence[Step]:
-        return ()
-
-    def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        return self._rows.add(batch, seqs_B, seqs_S)
-
-    def result(self) -> Outputs:
-        self._scores_P1[:, 0] = _checked_scores(self._pairs, score_pairs(self._rows.result(), self._pairs), self._num_seqs)
-        return Outputs(scores=self._scores_P1)
+    def apply(self, outputs: Outputs) -> Outputs:
+        self.scores_P1[:, 0] = _checked_scores(self.pairs, score_pairs(outputs, self.pairs), self.num_seqs)
+        return Outputs(scores=self.scores_P1)
 
 
 class TokenScorer(Protocol):
@@ -199,11 +171,11 @@ class TokenScorer(Protocol):
         ...
 
 
-class MaxSimFinisher:
+class MaxSimFinisher(Finisher):
     """Scores pairs by late interaction while their token vectors come, and keeps none of them."""
 
-    adds_slowly: bool = True
-    finishes_slowly: bool = True
+    adds_slowly = True
+    finishes_slowly = True
 
     def __init__(
         self, rows: ResultLayout, pairs: PairScoring, scorer: TokenScorer, response: Outputs, *, num_seqs: int
@@ -214,9 +186,9 @@ class MaxSimFinisher:
         self._response = response
         self._num_seqs = num_seqs
         self._width = rows.by_name["multi_vector"].spec.width
-        self.skipped_seqs: Collection[int] = scorer.known_documents
+        self.skipped_seqs = scorer.known_documents
         # Documents that are computed before their query would have to be kept.
-        self.first_seqs: Collection[int] = frozenset[int](pairs.queries_P.tolist())
+        self.first_seqs = frozenset[int](pairs.queries_P.tolist())
         self.num_steps = scorer.num_steps
         self.num_bytes = _stored_bytes(pairs)
 
@@ -276,7 +248,10 @@ def make_finisher(
         return RowsFinisher(layout, memory, finish, num_seqs=num_seqs)
     scores_P1 = response.arrays(memory)["scores"]
     if finish.output != "multi_vector":
-        return VectorScorer(layout, finish, scores_P1, num_seqs=num_seqs)
+        scores = VectorScores(finish, scores_P1, num_seqs)
+        finisher = RowsFinisher(layout, np.empty(layout.num_bytes, np.uint8), scores, num_seqs=num_seqs)
+        finisher.num_bytes += layout.num_bytes + _stored_bytes(finish)
+        return finisher
     scorer = make_scorer(finish, response.token_matches_in(np.empty(response.num_bytes, np.uint8)))
     outputs = Outputs(scores=scores_P1, token_matches=response.token_matches_in(memory))
     return MaxSimFinisher(layout, finish, scorer, outputs, num_seqs=num_seqs)
