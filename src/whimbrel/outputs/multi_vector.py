@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge
-from whimbrel.outputs.muvera import make_muvera
+from whimbrel.outputs.muvera import encode_muvera
 from whimbrel.outputs.requested import OutputSpec, stated_pooling
 from whimbrel.outputs.token_pooling import MAX_TOKENS, pool_tokens
 from whimbrel.types.arrays import Int64Array
@@ -62,7 +62,7 @@ class TokenReduction:
             vectors = pool_all(outputs.multi_vector, self.poolings)
             if self.muvera is None:
                 return replace(outputs, multi_vector=vectors)
-            encoded_NE = make_muvera(vectors.rows_XD.shape[1], self.muvera).encode(vectors, self.input_type)
+            encoded_NE = encode_muvera(vectors, self.muvera, self.input_type)
         except MemoryError:
             raise OutOfMemory("there is no memory to reduce the token vectors of this request.") from None
         if not (finite_N := np.isfinite(encoded_NE).all(axis=1)).all():
