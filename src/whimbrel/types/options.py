@@ -91,25 +91,23 @@ class ScoreOptions(TypedDict, total=False):
 def text_request(
     card: Card, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName], **options: Unpack[TextOptions]
 ) -> Request:
-    check_options(options, TextOptions)
-    name, text = resolve_prompt(card, options.get("prompt"))
-    return Request(
-        as_list(texts),
-        _names(outputs),
-        prompt=text,
-        prompt_name=name,
-        input_type=options.get("input_type"),
-        adapter=options.get("adapter"),
-        dimensions=options.get("dimensions"),
-        normalize=options.get("normalize"),
-        max_active_dims=options.get("max_active_dims"),
-        token_pooling=read_token_pooling(options.get("token_pooling")),
-        muvera=read_muvera(options.get("muvera")),
-        truncate=read_truncate(options.get("truncate")),
-        max_tokens=options.get("max_tokens"),
-        late_chunking=options.get("late_chunking", False),
-        split_long=splits(options.get("split_long"), options.get("truncate")),
-    )
+    fields = read_options(card, options, TextOptions)
+    fields["split_long"] = splits(options.get("split_long"), options.get("truncate"))
+    return Request(as_list(texts), _names(outputs), **fields)
+
+
+_READERS: Final = {"token_pooling": read_token_pooling, "muvera": read_muvera, "truncate": read_truncate}
+"""Functions that read the options which a caller may write in several ways."""
+
+
+def read_options(card: Card, options: Mapping[str, Any], kind: type[TextOptions | ScoreOptions]) -> dict[str, Any]:
+    """Return the fields of a Request that the options of a verb give. Raises InvalidRequest."""
+    check_options(options, kind)
+    prompt = options.get("prompt")
+    is_name = isinstance(prompt, str) and prompt in card.prompts
+    name, text = (prompt, None) if is_name else read_prompt(prompt)
+    fields = {**options, "prompt_name": name, "prompt": text}
+    return fields | {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
 
 
 def reject_muvera(options: TextOptions) -> None:
@@ -124,11 +122,6 @@ def require_muvera(options: TextOptions) -> TextOptions:
     if value is False:
         raise InvalidRequest("is what this verb is for; leave it out, or give parameters.", param="muvera")
     return {**options, "muvera": True if value is None else value}
-
-
-def resolve_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
-    """Return (name, text) of a prompt of this model. Raises InvalidRequest."""
-    return (prompt, None) if isinstance(prompt, str) and prompt in card.prompts else read_prompt(prompt)
 
 
 def check_options(options: Mapping[str, object], kind: type[TextOptions | ScoreOptions]) -> None:
