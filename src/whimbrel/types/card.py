@@ -448,15 +448,12 @@ class Card:
     towers: tuple[Card, ...] = ()
     """Cards of a model with one encoder (tower) per input type. This card is that of texts without an input type."""
     tower_of: Mapping[InputType | None, int] = field(default_factory=dict["InputType | None", int])
-    token_outputs: Mapping[OutputName, Output] = field(init=False)
-    """Per-token outputs that a model computes on request; see `_token_outputs`."""
+    all_outputs: Mapping[OutputName, Output] = field(init=False)
+    """`outputs`, and the per-token outputs that a model computes on request; see `_token_outputs`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_outputs", _token_outputs(self.outputs, self.encoder.hidden_size))
-
-    @property
-    def all_outputs(self) -> Mapping[OutputName, Output]:
-        return {**self.outputs, **self.token_outputs}
+        token_outputs = _token_outputs(self.outputs, self.encoder.hidden_size)
+        object.__setattr__(self, "all_outputs", {**self.outputs, **token_outputs})
 
     @property
     def judges_pairs(self) -> bool:
@@ -479,10 +476,9 @@ class Card:
         return self.output("dense")
 
     def output(self, name: OutputName) -> Output:
-        outputs = self.all_outputs
-        if name not in outputs:
-            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(outputs)}.", param="outputs")
-        return outputs[name]
+        if name not in self.all_outputs:
+            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(self.all_outputs)}.", param="outputs")
+        return self.all_outputs[name]
 
     def prompt_for(self, input_type: InputType | None) -> str | None:
         """Return the name of the prompt for an input type by Sentence Transformers' conventions, else of the default prompt."""

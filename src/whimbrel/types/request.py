@@ -12,14 +12,14 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
-from msgspec import Meta, ValidationError, convert
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
 from whimbrel.types.texts import Pair, Truncate
-from whimbrel.types.validation import fields_struct, raise_for_field
+from whimbrel.types.validation import fields_struct, validate
 
 OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
 """Outputs of a model.
@@ -188,10 +188,7 @@ _Scalars: Final = fields_struct(Request, [each.name for each in fields(Request) 
 def check_fields(request: Request) -> None:
     """Raise InvalidRequest for values that no model takes. The tokenizer checks the texts themselves."""
     _check_lists(request)
-    try:
-        convert(request, _Scalars, from_attributes=True)
-    except ValidationError:
-        raise_for_field(request, _Scalars)
+    validate(request, _Scalars)
     for name, kind, noun in _PARAMETERS:
         value = getattr(request, name)
         if value is not None and not isinstance(value, kind):

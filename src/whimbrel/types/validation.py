@@ -1,8 +1,8 @@
 """Validation of fields against their annotations.
 
 The limits of a field stand once, in its annotation: a type, and the bounds of its `msgspec.Meta`. msgspec applies them where it
-decodes a body. `fields_struct` makes a type by which it applies the same annotations to objects that Python code constructs.
-`raise_for_field` words the errors.
+decodes a body. `fields_struct` makes a type by which it applies the same annotations to objects that Python code constructs;
+`validate` words the errors.
 """
 
 from __future__ import annotations
@@ -31,17 +31,12 @@ def validate(instance: object, valid: type[msgspec.Struct]) -> None:
     try:
         msgspec.convert(instance, valid, from_attributes=True)
     except msgspec.ValidationError:
-        raise_for_field(instance, valid)
-
-
-def raise_for_field(instance: object, valid: type[msgspec.Struct]) -> None:
-    """Raise InvalidRequest for the first field whose value its annotation does not allow, if there is one."""
-    for name, kind in valid.__annotations__.items():
-        value = getattr(instance, name)
-        try:
-            msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # msgspec rejects np.float64
-        except msgspec.ValidationError:
-            raise InvalidRequest(_message(kind, value), param=name) from None
+        for name, kind in valid.__annotations__.items():
+            value = getattr(instance, name)
+            try:
+                msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # msgspec rejects np.float64
+            except msgspec.ValidationError:
+                raise InvalidRequest(_message(kind, value), param=name) from None
 
 
 def _message(kind: Any, value: object) -> str:
