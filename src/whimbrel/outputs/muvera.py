@@ -6,11 +6,8 @@ not empty (across the fewest planes, then the lowest index). Random signs projec
 buckets of all repetitions are concatenated. Sources: arXiv 2405.19504; the values, down to the random draws, and the defaults
 are those of fastembed/postprocess/muvera.py (0.9).
 
-Compare these vectors by dot product, not by cosine, and only if all parameters are equal, the seed included.
-
-Use this as a first stage, and rerank its results by the token vectors. Many current late-interaction models are anisotropic
-(cosines between their tokens up to 0.95): random planes do not separate such vectors, most buckets are empty, and the ranking
-fails. Subtracting the mean of a corpus from all token vectors beforehand helps. Measure the recall of your model first.
+Many late-interaction models are anisotropic (cosines between their tokens up to 0.95): random planes do not separate such
+vectors, most buckets are empty, and the ranking fails. docs/guides/late-interaction.md says how to use the vectors.
 
 Theory of operation: the projection is linear, so tokens are projected first, all repetitions in one product. Only dim_proj
 columns of each token are summed in buckets, which are numbered through all texts and repetitions. The nearest bucket is found

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.errors import SetupError
@@ -162,8 +163,16 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
     on_cpu = device == "cpu"
     memory = hardware.memory if on_cpu else hardware.gpu_memory
     dtype = _dtype(options.get("dtype", "auto"), card, on_cpu=on_cpu, hardware=hardware)
-    max_batch_tokens = _max_batch_tokens(options.get("max_batch_tokens"), on_cpu=on_cpu)
-    max_length = _max_length(options.get("max_length"), card)
+    max_batch_tokens = _limit(
+        "max_batch_tokens",
+        options.get("max_batch_tokens"),
+        default=CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS,
+        most=MAX_BATCH_TOKENS,
+        hint=f"it takes 1 to {MAX_BATCH_TOKENS:,}",
+    )
+    positions = card.encoder.max_positions
+    hint = f"--max-length takes 1 to {positions:,}, the model's positions"
+    max_length = _limit("max_length", options.get("max_length"), default=card.max_length, most=positions, hint=hint)
     chunked_prefill = _chunked_prefill(options.get("chunked_prefill"), card)
     return Plan(
         served_name=options.get("served_name") or card.name,
@@ -260,16 +269,8 @@ def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
     return "int8"
 
 
-def _max_batch_tokens(value: int | None, *, on_cpu: bool) -> int:
-    if value is None:
-        return CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
-    if not 1 <= value <= MAX_BATCH_TOKENS:
-        raise SetupError(f"max_batch_tokens is {value:,}.", hint=f"it takes 1 to {MAX_BATCH_TOKENS:,}")
-    return value
-
-
 def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
-    size = PREFIX_CACHE_BYTES if value is None else _limit("prefix_cache_bytes", value, least=0)
+    size = _limit("prefix_cache_bytes", value, default=PREFIX_CACHE_BYTES, least=0)
     if value is not None and memory and size > memory:
         hint = "it takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
         raise SetupError(f"prefix_cache_bytes is {size:,}; the device has {memory:,} bytes of memory.", hint=hint)
@@ -299,25 +300,18 @@ def _why_whole(card: Card) -> str:
     return "its tokens attend to those after them"
 
 
-def _max_length(value: int | None, card: Card) -> int:
-    limit = card.encoder.max_positions
-    if value is None:
-        return card.max_length
-    if not 1 <= value <= limit:
-        raise SetupError(f"max_length is {value:,}.", hint=f"--max-length takes 1 to {limit:,}, the model's positions")
-    return value
-
-
 def max_length_for(plan: Plan, card: Card, tower: Card) -> int:
     """Return the limit in tokens per text of one of the card's towers: its own, unless the user has set one."""
     return tower.max_length if plan.max_length == card.max_length else min(plan.max_length, tower.encoder.max_positions)
 
 
-def _limit(name: str, value: int | None, least: int = 1) -> int:
+def _limit(
+    name: str, value: int | None, *, default: int = sys.maxsize, least: int = 1, most: float = inf, hint: str | None = None
+) -> int:
     if value is None:
-        return sys.maxsize
-    if value < least:
-        raise SetupError(f"{name} is {value:,}.", hint=f"it takes {least} or more")
+        return default
+    if not least <= value <= most:
+        raise SetupError(f"{name} is {value:,}.", hint=hint or f"it takes {least} or more")
     return value
 
 

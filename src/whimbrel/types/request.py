@@ -82,8 +82,8 @@ class Request:
 
     `texts` holds strings, pairs of strings, or arrays of token ids, not mixed. In pairs that are scored by their vectors,
     vectors may stand for texts. Token ids are used as they are; no special tokens are added. None means the checkpoint's
-    default for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest if a field has a
-    wrong type or value, or if two fields contradict each other.
+    default for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Fields that are options of the verbs are
+    explained in options.py. Raises InvalidRequest if a field has a wrong type or value, or if two contradict each other.
     """
 
     texts: Sequence[str] | Sequence[Pair] | Sequence[PairInput] | Sequence[Int64Array]
@@ -94,15 +94,13 @@ class Request:
     prompt_name: str | None = None
     """Name of one of the card's prompts. Excludes `prompt`."""
     input_type: InputType | None = None
-    """Role of the texts."""
     adapter: str | None = None
-    """Name of one of the model's adapters; None: that of the prompt, or none."""
+    """None: that of the prompt, or none."""
     instruction: str | None = None
     """Instruction for a reranker with a template; None: the template's own."""
     listwise: bool = False
     """Judge the pairs, which have one query, as one list. Only listwise rerankers differ: they see all documents together."""
     score_by: ScoringOutput | None = None
-    """Output by which a model without scores of its own scores pairs; None: its main output."""
     explain: bool = False
     """Return the tokens of pairs scored by token vectors, and the best match of each query token."""
     hypotheses: tuple[str, ...] = ()
@@ -112,29 +110,17 @@ class Request:
     labels: tuple[str, ...] = ()
     """Labels of the entities to find, of a model that takes them. Only for texts and the output `token_scores`."""
     dimensions: int | None = None
-    """Leading columns of a vector to keep (Matryoshka models)."""
     normalize: bool | None = None
-    """Divide vectors by their Euclidean norm."""
     activate: bool | None = None
-    """Apply the card's activation to scores."""
     max_active_dims: Annotated[int, Meta(ge=1)] | None = None
-    """Number of the largest entries of a sparse vector to keep."""
     token_pooling: TokenPooling | None = None
-    """Pooling of documents' token vectors; a factor of 1 pools nothing. None: the checkpoint's."""
     muvera: MuveraParameters | None = None
-    """Parameters of the single vector that replaces a text's token vectors. Requires `input_type`."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
-    """Limit in tokens per text, below that of the model. For late interaction it replaces the limit of the text's role."""
     max_query_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Limit in tokens of the query of a pair, before anything is added to it."""
     max_document_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Limit in tokens of the document of a pair, before anything is added to it."""
     late_chunking: bool = False
-    """Treat the texts as consecutive chunks of one document and run them in one pass.
-
-    The vector of a chunk is the mean of its tokens. Chunks are concatenated as they are, so a space between two of them belongs
-    to one. Only for dense vectors with mean pooling."""
+    """Chunks are concatenated as they are, so a space between two of them belongs to one. Only for mean pooling."""
     chunk_tokens: Annotated[int, Meta(ge=1)] | None = None
     """Return a vector for every N tokens of each text in place of one, the mean of these (late chunking by length).
 
@@ -144,9 +130,7 @@ class Request:
     return_offsets: bool = False
     """Return the character offsets of each token."""
     split_long: bool | None = None
-    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens. Dense only.
-
-    None: as the plan says, unless the request sets a limit or an end to cut."""
+    """None: as the plan says, unless the request sets a limit or an end to cut. Only for dense vectors."""
 
     def __post_init__(self) -> None:
         check_fields(self)
