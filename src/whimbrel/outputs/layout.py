@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from whimbrel.types.seq import Seq
 
 _ALIGN: Final = 64
 _FLOAT_BYTES: Final = 4
+_RAGGED: Final = ("multi_vector", "token_scores", "hidden", "token_dense")
 _ESTIMATED_ENTRIES: Final = 256
 """Estimated entries per text of an output over the whole vocabulary, for accounts of memory."""
 
@@ -153,28 +154,16 @@ def _tokens(output: Output, seqs: Sequence[Seq]) -> tuple[Int32Array, Int64Array
 
 def build_outputs(layout: ResultLayout, arrays: Mapping[OutputName, Float32Array], entries: Sparse | None) -> Outputs:
     """Return the outputs of a request from its arrays, and from `entries` for the output that has no slot."""
-    sparse = entries
-    if "sparse" in layout.by_name:
-        sparse = _drop_zeros(layout.by_name["sparse"], arrays["sparse"])
-    if sparse is not None and (spec := layout.spec("sparse")) is not None and spec.max_entries:
-        sparse = top_k_entries(sparse, spec.max_entries)
-    multi_vector, token_scores, hidden, token_dense = (
-        Ragged(arrays[name], layout.by_name[name].offsets_N1) if name in arrays else None
-        for name in ("multi_vector", "token_scores", "hidden", "token_dense")
-    )
-    scores, logits = arrays.get("scores"), None
-    if scores is not None and layout.by_name["scores"].spec.with_logits:
-        scores, logits = map(np.ascontiguousarray, np.split(scores, 2, axis=1))
-    return Outputs(
-        dense=arrays.get("dense"),
-        sparse=sparse,
-        multi_vector=multi_vector,
-        scores=scores,
-        logits=logits,
-        token_scores=token_scores,
-        hidden=hidden,
-        token_dense=token_dense,
-    )
+    outputs: dict[str, Any] = {
+        name: Ragged(array, layout.by_name[name].offsets_N1) if name in _RAGGED else array for name, array in arrays.items()
+    }
+    if "sparse" in arrays:
+        entries = _drop_zeros(layout.by_name["sparse"], arrays["sparse"])
+    if entries is not None and (spec := layout.spec("sparse")) is not None and spec.max_entries:
+        entries = top_k_entries(entries, spec.max_entries)
+    if "scores" in arrays and layout.by_name["scores"].spec.with_logits:
+        outputs["scores"], outputs["logits"] = map(np.ascontiguousarray, np.split(arrays["scores"], 2, axis=1))
+    return Outputs(**outputs | {"sparse": entries})
 
 
 def top_k_entries(sparse: Sparse, max_entries: int) -> Sparse:

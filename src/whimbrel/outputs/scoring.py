@@ -87,11 +87,11 @@ def rerank(
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     scoring = _one_to_many(card, query, documents, options)
-
-    def postprocess(result: Result) -> list[Ranked]:
-        return rank(scoring.postprocess(result), top_n, order_N=result.outputs.order[:, 0])
-
-    return Operation(scoring.request, postprocess, scoring.locate)
+    return Operation(
+        scoring.request,
+        lambda result: rank(scoring.postprocess(result), top_n, order_N=result.outputs.order[:, 0]),
+        scoring.locate,
+    )
 
 
 def explain(
@@ -148,11 +148,7 @@ def classify(
     if zero_shot is not None:
         return _zero_shot(card, texts, zero_shot, options)
     request = _request(card, "scores", as_list(texts), options)
-
-    def postprocess(result: Result) -> Classes:
-        return classes_of(card.labels, require(result.outputs.scores), result.outputs.order)
-
-    return Operation(request, postprocess)
+    return Operation(request, lambda result: classes_of(card.labels, require(result.outputs.scores), result.outputs.order))
 
 
 def classes_of(labels: tuple[str, ...], scores_NC: Float32Array, order_NC: Float32Array | None = None) -> Classes:
