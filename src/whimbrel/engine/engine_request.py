@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
-from whimbrel.outputs.finishers import Finish, Finisher, ReturnRows, ReturnRowsWithOffsets
+from whimbrel.outputs.finishers import Finish, Finisher
 from whimbrel.outputs.layout import ResultLayout, scores_layout
 from whimbrel.outputs.list_scoring import ListScoring
+from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import OutputRows, RowSelection
 from whimbrel.types.batch import Batch

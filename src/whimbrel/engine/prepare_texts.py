@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from whimbrel.errors import Hint, InvalidRequest
-from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets
+from whimbrel.outputs.finishers import Finish
+from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.multi_vector import resolve_reduction
 from whimbrel.outputs.requested import OutputSpec, resolve_outputs, validate_for_outputs
 from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split

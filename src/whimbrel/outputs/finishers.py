@@ -19,10 +19,9 @@ from typing import Any, Protocol, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
+from whimbrel.errors import InvalidRequest, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes
-from whimbrel.outputs.list_scoring import ListScoring
-from whimbrel.outputs.merge import ChunkMerge, Deduplication
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.multi_vector import TokenReduction, pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import BatchOutput, DeviceRows
@@ -31,51 +30,19 @@ from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Outputs, Ragged, Sparse
-from whimbrel.types.seq import TokenOffsets
 
 Step: TypeAlias = Callable[[], None]
 """Work of a finisher that any thread may do. Raises MemoryError."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class ReturnRows:
-    """The rows are the response."""
-
-    def apply(self, outputs: Outputs) -> Outputs:
-        return outputs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReturnRowsWithOffsets(ReturnRows):
-    """The rows are the response, and with them the characters that each token covers."""
-
-    token_offsets: Sequence[TokenOffsets]
-
-
-LocalFinish: TypeAlias = ReturnRows | ChunkMerge | Deduplication | TokenReduction | ListScoring
-"""A finish that needs nothing but the response: it is carried out in the process that tokenized the request."""
-
-Finish: TypeAlias = LocalFinish | PairScoring
-"""The finish of a request: the use of its rows."""
+Finish: TypeAlias = ReturnRows | PairScoring
+"""The finish of a request: the use of its rows. One that needs nothing but the response is a subclass of ReturnRows, and is
+carried out in the process that tokenized the request."""
 
 
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
     """Return an error that names a seq as one that names the text of the request, or the part of a pair."""
-
-    def locate(location: Location) -> Location:
-        if location.item is None:
-            return location
-        if isinstance(finish, ChunkMerge):
-            return Location("input", finish.text_of(location.item))
-        if isinstance(finish, ListScoring):  # a text that was located where it was read, or a prompt
-            return location if location.part is not None else Location("input", finish.first_document(location.item), 1)
-        if isinstance(finish, Deduplication):
-            return Location("input", finish.text_of(location.item), location.part)
-        if isinstance(finish, PairScoring) and location.part is None:  # a part of a pair was located where it was found
-            return Location("input", *finish.pair_of(location.item))
-        return location
-
-    return error.relocated(locate)
+    return error.relocated(lambda location: location if location.item is None else finish.locate(location))
 
 
 class Finisher(Protocol):
@@ -111,9 +78,7 @@ class Finisher(Protocol):
 class RowsFinisher(Finisher):
     """Scatters rows into the arrays of a layout, and applies a local finish at the end."""
 
-    def __init__(
-        self, layout: ResultLayout, memory: NDArray[np.uint8], finish: LocalFinish | VectorScores, *, num_seqs: int
-    ) -> None:
+    def __init__(self, layout: ResultLayout, memory: NDArray[np.uint8], finish: ReturnRows, *, num_seqs: int) -> None:
         """`memory` holds the arrays of the layout; nothing is written to it after `result`."""
         self._layout = layout
         self._arrays = layout.arrays(memory)
@@ -141,7 +106,7 @@ class RowsFinisher(Finisher):
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class VectorScores:
+class VectorScores(ReturnRows):
     """The scores of pairs by their dense or sparse vectors, written to `scores_P1`."""
 
     pairs: PairScoring

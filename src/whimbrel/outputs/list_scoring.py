@@ -17,7 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import NonFinite
+from whimbrel.errors import Location, NonFinite
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Outputs, Ragged
@@ -26,7 +27,7 @@ _Rows: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ListScoring:
+class ListScoring(ReturnRows):
     """Scoring of lists of documents by the rows of their blocks."""
 
     documents_B1: Int64Array
@@ -60,9 +61,10 @@ class ListScoring:
             return Outputs(multi_vector=self._vectors(documents_ND, queries_LD))
         return Outputs(scores=scores_N[:, None].astype(np.float32))
 
-    def first_document(self, block: int) -> int:
-        """Return the index of the first document of a block."""
-        return int(self.documents_B1[block])
+    def locate(self, location: Location) -> Location:
+        if location.part is not None:  # it was located where it was read
+            return location
+        return Location("input", int(self.documents_B1[location.item]), 1)
 
     def _merge_queries(self, documents_ND: _Rows, queries_BD: _Rows) -> _Rows:
         """Return the query vector of each list: (L, D)."""

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.muvera import encode_muvera
 from whimbrel.outputs.requested import OutputSpec, stated_pooling
 from whimbrel.outputs.token_pooling import MAX_TOKENS, pool_tokens
@@ -29,7 +30,7 @@ _MAX_REQUEST_NUMBERS: Final = 2**25
 
 
 @dataclass(frozen=True, slots=True)
-class TokenReduction:
+class TokenReduction(ReturnRows):
     """Reduction of a request's token vectors: pooled first, then encoded."""
 
     poolings: tuple[TokenPooling, ...]
