@@ -121,17 +121,10 @@ def test_npy_is_what_numpy_loads(vectors: np.ndarray, dtype: wire.DType, order: 
     data = b"".join(pieces)
     assert len(data) == size
     loaded = np.load(io.BytesIO(data))
-    assert loaded.tobytes() == wire.read_npy(data).tobytes() == sent(array)
+    assert loaded.tobytes() == sent(array)
     assert loaded.shape == array.shape
     if not dtype.startswith(("bf", "fp8")):
         assert np.array_equal(loaded, array.numbers())
-
-
-def test_another_npy_is_refused() -> None:
-    file = io.BytesIO()
-    np.lib.format.write_array(file, np.ones(3), version=(2, 0))
-    with pytest.raises(ValueError, match="version 1"):
-        wire.read_npy(file.getvalue())
 
 
 # JSON in pieces

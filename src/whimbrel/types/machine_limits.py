@@ -120,10 +120,6 @@ def _limit(file: Path, read: Callable[[Path], float]) -> Limit | None:
     return Limit(value, str(file)) if value > 0 else None
 
 
-def _size(file: Path) -> int:
-    return int(file.read_text())
-
-
 def _quota(file: Path) -> float:
     quota, period = file.read_text().split()
     return int(quota) / int(period)
@@ -135,7 +131,7 @@ def _quota_of_version_1(file: Path) -> float:
 
 _QUOTAS: Final = {"cpu.max": _quota, "cpu.cfs_quota_us": _quota_of_version_1}
 _SIZES: Final[Mapping[str, Callable[[Path], float]]] = dict.fromkeys(
-    ("memory.max", "memory.high", "memory.limit_in_bytes"), _size
+    ("memory.max", "memory.high", "memory.limit_in_bytes"), lambda file: int(file.read_text())
 )
 """Files of sizes. Above memory.high (MemoryHigh of systemd) the kernel slows a process down until it stands still."""
 

@@ -58,7 +58,7 @@ class Options(TypedDict, total=False):
     prefix_cache_bytes: int | None
     """Size in bytes of the cache of texts' shared prefixes; 0: no cache. Default: 256 MiB for causal models."""
     chunked_prefill: bool | None
-    """Run texts above `max_batch_tokens` in pieces. Default: for causal models."""
+    """Run texts above `max_batch_tokens` in pieces, between which others run. Default: for causal models."""
     served_name: str | None
     """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
@@ -95,7 +95,7 @@ class Int8Quality:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Complete settings of a running model."""
+    """Complete settings of a running model. `Options` and `Hardware` explain those that they state too."""
 
     served_name: str
     aliases: tuple[str, ...]
@@ -119,27 +119,20 @@ class Plan:
     memory: int = 0
     """Memory of the device in bytes; 0: unknown."""
     chunked_prefill: bool = False
-    """Run a text of more than `max_batch_tokens` tokens in pieces of that size, between which others run."""
     split_long: bool = False
     tokenizer: TokenizerReading = "transformers"
-    """Reading of the tokenizer's files."""
     tokenizer_note: str = ""
     """Example of a text of which tokenizer.json, run as it is, makes other ids; empty if none is known."""
     accept_config: tuple[str, ...] = ()
-    """Unknown keys of the checkpoint's JSON files that the user has accepted."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Folders of added adapters, by name."""
     commit: str = ""
     """Commit of the hub's repository that the checkpoint is, or empty."""
     int8: Int8Quality | None = None
     """Quality in int8; None for other dtypes, and until the model is loaded."""
     cpu: Cpu = field(default_factory=Cpu)
     kernels: str = ""
-    """Instruction set of Whimbrel's own kernels on a CPU, or empty where PyTorch's operators are used."""
     torch: str = "unknown"
-    """Version of PyTorch."""
     torch_note: str = ""
-    """Warning about that version, or empty."""
     same_bits: bool | None = None
     """A text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""

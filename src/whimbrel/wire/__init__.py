@@ -18,7 +18,7 @@ from whimbrel.wire.json_base64 import (
     to_base64,
     to_json,
 )
-from whimbrel.wire.raw import Block, join_blocks, npy_chunks, read_blocks, read_npy
+from whimbrel.wire.raw import Block, join_blocks, npy_chunks, read_blocks
 
 __all__ = [
     "FLOATS",
@@ -39,7 +39,6 @@ __all__ = [
     "npy_chunks",
     "number_rows",
     "read_blocks",
-    "read_npy",
     "to_base64",
     "to_bits",
     "to_int8",

@@ -117,15 +117,12 @@ class EncodedArray:
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in row order. Without a conversion the only chunk is a view of the array."""
-        if self._is_encoded():
+        if self.array.flags.c_contiguous and self.array.dtype == self.storage_dtype and self.dtype not in _ENCODE:
             yield _byte_view(self.array)
             return
         step = max(1, _CHUNK_ITEMS // max(1, prod(self.array.shape[1:])))
         for start in range(0, len(self.array), step):
             yield _byte_view(self[start : start + step].encoded())
-
-    def _is_encoded(self) -> bool:
-        return self.array.flags.c_contiguous and self.array.dtype == self.storage_dtype and self.dtype not in _ENCODE
 
 
 def from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], order: ByteOrder = "little") -> NDArray[Any]:
