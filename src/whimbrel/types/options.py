@@ -28,33 +28,38 @@ _NOT_LISTS: Final = (bytes, bytearray, memoryview, Mapping, set, frozenset)
 """Iterables whose items are not the texts that the caller meant, or have no order."""
 
 
-class TextOptions(TypedDict, total=False):
-    """Options of the verbs that encode texts."""
+class SharedOptions(TypedDict, total=False):
+    """Options of all verbs."""
 
     prompt: str | None
-    """Name of one of the model's prompts, or a text with a space or a colon that is put before each input.
+    """Name of one of the model's prompts, or a text with a space or a colon that is put before each text, or a pair's query.
 
     An unknown name is an error. None: the prompt of `input_type`, or the model's default."""
-    input_type: InputType | None
-    """Role of the texts: selects the model's prompt for it, and the encoding if that depends on the role."""
     adapter: str | None
     """Name of one of the adapters that the model was loaded with. None: the model itself."""
     dimensions: int | None
-    """Leading columns to keep (Matryoshka models)."""
-    normalize: bool | None
-    """Divide vectors by their Euclidean norm. None: as the checkpoint does."""
-    max_active_dims: int | None
-    """Number of the largest entries of a sparse vector to keep. None: as the checkpoint says, or all."""
+    """Leading columns of vectors to keep (Matryoshka models)."""
     token_pooling: float | Mapping[str, Any] | TokenPooling | None
     """Pooling of documents' token vectors: a factor, of which about 1 / factor remain, or the parameters of TokenPooling.
 
     1 turns it off. None: as the checkpoint says."""
-    muvera: bool | Mapping[str, Any] | MuveraParameters | None
-    """Encode token vectors as one vector per text: True, or parameters of MUVERA. Requires `input_type`."""
     truncate: Truncate | bool | None
     """End to cut from a text above the limit, "right" or "left", or "never" (also False) to raise TooLong.
 
-    None (also True): as the checkpoint's tokenizer does."""
+    The longer text of a pair is cut first. None (also True): as the checkpoint's tokenizer does."""
+
+
+class TextOptions(SharedOptions, total=False):
+    """Options of the verbs that encode texts."""
+
+    input_type: InputType | None
+    """Role of the texts: selects the model's prompt for it, and the encoding if that depends on the role."""
+    normalize: bool | None
+    """Divide vectors by their Euclidean norm. None: as the checkpoint does."""
+    max_active_dims: int | None
+    """Number of the largest entries of a sparse vector to keep. None: as the checkpoint says, or all."""
+    muvera: bool | Mapping[str, Any] | MuveraParameters | None
+    """Encode token vectors as one vector per text: True, or parameters of MUVERA. Requires `input_type`."""
     max_tokens: int | None
     """Limit in tokens per text, below that of the model. For late interaction it replaces the limit of the text's role."""
     late_chunking: bool
@@ -65,27 +70,17 @@ class TextOptions(TypedDict, total=False):
     None: as the model was loaded to do, unless `truncate` says how to cut it."""
 
 
-class ScoreOptions(TypedDict, total=False):
+class ScoreOptions(SharedOptions, total=False):
     """Options of the verbs that score texts and pairs."""
 
-    prompt: str | None
-    """Prompt as in TextOptions, put before each text, or before the query of a pair."""
-    adapter: str | None
-    """Name of an adapter, as in TextOptions."""
     activate: bool | None
     """Apply the checkpoint's activation; False returns logits. None: as the checkpoint does."""
     score_by: ScoringOutput | None
     """Output by which a model without scores of its own scores pairs. None: its main output."""
-    dimensions: int | None
-    """Leading columns of the vectors to score with (Matryoshka models)."""
-    token_pooling: float | Mapping[str, Any] | TokenPooling | None
-    """Pooling of documents' token vectors before they are scored, as in TextOptions."""
-    truncate: Truncate | bool | None
-    """Truncation as in TextOptions. The longer text of a pair above the limit is cut first."""
     max_query_tokens: int | None
     """Limit in tokens of the query of a pair, before anything is added to it. None: no limit of its own."""
     max_document_tokens: int | None
-    """Limit in tokens of the document of a pair, before anything is added to it. None: no limit of its own."""
+    """The same for its document."""
 
 
 def text_request(
