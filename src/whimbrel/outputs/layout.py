@@ -88,11 +88,6 @@ class ResultLayout:
         return None if self.token_matches is None else Ragged(self.token_matches.rows(memory), self.token_matches.offsets_N1)
 
 
-def has_dynamic_size(output: Output) -> bool:
-    """Return whether the size of an output is known only after it was computed."""
-    return output.rows == "vocabulary"
-
-
 def plan_layout(card: Card, seqs: Sequence[Seq], specs: Sequence[OutputSpec]) -> ResultLayout:
     """Plan the layout of the rows that these seqs give. `card` is that of their tower."""
     slots: dict[OutputName, ArraySlot] = {}
@@ -100,7 +95,7 @@ def plan_layout(card: Card, seqs: Sequence[Seq], specs: Sequence[OutputSpec]) ->
     start = 0
     for spec in specs:
         output = card.all_outputs[spec.name]
-        if has_dynamic_size(output):
+        if output.rows == "vocabulary":
             dynamic = spec
             continue
         counts, ids = _count_rows(output, seqs)

@@ -82,9 +82,6 @@ SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
 }
 """Similarities of each output, the default first."""
 
-_VECTORS: Final = ("dense", "multi_vector", "token_dense")
-"""Outputs whose rows may be truncated."""
-
 
 def resolve_outputs(card: Card, request: Request, *, matryoshka: bool) -> list[OutputSpec]:
     """Return the settings of each requested output, or of the model's main output. Raises InvalidRequest.
@@ -141,7 +138,7 @@ def max_sparse_entries(card: Card) -> int:
 def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> OutputSpec:
     output = card.output(name)
     activated = request.normalize if output.activation == "normalize" else request.activate if name in _SCORES else None
-    width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
+    width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _APPLIES_TO["dimensions"] else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
     if name == "multi_vector" and (stated := stated_pooling(output, request)) is not None:
         return OutputSpec(name, width, _activated_before(stated, request), entries)

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.outputs.layout import ResultLayout, entry_keys, has_dynamic_size, token_mask
+from whimbrel.outputs.layout import ResultLayout, entry_keys, token_mask
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.spans import count_marks, num_span_rows
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
@@ -168,7 +168,7 @@ def to_host(output: Output, selection: RowSelection, rows_PD: Float32Array) -> O
     """Return rows that were copied from the device in the form that is handed out."""
     if selection.groups_G is not None:
         return np.maximum.reduceat(rows_PD, selection.groups_G) if selection.groups_G.size else rows_PD[:0]
-    if not has_dynamic_size(output):
+    if output.rows != "vocabulary":
         return rows_PD
     mask_PD = rows_PD != 0  # NaN and infinity are kept too
     rows, ids = np.nonzero(mask_PD)

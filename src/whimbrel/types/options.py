@@ -158,22 +158,20 @@ def read_labels(labels: object) -> tuple[str, ...]:
         raise InvalidRequest(
             f'must be a list of strings, as ["one", "another"]; is {type(cast(object, labels)).__name__}.', param="labels"
         )
-    names = list(cast("Iterable[object]", labels))
+    names = as_strings(cast("Iterable[str]", labels), "labels")
     if not names:
         raise InvalidRequest("is an empty list; give at least one label.", param="labels")
     if len(names) > MAX_LABELS:
         raise InvalidRequest(f"{len(names):,} labels; the limit is {MAX_LABELS:,}. Send the likely ones.", param="labels")
     first: dict[str, int] = {}
     for index, name in enumerate(names):
-        if not isinstance(name, str):
-            raise InvalidRequest(f"must be a string, is {type(name).__name__}.", param="labels", item=index)
         if not name.strip():
             raise InvalidRequest("is empty; give a word or a phrase.", param="labels", item=index)
         if first.setdefault(name, index) != index:
             raise InvalidRequest(
                 f"{name!r:.80} is labels[{first[name]}] too; give each label once.", param="labels", item=index
             )
-    return tuple(map(str, first))
+    return tuple(first)
 
 
 def _is_iterable(value: object) -> bool:
