@@ -41,9 +41,7 @@ def main() -> NoReturn:
 
 
 def _undo_signals_of_parent() -> None:
-    """Unblock all signals, and let children be waited for. A parent's settings would keep this process from being stopped, and
-    from the exit codes of its children; only what it ignores to keep a process running (nohup) is left.
-    """
+    """Unblock all signals, and let children be waited for, whatever the parent has set. Ignored ones (nohup) stay so."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

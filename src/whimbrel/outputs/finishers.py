@@ -36,8 +36,7 @@ Step: TypeAlias = Callable[[], None]
 
 
 Finish: TypeAlias = ReturnRows | PairScoring
-"""The finish of a request: the use of its rows. One that needs nothing but the response is a subclass of ReturnRows, and is
-carried out in the process that tokenized the request."""
+"""The use of a request's rows. A ReturnRows is carried out in the process that tokenized the request."""
 
 
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
@@ -64,9 +63,8 @@ class Finisher(Protocol):
         return ()
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`.
-
-        Return the steps that may run from now on. Raises MemoryError and ComputeError.
+        """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`. Return the steps that may run from
+        now on. Raises MemoryError and ComputeError.
         """
         ...
 
@@ -206,9 +204,7 @@ def make_finisher(
     num_seqs: int,
     make_scorer: Callable[[PairScoring, Ragged | None], TokenScorer],
 ) -> Finisher:
-    """Return the finisher of a request. `memory` holds the response; `make_scorer` makes the late-interaction scorer, which
-    fills the token matches of an explanation.
-    """
+    """Return the finisher of a request. `memory` holds the response; `make_scorer` gets the token matches that it fills in."""
     if not isinstance(finish, PairScoring):
         return RowsFinisher(layout, memory, finish, num_seqs=num_seqs)
     scores_P1 = response.arrays(memory)["scores"]
@@ -233,9 +229,7 @@ def _stored_bytes(pairs: PairScoring) -> int:
 
 
 def _checked_scores(pairs: PairScoring, scores_P: Float32Array, num_seqs: int) -> Float32Array:
-    """Return the scores. Raises an error if one is not finite: stored vectors that are too large, or else the model, are to
-    blame.
-    """
+    """Return the scores. If one is not finite, raises an error that blames stored vectors, or else the model."""
     finite_P = np.isfinite(scores_P)
     if finite_P.all():  # finite vectors may have a product that is not
         return scores_P

@@ -64,9 +64,7 @@ class ResultLayout:
     by_name: Mapping[OutputName, ArraySlot]
     num_bytes: int
     dynamic_output: OutputSpec | None = None
-    """The output whose size is known only after it was computed (weights over the whole vocabulary). No memory is reserved for
-    it.
-    """
+    """The output whose size is known only after it was computed (weights over the whole vocabulary), so it has no slot."""
     token_matches: ArraySlot | None = None
     """The slot of `Outputs.token_matches`, of a request that asks for an explanation."""
 

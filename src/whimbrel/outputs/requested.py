@@ -84,9 +84,7 @@ SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
 
 
 def resolve_outputs(card: Card, request: Request, *, matryoshka: bool) -> list[OutputSpec]:
-    """Return the settings of each requested output, or of the model's main output. Raises InvalidRequest.
-
-    `matryoshka` allows truncated vectors."""
+    """Return the settings of all requested outputs; `matryoshka` allows truncated vectors. Raises InvalidRequest."""
     names = dict.fromkeys(request.outputs or (next(iter(card.outputs)),))
     return [_resolve_output(card, request, name, matryoshka=matryoshka) for name in names]
 
@@ -148,9 +146,7 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
 
 
 def stated_pooling(output: Output, request: Request) -> StatedPooling | None:
-    """Return the checkpoint's pooling of these texts' token vectors, unless the request replaces it. Without an input type
-    texts count as documents, as in Sentence Transformers.
-    """
+    """Return the checkpoint's pooling of these texts, unless the request replaces it. By default they count as documents."""
     return None if request.token_pooling is not None else output.token_pooling.get(request.input_type or "document")
 
 

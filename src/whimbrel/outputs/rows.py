@@ -151,9 +151,8 @@ class DeviceRows:
 
 
 OutputRows: TypeAlias = Float32Array | Sparse | DeviceRows
-"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`.
-
-An output over the whole vocabulary gives its nonzero entries: one row for each seq whose request asks for it."""
+"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`; of the whole vocabulary its nonzero
+entries, a row for each seq whose request asks for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,9 +64,8 @@ def as_vector_list(value: object, output: OutputName) -> list[Any] | None:
 def store_vectors(
     vectors: Sequence[object], locations: Sequence[Location], output: OutputName, width: int
 ) -> tuple[tuple[StoredVectors, ...], Int32Array]:
-    """Validate the vectors of texts, and concatenate them by dtype. `width` is the number of columns, or of the vocabulary.
-
-    Return all vectors, and the position of each text among them. Raises InvalidRequest.
+    """Concatenate the vectors of texts by dtype. Return them, and the position of each text among them. `width` is the number
+    of columns, or the size of the vocabulary. Raises InvalidRequest.
     """
     texts = [_read(each, location, output, width) for each, location in zip(vectors, locations, strict=True)]
     by_dtype: dict[str, list[int]] = {}

@@ -64,8 +64,7 @@ def batch_bytes(
 ) -> int:
     """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
 
-    `kernels`: Whimbrel's own kernels run, whose attention needs no masks unless scores are capped.
-    0: unknown, as transformers' code runs the model.
+    0: unknown, as transformers' code runs the model. `kernels`: Whimbrel's own kernels run, whose attention needs no masks.
     """
     towers = card.towers or (card,)
     if any(tower.encoder.family == "hf" for tower in towers):

@@ -18,9 +18,8 @@ from whimbrel.types.template import ListTemplate, Template, TextTemplate
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
-"""Option for a checkpoint that does not state its pooling.
-
-"splade" makes sparse vectors with the language-modelling head; "math-shepherd" makes rewards of steps with it."""
+"""Pooling of a checkpoint that states none. "splade" makes sparse vectors with the language-modelling head, "math-shepherd" the
+rewards of steps."""
 POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
@@ -156,9 +155,8 @@ class Encoder:
     """Transformer as config.json describes it: tokens in, hidden states out. Bidirectional or causal."""
 
     family: str
-    """Key of `model/families.py`, which names the weights. "hf": transformers runs the model and reads config.json itself.
-
-    For "hf", only table sizes, positions, padding and width are set below."""
+    """Key of `model/families.py`, which names the weights. "hf": transformers runs the model and reads config.json itself, and
+    only table sizes, positions, padding and width are set below."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -243,8 +241,8 @@ class Output:
     """Number of leading columns that a request gets by default; 0: all."""
     rows: Literal["none", "text", "token", "entry", "vocabulary", "span"] = "text"
     """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; one over the
-    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the model
-    gives no rows; the scores of a list are computed from the vectors of its texts."""
+    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the
+    scores of a list are computed from the vectors of its texts."""
     modes: tuple[PoolingMode, ...] = ()
     """Pooling modes, whose results are concatenated in this order."""
     include_prompt: bool = True
@@ -274,9 +272,7 @@ class Output:
     token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
     """Default pooling of token vectors, by input type."""
     padding_id: int | None = None
-    """Trailing tokens with this id are ignored when the last token is located, as in transformers' decoder classifiers.
-
-    If every token has it, the first token is used."""
+    """Id of trailing tokens that are no last token, unless every token has it, as in transformers' decoder classifiers."""
 
     @property
     def heads(self) -> tuple[Head, ...]:

@@ -33,20 +33,17 @@ class SharedOptions(TypedDict, total=False):
 
     prompt: str | None
     """Name of one of the model's prompts, or a text with a space or a colon that is put before each text, or a pair's query.
-
-    An unknown name is an error. None: the prompt of `input_type`, or the model's default."""
+    None: the prompt of `input_type`, or the model's default."""
     adapter: str | None
     """Name of one of the adapters that the model was loaded with. None: the model itself."""
     dimensions: int | None
     """Leading columns of vectors to keep (Matryoshka models)."""
     token_pooling: float | Mapping[str, Any] | TokenPooling | None
-    """Pooling of documents' token vectors: a factor, of which about 1 / factor remain, or the parameters of TokenPooling.
-
-    1 turns it off. None: as the checkpoint says."""
+    """Factor by which documents' token vectors are pooled, or the parameters of TokenPooling. 1 turns it off. None: as the
+    checkpoint says."""
     truncate: Truncate | bool | None
-    """End to cut from a text above the limit, "right" or "left", or "never" (also False) to raise TooLong.
-
-    The longer text of a pair is cut first. None (also True): as the checkpoint's tokenizer does."""
+    """End to cut from a text above the limit, of a pair from the longer text first: "right" or "left", or "never" (also False)
+    to raise TooLong. None (also True): as the checkpoint's tokenizer does."""
 
 
 class TextOptions(SharedOptions, total=False):
@@ -65,9 +62,8 @@ class TextOptions(SharedOptions, total=False):
     late_chunking: bool
     """Treat the texts as consecutive chunks of one document, run in one pass. A chunk's vector is the mean of its tokens."""
     split_long: bool | None
-    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens.
-
-    None: as the model was loaded to do, unless `truncate` says how to cut it."""
+    """Run a text above the limit in chunks. Its vector is the mean of theirs, weighted by tokens. None: as the model was loaded
+    to do, unless `truncate` says how to cut it."""
 
 
 class ScoreOptions(SharedOptions, total=False):
@@ -201,10 +197,7 @@ def warn_of_truncation(num_truncated: int, options: Mapping[str, object]) -> Non
 
 
 def copy_signature(method: C, verb: Callable[..., Any]) -> C:
-    """Return a method with the name, docstring and signature of its verb, as `help` shows them.
-
-    The verb's first parameter becomes `self`, and its result `Wrapper[T]` becomes `T`.
-    """
+    """Return a method that `help` shows as its verb: with `self` for the first parameter, and T for a result `Wrapper[T]`."""
     update_wrapper(method, verb)
     verb_signature = signature(verb)
     first, *parameters = verb_signature.parameters.values()

@@ -34,9 +34,8 @@ class Options(TypedDict, total=False):
     device: str
     """"auto", "cpu", "cuda" or one of the GPUs, e.g. "cuda:1". Default: a GPU if there is one."""
     dtype: str
-    """"auto", "float32", "bfloat16", "float16" (GPUs) or "int8" (CPUs with VNNI).
-
-    Default: bfloat16 where the hardware is fast at it, else float32."""
+    """"auto", "float32", "bfloat16", "float16" (GPUs) or "int8" (CPUs with VNNI). Default: bfloat16 where the hardware is fast
+    at it, else float32."""
     max_length: int | None
     """Limit in tokens per text, up to the model's positions. Default: the checkpoint's limit."""
     max_batch_tokens: int | None
@@ -69,7 +68,6 @@ class Options(TypedDict, total=False):
     """Keys of the checkpoint's JSON files that Whimbrel does not know, and that are known to change no vector."""
     tokenizer: str
     """Reading of the tokenizer's files: "auto", "transformers" (version 5), "transformers-4", "file" (the file as it is).
-
     Default: as transformers 5, but as transformers 4 where the special tokens differ and the model was made with that."""
     replica: int
     """Index of this engine among those that share the machine. Default: 0."""
@@ -146,10 +144,7 @@ class Plan:
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
-    """Resolve the options.
-
-    Raises SetupError for an option that does not fit the card or the machine, TypeError for one that does not exist.
-    """
+    """Resolve the options. Raises SetupError for one that does not fit card or machine, TypeError for an unknown one."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"unexpected option: {', '.join(sorted(unknown))}")
     device = _device(options.get("device", "auto"), hardware, options.get("replica", 0))

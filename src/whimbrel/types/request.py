@@ -40,15 +40,13 @@ InputType: TypeAlias = Literal["query", "document"]
 """Role of a text, for models that encode queries and documents differently."""
 
 VectorInput: TypeAlias = NDArray[Any] | tuple[Int32Array, Float32Array]
-"""Vectors in place of a text: a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse vector.
-`outputs/stored_vectors.py` lists the dtypes."""
+"""Vectors in place of a text, as `outputs/stored_vectors.py` describes them."""
 
 PairInput: TypeAlias = tuple[str | VectorInput, str | VectorInput]
 """A pair either side of which may be vectors."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
-"""Similarity of two texts' vectors. Distances are negative. "maxsim" sums each query token's best match; "meanmaxsim" takes
-the mean."""
+"""Distances are negative. "maxsim" sums the best matches of a query's tokens; "meanmaxsim" takes their mean."""
 
 
 def read_truncate(value: object) -> Truncate | None:
@@ -104,9 +102,8 @@ class Request:
     explain: bool = False
     """Return the tokens of pairs scored by token vectors, and the best match of each query token."""
     hypotheses: tuple[str, ...] = ()
-    """Statements that an NLI model judges by each text. A text has the scores of its pairs with them, one after another.
-
-    Of a pair above the limit the text is cut, never the hypothesis. Only for texts and the output `scores`."""
+    """Statements that an NLI model judges by each text. A text has the scores of its pairs with them, one after another. Of a
+    pair above the limit the text is cut. Only for texts and the output `scores`."""
     labels: tuple[str, ...] = ()
     """Labels of the entities to find, of a model that takes them. Only for texts and the output `token_scores`."""
     dimensions: int | None = None
@@ -122,9 +119,8 @@ class Request:
     late_chunking: bool = False
     """Chunks are concatenated as they are, so a space between two of them belongs to one. Only for mean pooling."""
     chunk_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Return a vector for every N tokens of each text in place of one, the mean of these (late chunking by length).
-
-    Special tokens and the prompt count. Only for dense vectors with mean pooling. The result has the offsets of all tokens."""
+    """Return the mean of every N tokens of each text, special tokens and the prompt included, in place of one vector (late
+    chunking by length). Only for dense vectors with mean pooling. The result has the offsets of all tokens."""
     add_special_tokens: bool = True
     """Put the tokenizer's special tokens around texts."""
     return_offsets: bool = False

@@ -19,10 +19,8 @@ from whimbrel.wire.dtypes import EncodedArray
 _WIRE_FLOAT: Final = np.dtype("<f4")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
 STREAM_ABOVE: Final = 100 * 2**10
-"""Most numbers of a response that is printed at once. Larger ones are printed in chunks, so that other requests can run.
-
-In base64 it is five times as many.
-"""
+"""Most numbers of a response that is printed at once, in base64 five times as many. Other requests run between the chunks of a
+larger one."""
 _CHUNK_ITEMS: Final = 20 * 2**10
 """Numbers printed without a pause: about half a millisecond, and less than 256 KiB."""
 _CHUNK_BYTES: Final = 2**20
@@ -48,10 +46,7 @@ class LazyList:
 
 
 def to_json(value: object) -> bytes:
-    """Return the JSON of `value`, with its arrays printed from their memory.
-
-    Arrays must be finite: JSON has no NaN, and orjson would write null.
-    """
+    """Return the JSON of `value`. Its arrays must be finite: JSON has no NaN, and orjson would write null."""
     return orjson.dumps(value, default=_default, option=_OPTIONS)
 
 
