@@ -130,19 +130,15 @@ def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32A
     if output.rows == "span":
         marked = (count_marks(seq.spans_S2, seq.prompt_tokens) for seq in seqs)
         return np.fromiter((num_span_rows(output, *each) for each in marked), np.int64, len(seqs)), None
-    ids_T, seq_T, mask_T = _tokens(output, seqs)
-    if output.rows == "token":
-        return np.bincount(seq_T[mask_T], minlength=len(seqs)), None
-    keys = np.unique(entry_keys(seq_T[mask_T], ids_T[mask_T]))
-    return np.bincount(keys >> 32, minlength=len(seqs)), (keys & 0xFFFFFFFF).astype(np.int32)
-
-
-def _tokens(output: Output, seqs: Sequence[Seq]) -> tuple[Int32Array, Int64Array, NDArray[np.bool_]]:
     ids_T = np.concatenate([seq.ids for seq in seqs]) if seqs else np.empty(0, np.int32)
     lengths = np.fromiter((seq.ids.size for seq in seqs), np.int64, len(seqs))
     is_query_B = np.fromiter((seq.is_query for seq in seqs), np.bool_, len(seqs))
-    cu_seqlens = offsets_of(lengths)
-    return ids_T, np.repeat(np.arange(len(seqs)), lengths), token_mask(output, ids_T, cu_seqlens, is_query_B)
+    mask_T = token_mask(output, ids_T, offsets_of(lengths), is_query_B)
+    seq_P = np.repeat(np.arange(len(seqs)), lengths)[mask_T]
+    if output.rows == "token":
+        return np.bincount(seq_P, minlength=len(seqs)), None
+    keys = np.unique(entry_keys(seq_P, ids_T[mask_T]))
+    return np.bincount(keys >> 32, minlength=len(seqs)), (keys & 0xFFFFFFFF).astype(np.int32)
 
 
 def build_outputs(layout: ResultLayout, arrays: Mapping[OutputName, Float32Array], entries: Sparse | None) -> Outputs:

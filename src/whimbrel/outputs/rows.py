@@ -123,7 +123,8 @@ def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> 
     if not output.include_prompt:
         starts_B = starts_B + batch.prompt_tokens_B
     if output.padding_id is not None:
-        ends_B = _ends_before_padding(batch, output.padding_id)
+        index_T = np.where(batch.ids_T == output.padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
+        ends_B = np.maximum(np.maximum.reduceat(index_T, batch.cu_seqlens[:-1]), batch.cu_seqlens[:-1]) + 1
     if batch.spans_B is None:
         rows = requested_B.nonzero()[0].astype(np.int32)
         return rows, starts_B[rows], ends_B[rows]
@@ -135,12 +136,6 @@ def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> 
     rows = np.repeat(np.arange(batch.num_seqs, dtype=np.int32), counts)
     flat_P2 = np.concatenate(spans_P2)[requested_B[rows]]
     return rows[requested_B[rows]], flat_P2[:, 0], flat_P2[:, 1]
-
-
-def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
-    index_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
-    starts_B = batch.cu_seqlens[:-1]
-    return np.maximum(np.maximum.reduceat(index_T, starts_B), starts_B) + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
