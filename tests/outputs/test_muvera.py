@@ -140,7 +140,6 @@ def test_empty_texts_are_refused(input_type: InputType) -> None:
 @pytest.mark.parametrize(
     ("options", "param", "said"),
     [
-        ({"dim_proj": 129}, "dim_proj", "at most 128, the width of the token vectors, is 129"),
         ({"dim_proj": 0}, "dim_proj", "from 1 to"),
         ({"k_sim": 0}, "k_sim", "from 1 to 17, is 0"),
         ({"k_sim": 10**9}, "k_sim", "from 1 to 17"),
@@ -155,7 +154,7 @@ def test_empty_texts_are_refused(input_type: InputType) -> None:
 )
 def test_bad_parameters(options: dict[str, Any], param: str, said: str) -> None:
     with pytest.raises(InvalidRequest, match=said) as raised:
-        MuveraParameters(**options).check_width(128)
+        MuveraParameters(**options)
     assert raised.value.param == param
 
 

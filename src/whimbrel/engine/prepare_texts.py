@@ -25,8 +25,7 @@ from whimbrel.tokenizer.validation import has_ids
 from whimbrel.types.card import Card, TextFormat
 from whimbrel.types.plan import Plan, max_length_for
 from whimbrel.types.request import Request
-from whimbrel.types.seq import Seq
-from whimbrel.types.texts import Truncate
+from whimbrel.types.seq import Seq, Truncate
 
 Texts: TypeAlias = Sequence[object]
 """The texts, pairs or token ids to encode: those of a request, or the distinct ones among them."""

@@ -50,8 +50,7 @@ class ChunkMerge(ReturnRows):
     """True if the vectors have norm 1."""
 
     def apply(self, outputs: Outputs) -> Outputs:
-        if outputs.dense is None:
-            return outputs
+        assert outputs.dense is not None
         starts, counts = self.offsets_N1[:-1], np.diff(self.offsets_N1)
         weights_S1 = self.weights_S[:, None].astype(np.float64)
         mean_ND = np.add.reduceat(outputs.dense * weights_S1, starts) / np.add.reduceat(weights_S1, starts)

@@ -26,7 +26,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.options import ScoreOptions, as_list, as_strings, read_options, require
 from whimbrel.types.request import OutputName, Request, ScoringOutput, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
-from whimbrel.types.texts import Pair
+from whimbrel.types.seq import Pair
 
 T = TypeVar("T")
 Texts: TypeAlias = "str | Iterable[str | VectorInput] | NDArray[Any] | Ragged | Sparse"

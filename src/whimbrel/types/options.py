@@ -15,7 +15,7 @@ from whimbrel.errors import InvalidRequest, TruncationWarning
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, read_prompt, read_truncate, splits
-from whimbrel.types.texts import Truncate
+from whimbrel.types.seq import Truncate
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
-from whimbrel.types.texts import Pair, Truncate
+from whimbrel.types.seq import Pair, Truncate
 from whimbrel.types.validation import fields_struct, validate
 
 OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
