@@ -167,7 +167,7 @@ def read_labels(labels: object) -> tuple[str, ...]:
             raise InvalidRequest(
                 f"{name!r:.80} is labels[{first[name]}] too; give each label once.", param="labels", item=index
             )
-    return tuple(first)
+    return tuple(map(str, first))  # numpy has strings of its own
 
 
 def _is_iterable(value: object) -> bool:
