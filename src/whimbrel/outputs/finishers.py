@@ -13,7 +13,7 @@ Shapes: B seqs of a batch, S seqs of the request, P pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -79,6 +79,7 @@ class RowsFinisher(Finisher):
     def __init__(self, layout: ResultLayout, memory: NDArray[np.uint8], finish: ReturnRows, *, num_seqs: int) -> None:
         """`memory` holds the arrays of the layout; nothing is written to it after `result`."""
         self._layout = layout
+        self._memory = memory
         self._arrays = layout.arrays(memory)
         self._sparse_rows: dict[int, tuple[Int32Array, Float32Array]] = {}
         self._finish = finish
@@ -86,8 +87,8 @@ class RowsFinisher(Finisher):
         self.num_bytes = estimated_bytes(layout) * num_seqs
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        for name, array_PD in self._arrays.items():
-            slot = self._layout.by_name[name]
+        for slot, array_PD in zip(self._layout.by_name.values(), self._arrays.values(), strict=True):
+            name = slot.spec.name
             offsets_B1 = batch.selections[name].offsets_B1
             source = ranges(offsets_B1[seqs_B], offsets_B1[seqs_B + 1])
             target = ranges(slot.offsets_N1[seqs_S], slot.offsets_N1[seqs_S + 1])
@@ -100,7 +101,7 @@ class RowsFinisher(Finisher):
 
     def result(self) -> Outputs:
         entries = None if self._layout.dynamic_output is None else concat_sparse(self._sparse_rows)
-        return self._finish.apply(build_outputs(self._layout, self._arrays, entries))
+        return self._finish.apply(build_outputs(self._layout, self._memory, entries))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -207,21 +208,15 @@ def make_finisher(
     """Return the finisher of a request. `memory` holds the response; `make_scorer` gets the token matches that it fills in."""
     if not isinstance(finish, PairScoring):
         return RowsFinisher(layout, memory, finish, num_seqs=num_seqs)
-    scores_P1 = response.arrays(memory)["scores"]
+    outputs = build_outputs(response, memory, None)
+    assert outputs.scores is not None
     if finish.output != "multi_vector":
-        scores = VectorScores(finish, scores_P1, num_seqs)
+        scores = VectorScores(finish, outputs.scores, num_seqs)
         finisher = RowsFinisher(layout, np.empty(layout.num_bytes, np.uint8), scores, num_seqs=num_seqs)
         finisher.num_bytes += layout.num_bytes + _stored_bytes(finish)
         return finisher
-    scorer = make_scorer(finish, response.token_matches_in(np.empty(response.num_bytes, np.uint8)))
-    outputs = Outputs(scores=scores_P1, token_matches=response.token_matches_in(memory))
+    scorer = make_scorer(finish, build_outputs(response, np.empty_like(memory), None).token_matches)
     return MaxSimFinisher(layout, finish, scorer, outputs, num_seqs=num_seqs)
-
-
-def read_response(response: ResultLayout, memory: NDArray[np.uint8], entries: Sparse | None) -> Outputs:
-    """Return the outputs of a response that another process has written."""
-    outputs = build_outputs(response, response.arrays(memory), entries)
-    return replace(outputs, token_matches=response.token_matches_in(memory))
 
 
 def _stored_bytes(pairs: PairScoring) -> int:

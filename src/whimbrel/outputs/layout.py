@@ -27,7 +27,7 @@ from whimbrel.types.seq import Seq
 
 _ALIGN: Final = 64
 _FLOAT_BYTES: Final = 4
-_RAGGED: Final = ("multi_vector", "token_scores", "hidden", "token_dense")
+_RAGGED: Final = ("multi_vector", "token_scores", "hidden", "token_dense", "token_matches")
 _ESTIMATED_ENTRIES: Final = 256
 """Estimated entries per text of an output over the whole vocabulary, for accounts of memory."""
 
@@ -61,12 +61,11 @@ class ArraySlot:
 class ResultLayout:
     """The slots of all outputs of a request, one after another."""
 
-    by_name: Mapping[OutputName, ArraySlot]
+    by_name: Mapping[str, ArraySlot]
+    """Slots by output; and that of `Outputs.token_matches`, of a response with an explanation."""
     num_bytes: int
     dynamic_output: OutputSpec | None = None
     """The output whose size is known only after it was computed (weights over the whole vocabulary), so it has no slot."""
-    token_matches: ArraySlot | None = None
-    """The slot of `Outputs.token_matches`, of a request that asks for an explanation."""
 
     @property
     def specs(self) -> list[OutputSpec]:
@@ -78,17 +77,13 @@ class ResultLayout:
             return place.spec
         return self.dynamic_output if self.dynamic_output is not None and self.dynamic_output.name == name else None
 
-    def arrays(self, memory: NDArray[np.uint8]) -> dict[OutputName, Float32Array]:
+    def arrays(self, memory: NDArray[np.uint8]) -> dict[str, Float32Array]:
         return {name: slot.rows(memory) for name, slot in self.by_name.items()}
-
-    def token_matches_in(self, memory: NDArray[np.uint8]) -> Ragged | None:
-        """Return the token matches as views of `memory`, or None without an explanation."""
-        return None if self.token_matches is None else Ragged(self.token_matches.rows(memory), self.token_matches.offsets_N1)
 
 
 def plan_layout(card: Card, seqs: Sequence[Seq], specs: Sequence[OutputSpec]) -> ResultLayout:
     """Plan the layout of the rows that these seqs give. `card` is that of their tower."""
-    slots: dict[OutputName, ArraySlot] = {}
+    slots: dict[str, ArraySlot] = {}
     dynamic: OutputSpec | None = None
     start = 0
     for spec in specs:
@@ -111,7 +106,7 @@ def scores_layout(rows: ResultLayout, pairs: PairScoring) -> ResultLayout:
     lengths_N = np.concatenate([computed, *(np.diff(stored.offsets_N1) for stored in pairs.stored)])
     offsets = offsets_of(lengths_N[pairs.queries_P])
     matches = ArraySlot(OutputSpec("multi_vector", 2, True), _aligned(scores.num_bytes), offsets, None)
-    return ResultLayout({"scores": scores}, matches.start + matches.num_bytes, token_matches=matches)
+    return ResultLayout({"scores": scores, "token_matches": matches}, matches.start + matches.num_bytes)
 
 
 def _aligned(num_bytes: int) -> int:
@@ -141,8 +136,9 @@ def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32A
     return np.bincount(keys >> 32, minlength=len(seqs)), (keys & 0xFFFFFFFF).astype(np.int32)
 
 
-def build_outputs(layout: ResultLayout, arrays: Mapping[OutputName, Float32Array], entries: Sparse | None) -> Outputs:
-    """Return the outputs of a request from its arrays, and from `entries` for the output that has no slot."""
+def build_outputs(layout: ResultLayout, memory: NDArray[np.uint8], entries: Sparse | None) -> Outputs:
+    """Return the outputs of a request as views of its memory, and `entries` for the output that has no slot."""
+    arrays = layout.arrays(memory)
     outputs: dict[str, Any] = {
         name: Ragged(array, layout.by_name[name].offsets_N1) if name in _RAGGED else array for name, array in arrays.items()
     }
