@@ -80,8 +80,8 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.r_reps * self.dim_proj << self.k_sim
 
 
-_TokenPoolingFields: Final = fields_struct(TokenPooling, TokenPooling.__struct_fields__)
-_MuveraFields: Final = fields_struct(MuveraParameters, MuveraParameters.__struct_fields__)
+_TokenPoolingFields: Final = fields_struct(TokenPooling)
+_MuveraFields: Final = fields_struct(MuveraParameters)
 
 
 def read_token_pooling(value: object) -> TokenPooling | None:

@@ -8,7 +8,7 @@ A `Request` that exists has fields of valid types that do not contradict each ot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
@@ -162,7 +162,7 @@ _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muver
 
 _NOT_SCALAR: Final = ("texts", "outputs", "hypotheses", "labels", *(name for name, *_ in _PARAMETERS))
 
-_Scalars: Final = fields_struct(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
+_Scalars: Final = fields_struct(Request, without=_NOT_SCALAR)
 
 
 def check_fields(request: Request) -> None:

@@ -8,7 +8,7 @@ decodes a body. `fields_struct` makes a type by which it applies the same annota
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,10 +20,10 @@ from whimbrel.errors import InvalidRequest
 _NOUNS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-def fields_struct(kind: type, names: Iterable[str]) -> type[msgspec.Struct]:
-    """Return the type that `msgspec.convert(..., from_attributes=True)` makes only of valid fields `names` of `kind`."""
+def fields_struct(kind: type, *, without: Collection[str] = ()) -> type[msgspec.Struct]:
+    """Return the type that `msgspec.convert(..., from_attributes=True)` makes only of valid fields of `kind`."""
     hints = get_type_hints(kind, include_extras=True)
-    return msgspec.defstruct(f"{kind.__name__}Fields", [(name, hints[name]) for name in names], gc=False)
+    return msgspec.defstruct(f"{kind.__name__}Fields", [each for each in hints.items() if each[0] not in without], gc=False)
 
 
 def validate(instance: object, valid: type[msgspec.Struct]) -> None:
