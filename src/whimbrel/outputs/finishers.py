@@ -118,10 +118,9 @@ class VectorScores(ReturnRows):
 
 
 class TokenScorer(Protocol):
-    """Late interaction over token vectors as they come; see model/maxsim_scorer.py."""
+    """Late interaction over token vectors as they come; model/maxsim_scorer.py explains it."""
 
     scores: Float32Array
-    """The scores of all pairs, once all texts were added and all steps have run: (P,)."""
     token_matches: Ragged | None
     known_documents: Collection[int]
     num_steps: int
@@ -130,9 +129,7 @@ class TokenScorer(Protocol):
 
     def add(
         self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
-    ) -> Sequence[Step]:
-        """Take texts that were computed: texts[i] has rows starts[i] to ends[i] of an array or a tensor. Raises MemoryError."""
-        ...
+    ) -> Sequence[Step]: ...
 
 
 class MaxSimFinisher(Finisher):

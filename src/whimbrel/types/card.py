@@ -30,10 +30,6 @@ RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", 
 RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
 """Conventions of rerankers whose files do not state them; see `checkpoint/scores/conventions.py`."""
 
-NormKind: TypeAlias = Literal["layer", "rms", "rms_plus_one"]
-"""LayerNorm, RMSNorm, or RMSNorm whose weights are stored minus one, as in Gemma."""
-Positions: TypeAlias = Literal["learned", "rotary", "relative", "alibi"]
-
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
@@ -173,7 +169,7 @@ class Encoder:
     embedding_size: int = 0
     """Columns of the embedding tables; if not hidden_size, a linear layer follows. 0: hidden_size."""
     embedding_scale: float = 1.0
-    positions: Positions = "learned"
+    positions: Literal["learned", "rotary", "relative", "alibi"] = "learned"
     num_buckets: int = 0
     """Buckets of distances, for learned biases by relative positions."""
     max_distance: int = 0
@@ -186,7 +182,8 @@ class Encoder:
     pad_id: int = 0
     type_vocab_size: int = 0
     causal: bool = False
-    norm: NormKind = "layer"
+    norm: Literal["layer", "rms", "rms_plus_one"] = "layer"
+    """LayerNorm, RMSNorm, or RMSNorm whose weights are stored minus one, as in Gemma."""
     norm_bias: bool = True
     gated: bool = False
     """Gated MLP: activation(gate) * up instead of activation(up)."""
