@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,13 @@ from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.errors import ComputeError, DeadlineExceeded
-from whimbrel.outputs.finishers import Step, make_finisher
+from whimbrel.outputs.finishers import Finisher, Step, make_finisher
 from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
-from whimbrel.types.arrays import Float32Array
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.result import Outputs
 from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
@@ -97,22 +97,25 @@ def test_every_idle_lane_is_woken_for_its_share(num_tokens: int, minilm: Path) -
 
 
 @dataclass
-class Pairs:
+class Pairs(Finisher):
     """A scorer that has one step, which may run before anything is computed."""
 
     step: Step
     on_begin: Callable[[], object] = int
-    scores: Float32Array = field(default_factory=lambda: np.ones(1, np.float32))
-    token_matches: None = None
-    known_documents: Collection[int] = ()
+    adds_slowly: bool = True
+    finishes_slowly: bool = True
+    num_bytes: int = 0
     num_steps: int = 1
 
     def take_steps(self) -> list[Step]:
         self.on_begin()
         return [self.step]
 
-    def add(self, rows_XD: Any, texts: Any, starts: Any, ends: Any) -> list[Step]:
+    def add(self, batch: Any, seqs_B: Any, seqs_S: Any) -> list[Step]:
         raise NotImplementedError
+
+    def result(self) -> Outputs:
+        return Outputs(scores=np.ones((1, 1), np.float32))
 
 
 def pairs_job(scorer: Pairs, deadline: float = inf) -> Job:

@@ -44,7 +44,7 @@ from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import Request
-from whimbrel.types.result import Ragged, Result, Timings
+from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq
 
@@ -199,21 +199,20 @@ class Engine:
             self._finishing.submit(job, admitted=admitted)
         return job.future
 
-    def _make_scorer(self, request: EngineRequest, pairs: PairScoring, matches: Ragged | None) -> MaxSimScorer:
+    def _make_scorer(self, request: EngineRequest, pairs: PairScoring, response: Outputs) -> MaxSimScorer:
         """Return a scorer by late interaction that takes the vectors of known documents from the cache."""
         from whimbrel.model.maxsim_scorer import MaxSimScorer
 
-        num_seqs = len(request.seqs)
+        num_seqs, spec = len(request.seqs), request.layout.by_name["multi_vector"].spec
         if (cache := self._document_cache) is None:
-            return MaxSimScorer(pairs, num_seqs, matches=matches)
-        spec = request.layout.by_name["multi_vector"].spec
+            return MaxSimScorer(pairs, num_seqs, response, width=spec.width)
         texts: list[int] = np.setdiff1d(pairs.documents_P, pairs.queries_P).tolist()
         keys = {text: cache_key(request.seqs[text], spec, pairs.poolings) for text in texts if text < num_seqs}
         cached = zip(keys, cache.find(list(keys.values())), strict=True)
         known = {text: rows for text, rows in cached if rows is not None}
         count("document_cache_hits", len(known), model=self.plan.served_name)
         count("document_cache_misses", len(keys) - len(known), model=self.plan.served_name)
-        return MaxSimScorer(pairs, num_seqs, known, lambda text, rows: cache.add(keys[text], rows), matches)
+        return MaxSimScorer(pairs, num_seqs, response, known, lambda text, rows: cache.add(keys[text], rows), width=spec.width)
 
     # Lifecycle
 

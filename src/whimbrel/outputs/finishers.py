@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,14 +22,13 @@ from numpy.typing import NDArray
 from whimbrel.errors import InvalidRequest, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes
 from whimbrel.outputs.merge import ReturnRows
-from whimbrel.outputs.multi_vector import TokenReduction, pool_all
+from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.rows import BatchOutput, DeviceRows
+from whimbrel.outputs.rows import BatchOutput
 from whimbrel.outputs.similarity import score_pairs
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
-from whimbrel.types.late_interaction import TokenPooling
-from whimbrel.types.result import Outputs, Ragged, Sparse
+from whimbrel.types.result import Outputs, Sparse
 
 Step: TypeAlias = Callable[[], None]
 """Work of a finisher that any thread may do. Raises MemoryError."""
@@ -113,84 +112,8 @@ class VectorScores(ReturnRows):
     num_seqs: int
 
     def apply(self, outputs: Outputs) -> Outputs:
-        self.scores_P1[:, 0] = _checked_scores(self.pairs, score_pairs(outputs, self.pairs), self.num_seqs)
+        self.scores_P1[:, 0] = checked_scores(self.pairs, score_pairs(outputs, self.pairs), self.num_seqs)
         return Outputs(scores=self.scores_P1)
-
-
-class TokenScorer(Protocol):
-    """Late interaction over token vectors as they come; model/maxsim_scorer.py explains it."""
-
-    scores: Float32Array
-    token_matches: Ragged | None
-    known_documents: Collection[int]
-    num_steps: int
-
-    def take_steps(self) -> Sequence[Step]: ...
-
-    def add(
-        self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
-    ) -> Sequence[Step]: ...
-
-
-class MaxSimFinisher(Finisher):
-    """Scores pairs by late interaction while their token vectors come, and keeps none of them."""
-
-    adds_slowly = True
-    finishes_slowly = True
-
-    def __init__(
-        self, rows: ResultLayout, pairs: PairScoring, scorer: TokenScorer, response: Outputs, *, num_seqs: int
-    ) -> None:
-        """`response` holds the arrays that `result` writes the scores, and the token matches of an explanation, to."""
-        self._pairs = pairs
-        self._scorer = scorer
-        self._response = response
-        self._num_seqs = num_seqs
-        self._width = rows.by_name["multi_vector"].spec.width
-        self.skipped_seqs = scorer.known_documents
-        # Documents that are computed before their query would have to be kept.
-        self.first_seqs = frozenset[int](pairs.queries_P.tolist())
-        self.num_steps = scorer.num_steps
-        self.num_bytes = _stored_bytes(pairs)
-
-    def take_steps(self) -> Sequence[Step]:
-        return self._scorer.take_steps()
-
-    def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        pairs = self._pairs
-        if not pairs.poolings and not pairs.query_poolings:
-            return self._score(batch, seqs_B, seqs_S, ())
-        is_query = np.isin(seqs_S, pairs.queries_P)
-        return [
-            *self._score(batch, seqs_B[is_query], seqs_S[is_query], pairs.query_poolings),
-            *self._score(batch, seqs_B[~is_query], seqs_S[~is_query], pairs.poolings),
-        ]
-
-    def _score(
-        self,
-        batch: BatchOutput,
-        seqs_B: NDArray[np.integer],
-        seqs_S: NDArray[np.integer],
-        poolings: Sequence[TokenPooling],
-    ) -> Sequence[Step]:
-        offsets_B1 = batch.selections["multi_vector"].offsets_B1
-        rows = batch.rows["multi_vector"]
-        vectors_XD: Any = (rows.rows_PD if isinstance(rows, DeviceRows) else cast(Float32Array, rows))[:, : self._width]
-        starts, ends = offsets_B1[seqs_B], offsets_B1[seqs_B + 1]
-        if poolings:
-            host_XD = cast(Float32Array, vectors_XD.cpu().numpy() if isinstance(rows, DeviceRows) else vectors_XD)
-            texts = Ragged(host_XD[ranges(starts, ends)], np.concatenate(([0], np.cumsum(ends - starts))))
-            fewer = pool_all(texts, poolings)
-            vectors_XD, starts, ends = fewer.rows_XD, fewer.offsets_N1[:-1], fewer.offsets_N1[1:]
-        return self._scorer.add(vectors_XD, seqs_S, starts, ends)
-
-    def result(self) -> Outputs:
-        assert self._response.scores is not None
-        self._response.scores[:, 0] = _checked_scores(self._pairs, self._scorer.scores, self._num_seqs)
-        if self._response.token_matches is not None:
-            assert self._scorer.token_matches is not None
-            self._response.token_matches.rows_XD[:] = self._scorer.token_matches.rows_XD
-        return self._response
 
 
 def make_finisher(
@@ -200,9 +123,11 @@ def make_finisher(
     memory: NDArray[np.uint8],
     *,
     num_seqs: int,
-    make_scorer: Callable[[PairScoring, Ragged | None], TokenScorer],
+    make_scorer: Callable[[PairScoring, Outputs], Finisher],
 ) -> Finisher:
-    """Return the finisher of a request. `memory` holds the response; `make_scorer` gets the token matches that it fills in."""
+    """Return the finisher of a request. `memory` holds the response; `make_scorer` makes that of late interaction, which fills
+    the arrays that it is given (model/maxsim_scorer.py).
+    """
     if not isinstance(finish, PairScoring):
         return RowsFinisher(layout, memory, finish, num_seqs=num_seqs)
     outputs = build_outputs(response, memory, None)
@@ -210,17 +135,16 @@ def make_finisher(
     if finish.output != "multi_vector":
         scores = VectorScores(finish, outputs.scores, num_seqs)
         finisher = RowsFinisher(layout, np.empty(layout.num_bytes, np.uint8), scores, num_seqs=num_seqs)
-        finisher.num_bytes += layout.num_bytes + _stored_bytes(finish)
+        finisher.num_bytes += layout.num_bytes + stored_bytes(finish)
         return finisher
-    scorer = make_scorer(finish, build_outputs(response, np.empty_like(memory), None).token_matches)
-    return MaxSimFinisher(layout, finish, scorer, outputs, num_seqs=num_seqs)
+    return make_scorer(finish, outputs)
 
 
-def _stored_bytes(pairs: PairScoring) -> int:
+def stored_bytes(pairs: PairScoring) -> int:
     return sum(array.nbytes for stored in pairs.stored for array in stored.arrays)
 
 
-def _checked_scores(pairs: PairScoring, scores_P: Float32Array, num_seqs: int) -> Float32Array:
+def checked_scores(pairs: PairScoring, scores_P: Float32Array, num_seqs: int) -> Float32Array:
     """Return the scores. If one is not finite, raises an error that blames stored vectors, or else the model."""
     finite_P = np.isfinite(scores_P)
     if finite_P.all():  # finite vectors may have a product that is not
