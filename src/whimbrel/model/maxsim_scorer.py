@@ -1,4 +1,4 @@
-"""Late-interaction scores of a request's pairs, computed as soon as both sides exist. Safe to use from several threads.
+"""The finisher that scores pairs by late interaction, as soon as both sides exist. Safe to use from several threads.
 
 Theory of operation: batches end in any order. Documents of a batch are scored in place, against the queries that exist. Only
 queries are kept, and documents that precede their queries, so a rerank of ten thousand documents takes the memory of a few.
