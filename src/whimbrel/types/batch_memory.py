@@ -64,7 +64,7 @@ def batch_bytes(
 ) -> int:
     """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
 
-    0: unknown, as transformers' code runs the model. `kernels`: Whimbrel's own kernels run, whose attention needs no masks.
+    0: unknown, as transformers' code runs the model. `kernels`: our own kernels run, and only capped scores need masks.
     """
     towers = card.towers or (card,)
     if any(tower.encoder.family == "hf" for tower in towers):

@@ -33,14 +33,14 @@ class SharedOptions(TypedDict, total=False):
 
     prompt: str | None
     """Name of one of the model's prompts, or a text with a space or a colon that is put before each text, or a pair's query.
-    None: the prompt of `input_type`, or the model's default."""
+    An unknown name is an error. None: the prompt of `input_type`, or the model's default."""
     adapter: str | None
     """Name of one of the adapters that the model was loaded with. None: the model itself."""
     dimensions: int | None
     """Leading columns of vectors to keep (Matryoshka models)."""
     token_pooling: float | Mapping[str, Any] | TokenPooling | None
-    """Factor by which documents' token vectors are pooled, or the parameters of TokenPooling. 1 turns it off. None: as the
-    checkpoint says."""
+    """Pooling of documents' token vectors: a factor, of which about 1 / factor remain, or the parameters of TokenPooling. 1
+    turns it off. None: as the checkpoint says."""
     truncate: Truncate | bool | None
     """End to cut from a text above the limit, of a pair from the longer text first: "right" or "left", or "never" (also False)
     to raise TooLong. None (also True): as the checkpoint's tokenizer does."""
