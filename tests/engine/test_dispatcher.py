@@ -20,7 +20,7 @@ from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.errors import ComputeError, DeadlineExceeded
-from whimbrel.outputs.finishers import Finisher, Step, make_finisher
+from whimbrel.outputs.finishers import Finisher, Step
 from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
@@ -123,9 +123,7 @@ def pairs_job(scorer: Pairs, deadline: float = inf) -> Job:
     slot = ArraySlot(OutputSpec("multi_vector", 4, True), 0, np.zeros(1, np.int64), None)
     layout = ResultLayout({"multi_vector": slot}, 0)
     request = EngineRequest([], layout, time.perf_counter(), finish=pairs, scheduling=Scheduling(deadline=deadline))
-    memory = np.empty(request.response.num_bytes, np.uint8)
-    finisher = make_finisher(layout, request.response, pairs, memory, num_seqs=0, make_scorer=lambda *_: scorer)
-    return Job(Future(), request, finisher)
+    return Job(Future(), request, scorer)
 
 
 def test_a_finisher_is_asked_for_steps_before_a_lane_may_add_to_it(dispatcher: Dispatcher, pool: FinishPool) -> None:

@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
@@ -34,8 +33,8 @@ from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
 from whimbrel.outputs import scoring
-from whimbrel.outputs.finishers import make_finisher
-from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.finishers import Finisher, RowsFinisher, score_vectors
+from whimbrel.outputs.layout import build_outputs, plan_layout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
@@ -183,21 +182,23 @@ class Engine:
         admitted it. Raises Overloaded, Unavailable, DeadlineExceeded.
         """
         memory = np.empty(request.response.num_bytes, np.uint8) if out is None else out
-        finisher = make_finisher(
-            request.layout,
-            request.response,
-            request.finish,
-            memory,
-            num_seqs=len(request.seqs),
-            make_scorer=partial(self._make_scorer, request),
-        )
-        job = Job(Future(), request, finisher, origin)
+        job = Job(Future(), request, self._make_finisher(request, memory), origin)
         if request.is_empty:
             timings = Timings(request.tokenize, total=perf_counter() - request.received)
-            job.future.set_result(request.result(finisher.result(), timings))
+            job.future.set_result(request.result(job.finisher.result(), timings))
         else:
             self._finishing.submit(job, admitted=admitted)
         return job.future
+
+    def _make_finisher(self, request: EngineRequest, memory: NDArray[np.uint8]) -> Finisher:
+        """Return the finisher of a request whose response lies in `memory`."""
+        layout, pairs, num_seqs = request.layout, request.finish, len(request.seqs)
+        if not isinstance(pairs, PairScoring):
+            return RowsFinisher(layout, memory, pairs, num_seqs=num_seqs)
+        response = build_outputs(request.response, memory, None)
+        if pairs.output != "multi_vector":
+            return score_vectors(layout, pairs, response, num_seqs=num_seqs)
+        return self._make_scorer(request, pairs, response)
 
     def _make_scorer(self, request: EngineRequest, pairs: PairScoring, response: Outputs) -> MaxSimScorer:
         """Return a scorer by late interaction that takes the vectors of known documents from the cache."""

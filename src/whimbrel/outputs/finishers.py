@@ -116,28 +116,13 @@ class VectorScores(ReturnRows):
         return Outputs(scores=self.scores_P1)
 
 
-def make_finisher(
-    layout: ResultLayout,
-    response: ResultLayout,
-    finish: Finish,
-    memory: NDArray[np.uint8],
-    *,
-    num_seqs: int,
-    make_scorer: Callable[[PairScoring, Outputs], Finisher],
-) -> Finisher:
-    """Return the finisher of a request. `memory` holds the response; `make_scorer` makes that of late interaction, which fills
-    the arrays that it is given (model/maxsim_scorer.py).
-    """
-    if not isinstance(finish, PairScoring):
-        return RowsFinisher(layout, memory, finish, num_seqs=num_seqs)
-    outputs = build_outputs(response, memory, None)
-    assert outputs.scores is not None
-    if finish.output != "multi_vector":
-        scores = VectorScores(finish, outputs.scores, num_seqs)
-        finisher = RowsFinisher(layout, np.empty(layout.num_bytes, np.uint8), scores, num_seqs=num_seqs)
-        finisher.num_bytes += layout.num_bytes + stored_bytes(finish)
-        return finisher
-    return make_scorer(finish, outputs)
+def score_vectors(rows: ResultLayout, pairs: PairScoring, response: Outputs, *, num_seqs: int) -> RowsFinisher:
+    """Return the finisher that scores pairs by their dense or sparse vectors, once all of these are there."""
+    assert response.scores is not None
+    scores = VectorScores(pairs, response.scores, num_seqs)
+    finisher = RowsFinisher(rows, np.empty(rows.num_bytes, np.uint8), scores, num_seqs=num_seqs)
+    finisher.num_bytes += rows.num_bytes + stored_bytes(pairs)
+    return finisher
 
 
 def stored_bytes(pairs: PairScoring) -> int:
