@@ -12,7 +12,7 @@ from math import inf
 from typing import ClassVar, Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.errors import SetupError
-from whimbrel.types.batch_memory import batch_bytes
+from whimbrel.types.batch_memory import BatchDevice, batch_bytes
 from whimbrel.types.card import FALLBACK, Card, TokenizerReading
 from whimbrel.types.hardware import Cpu, Hardware
 
@@ -179,12 +179,10 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         prefix_cache_bytes=_prefix_cache_bytes(options.get("prefix_cache_bytes"), card, memory),
         batch_bytes=batch_bytes(
             card,
+            BatchDevice(4 if dtype in ("float32", "int8") else 2, on_cpu, bool(hardware.kernels)),
             max_batch_tokens=max_batch_tokens,
             max_length=max_length,
             in_pieces=chunked_prefill,
-            dtype_bytes=4 if dtype in ("float32", "int8") else 2,
-            on_cpu=on_cpu,
-            kernels=bool(hardware.kernels),
         ),
         memory=memory,
         chunked_prefill=chunked_prefill,
