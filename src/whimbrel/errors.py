@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from enum import Enum
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
@@ -71,6 +71,15 @@ class TruncationWarning(UserWarning):
     """Texts were cut to the model's limit, which the call did not ask for."""
 
 
+class Place(TypedDict, total=False):
+    """The place of a fault: the name of a field, by default `input` if there is an `item`; or its `location` in place of these."""
+
+    param: str | None
+    item: int | None
+    part: int | None
+    location: Location | None
+
+
 class WhimbrelError(Exception):
     """Base of all errors raised by Whimbrel."""
 
@@ -85,18 +94,10 @@ class WhimbrelError(Exception):
             if value is not None:
                 setattr(cls, name, value)
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        item: int | None = None,
-        part: int | None = None,
-        location: Location | None = None,
-    ) -> None:
-        """`param` is the name of a field, by default `input` if there is an `item`. A `location` is given in place of these."""
+    def __init__(self, message: str, **place: Unpack[Place]) -> None:
+        location, param, item = place.get("location"), place.get("param"), place.get("item")
         if param is not None or item is not None:
-            location = Location(param or "input", item, part)
+            location = Location(param or "input", item, place.get("part"))
         super().__init__(f"{location}: {message}" if location else message)
         self.message = message
         self.location = location
@@ -124,19 +125,9 @@ class WhimbrelError(Exception):
 class InvalidRequest(WhimbrelError, ValueError, status=400, code="invalid_value"):
     """The request is wrong; sending it again will not help."""
 
-    def __init__(
-        self,
-        statement: str,
-        *,
-        param: str | None = None,
-        item: int | None = None,
-        part: int | None = None,
-        location: Location | None = None,
-        hint: Hint | None = None,
-    ) -> None:
+    def __init__(self, statement: str, *, hint: Hint | None = None, **place: Unpack[Place]) -> None:
         """The message is the `statement`, followed by the sentence of the `hint`."""
-        message = statement if hint is None else statement + hint.sentence()
-        super().__init__(message, param=param, item=item, part=part, location=location)
+        super().__init__(statement if hint is None else statement + hint.sentence(), **place)
         self.statement = statement
         self.hint = hint
 
