@@ -72,7 +72,7 @@ class TruncationWarning(UserWarning):
 
 
 class Place(TypedDict, total=False):
-    """The place of a fault: the name of a field, by default `input` if there is an `item`; or its `location` in place of these."""
+    """The place of a fault: the field `param`, by default `input`, with an item and its part; or a `location` in place of these."""
 
     param: str | None
     item: int | None
