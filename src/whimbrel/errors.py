@@ -72,7 +72,7 @@ class TruncationWarning(UserWarning):
 
 
 class Place(TypedDict, total=False):
-    """The place of a fault: a field `param`, by default `input`, with an item and its part; or a `location` in place of these."""
+    """The place of a fault: a field `param`, by default `input`, with an item and its part; or a `location` as a whole."""
 
     param: str | None
     item: int | None
