@@ -40,7 +40,7 @@ Finish: TypeAlias = ReturnRows | PairScoring
 
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
     """Return an error that names a seq as one that names the text of the request, or the part of a pair."""
-    return error.relocated(lambda location: location if location.item is None else finish.locate(location))
+    return error.relocated(lambda location: location if location.item is None else finish.locate(location.item, location))
 
 
 class Finisher(Protocol):

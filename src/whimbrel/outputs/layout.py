@@ -148,7 +148,8 @@ def build_outputs(layout: ResultLayout, memory: NDArray[np.uint8], entries: Spar
         entries = top_k_entries(entries, spec.max_entries)
     if "scores" in arrays and layout.by_name["scores"].spec.with_logits:
         outputs["scores"], outputs["logits"] = map(np.ascontiguousarray, np.split(arrays["scores"], 2, axis=1))
-    return Outputs(**outputs | {"sparse": entries})
+    outputs["sparse"] = entries
+    return Outputs(**outputs)
 
 
 def top_k_entries(sparse: Sparse, max_entries: int) -> Sparse:

@@ -57,10 +57,9 @@ class ListScoring(ReturnRows):
             return Outputs(multi_vector=self._vectors(documents_ND, queries_LD, documents_L1))
         return Outputs(scores=scores_N[:, None].astype(np.float32))
 
-    def locate(self, location: Location) -> Location:
-        if location.part is not None:  # it was located where it was read
-            return location
-        return Location("input", int(self.documents_B1[location.item]), 1)
+    def locate(self, seq: int, location: Location) -> Location:
+        """Return the location of a text, which was located where it was read, or of the first document of a prompt."""
+        return location if location.part is not None else Location("input", int(self.documents_B1[seq]), 1)
 
     def _merge_queries(self, documents_ND: _Rows, queries_BD: _Rows) -> _Rows:
         """Return the query vector of each list: (L, D)."""

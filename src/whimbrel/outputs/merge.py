@@ -27,8 +27,8 @@ class ReturnRows:
     def apply(self, outputs: Outputs) -> Outputs:
         return outputs
 
-    def locate(self, location: Location) -> Location:
-        """Return the location of a seq as one in the texts of the request. Its item is the index of the seq."""
+    def locate(self, seq: int, location: Location) -> Location:
+        """Return the location of a seq, or of a part of it, as one in the texts of the request."""
         return location
 
 
@@ -60,8 +60,8 @@ class ChunkMerge(ReturnRows):
         dense = np.where((counts == 1)[:, None], outputs.dense[starts], mean_ND).astype(np.float32)
         return replace(outputs, dense=dense)
 
-    def locate(self, location: Location) -> Location:
-        return Location("input", int(np.searchsorted(self.offsets_N1[1:], location.item, side="right")))
+    def locate(self, seq: int, location: Location) -> Location:
+        return Location("input", int(np.searchsorted(self.offsets_N1[1:], seq, side="right")))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,5 +78,5 @@ class Deduplication(ReturnRows):
         logits = None if outputs.logits is None else outputs.logits[self.index_N]
         return replace(outputs, scores=outputs.scores[self.index_N], logits=logits)
 
-    def locate(self, location: Location) -> Location:
-        return Location("input", int(self.first_M[location.item]), location.part)
+    def locate(self, seq: int, location: Location) -> Location:
+        return Location("input", int(self.first_M[seq]), location.part)

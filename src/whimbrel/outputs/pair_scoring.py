@@ -49,13 +49,12 @@ class PairScoring:
     def num_pairs(self) -> int:
         return self.queries_P.size
 
-    def locate(self, location: Location) -> Location:
+    def locate(self, seq: int, location: Location) -> Location:
         """Return the location of a seq as a part (0: query, 1: document) of the first pair that it is in."""
         if location.part is not None:  # it was located where it was found
             return location
-        part = int(location.item not in self.queries_P)
-        texts_P = (self.queries_P, self.documents_P)[part]
-        return Location("input", int(np.flatnonzero(texts_P == location.item)[0]), part)
+        part = int(seq not in self.queries_P)
+        return Location("input", int(np.flatnonzero((self.queries_P, self.documents_P)[part] == seq)[0]), part)
 
 
 def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity]:

@@ -88,8 +88,7 @@ def store_vectors(
 
 def _read(vectors: object, location: Location, output: OutputName, width: int) -> tuple[NDArray[Any], Int32Array | None]:
     """Return the rows of a text's vectors, and the entries of sparse ones."""
-    parts = cast("tuple[object, ...]", vectors) if isinstance(vectors, tuple) else (vectors,)
-    if any(isinstance(part, np.ma.MaskedArray) for part in parts):
+    if _is_masked(vectors):
         raise InvalidRequest("is a masked array; send what is not masked as a plain one.", location=location)
     if output == "sparse":
         ids, weights = _entries(vectors, width, location)
@@ -159,6 +158,11 @@ def _entries(vectors: object, vocab_size: int, location: Location) -> tuple[Int3
         raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.", location=location)
     with np.errstate(over="ignore"):
         return ids.astype(np.int32), weights[order].astype(np.float32)
+
+
+def _is_masked(value: object) -> bool:
+    arrays = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return any(isinstance(array, np.ma.MaskedArray) for array in arrays)
 
 
 def _is_sparse(value: object) -> bool:

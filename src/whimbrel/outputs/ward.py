@@ -79,7 +79,7 @@ def _relabel(merges_M4: _Floats) -> _Floats:
     rows: Any = DisjointSet(range(num))
     clusters = list(range(num))  # by the row that a set is known by
     for new, merge in enumerate(merges_M4, start=num):
-        first, second = rows[int(merge[0])], rows[int(merge[1])]
+        first, second = (int(rows[int(row)]) for row in merge[:2])
         rows.merge(first, second)
         merge[:] = *sorted((clusters[first], clusters[second])), merge[2], rows.subset_size(first)
         clusters[rows[first]] = new
