@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from whimbrel.outputs.finishers import Finisher, Step
 from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
+from whimbrel.types.arrays import Float32Array
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
 from whimbrel.types.result import Outputs
@@ -106,6 +107,7 @@ class Pairs(Finisher):
     finishes_slowly: bool = True
     num_bytes: int = 0
     num_steps: int = 1
+    scores: Float32Array = field(default_factory=lambda: np.ones(1, np.float32))
 
     def take_steps(self) -> list[Step]:
         self.on_begin()
@@ -115,7 +117,9 @@ class Pairs(Finisher):
         raise NotImplementedError
 
     def result(self) -> Outputs:
-        return Outputs(scores=np.ones((1, 1), np.float32))
+        scores_P1 = np.empty((1, 1), np.float32)
+        scores_P1[:, 0] = self.scores
+        return Outputs(scores=scores_P1)
 
 
 def pairs_job(scorer: Pairs, deadline: float = inf) -> Job:
