@@ -39,14 +39,13 @@ class EngineRequest:
     finish: Finish = field(default_factory=ReturnRows)
     scheduling: Scheduling = ORDINARY
     num_truncated: int = 0
-    num_tokens: int = -1
-    """Tokens of all seqs, counted once; negative: they are counted here."""
+    num_tokens: int = field(init=False)
+    """Tokens of all seqs."""
     response: ResultLayout = field(init=False)
     """The layout of the response: the rows, or the scores of pairs."""
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 0:
-            object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
+        object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
         response = scores_layout(self.layout, self.finish) if isinstance(self.finish, PairScoring) else self.layout
         object.__setattr__(self, "response", response)
 
@@ -128,8 +127,8 @@ class RunnerProtocol(Protocol):
         """The parts of the model that may give a text other bits in other batches."""
         ...
 
-    def init_thread(self) -> None:
-        """Prepare the calling thread; called once by each thread before it launches anything."""
+    def init_thread(self, *, urgent: bool = False) -> None:
+        """Prepare the calling thread; called once by each thread before it launches anything. `urgent`: of the express lane."""
         ...
 
     def quantize(self) -> None:
