@@ -20,7 +20,7 @@ from typing import Any
 
 from whimbrel import AsyncClient, AsyncEngine, Client, Engine, errors
 from whimbrel.server.settings_table import TABLE, flag_name
-from whimbrel.types.options import ScoreOptions, TextOptions
+from whimbrel.types.options import ScoreOptions, SharedOptions, TextOptions
 from whimbrel.types.plan import Options
 
 ROOT = Path(__file__).parents[1]
@@ -137,7 +137,8 @@ def options() -> str:
     parts: list[str] = []
     for each in (TextOptions, ScoreOptions, Options):
         parts.append(f"### {each.__name__}\n\n{first_sentence(each)}\n\n| option | type | meaning |\n|---|---|---|")
-        for name, doc in field_docs(each).items():
+        shared = {} if each is Options else field_docs(SharedOptions)
+        for name, doc in (shared | field_docs(each)).items():
             kind = str(get_annotations(each)[name]).removeprefix("ForwardRef('").partition("'")[0].replace(" | ", " or ")
             parts.append(f"| `{name}` | `{kind}` | {' '.join(doc.split())} |")
         parts.append("")

@@ -22,7 +22,7 @@ def main() -> NoReturn:
     for name in (signal.SIGINT, signal.SIGTERM) if serves else (signal.SIGINT,):
         if signal.getsignal(name) != signal.SIG_IGN:
             # A server that has no child yet ends as it would later. The supervisor replaces these handlers.
-            signal.signal(name, _end_serve if serves else _end_command)
+            signal.signal(name, lambda *_: os._exit(0 if serves else _INTERRUPTED))
     from whimbrel.cli import main as command
 
     if not serves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:
@@ -41,20 +41,10 @@ def main() -> NoReturn:
 
 
 def _undo_signals_of_parent() -> None:
-    """Unblock all signals, and let children be waited for. A parent's settings would keep this process from being stopped, and
-    from the exit codes of its children; only what it ignores to keep a process running (nohup) is left.
-    """
+    """Unblock all signals, and let children be waited for, whatever the parent has set. Ignored ones (nohup) stay so."""
     if sys.platform != "win32":
         signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-
-
-def _end_serve(number: int, frame: object) -> None:
-    os._exit(0)
-
-
-def _end_command(number: int, frame: object) -> None:
-    os._exit(_INTERRUPTED)
 
 
 def _end(code: int) -> NoReturn:

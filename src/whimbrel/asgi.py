@@ -44,11 +44,10 @@ def create_app(
 ) -> ASGIApp:
     """Return an app that serves models: folders, Hub ids or loaded Engines; by default the packaged all-MiniLM-L6-v2.
 
-    The arguments are settings of `whimbrel serve`, which variables state otherwise. `options` are those of Engine, for every
-    model that is loaded here. The models are loaded when the server around the app starts it, or with the first request where
-    nothing starts it, as in an app that is mounted into another. They are closed when it stops. A server with several workers
-    loads them in each.
-    By default any Host header is accepted. Raises SetupError for wrong arguments.
+    The arguments are settings of `whimbrel serve`, which variables state otherwise; by default any Host header is accepted.
+    `options` are those of Engine. The models are loaded when the server around the app starts it, or with the first request
+    where nothing starts it, as in an app that is mounted into another. They are closed when it stops. A server with several
+    workers loads them in each. Raises SetupError for wrong arguments.
     """
     given = {
         "api_key": tuple(api_keys),

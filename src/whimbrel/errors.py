@@ -1,28 +1,7 @@
 """The error tree. Every error that a user can cause states the fault, its place, the limit and the fix.
 
-    WhimbrelError                      500
-    +-- InvalidRequest (ValueError)    400   the request is wrong; `location` is the place of the fault
-    |   +-- TooLong                    400   one text has more tokens than the model takes
-    |   +-- TooLarge                   413   too many bytes, inputs or tokens in one request
-    |   +-- UnsupportedMediaType       415
-    |   +-- HeadersTooLarge            431
-    |   +-- ModelNotFound              404
-    |   +-- NotFound                   404   no such route
-    |   +-- MethodNotAllowed           405
-    |   +-- BodyTimeout                408   the body came too slowly
-    +-- Unauthorized                   401
-    +-- Forbidden                      403   the Host or Origin is not one that this server answers
-    +-- Overloaded                     429   the queue is full; `retry_after` says when to come back
-    +-- Unavailable                    503   the engine is starting, restarting, draining or closed
-    +-- DeadlineExceeded               504   the time that the caller gave is over
-    +-- ComputeError                   500   the batch failed on the device; the engine lives
-    |   +-- NonFinite                  500   the model gave NaN or infinity for this text
-    |   +-- EngineCrash                500   the engine dies of this text
-    |   +-- OutOfMemory                507   this text alone does not fit into the device's memory
-    +-- CheckpointError                -     the checkpoint cannot be served; names file and key
-    +-- SetupError                     -     an option, a package or the machine does not allow it
-
-`status` is an HTTP status, `code` a stable word for programs. Each dialect renders errors in its own shape.
+The statement of a class gives its HTTP status and its code, a stable word for programs. Each dialect renders errors in its own
+shape.
 """
 
 from __future__ import annotations
@@ -31,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from enum import Enum
-from typing import Final, Self, TypeAlias
+from typing import Final, Self, TypeAlias, TypedDict, Unpack
 
 import msgspec
 
@@ -92,6 +71,15 @@ class TruncationWarning(UserWarning):
     """Texts were cut to the model's limit, which the call did not ask for."""
 
 
+class Place(TypedDict, total=False):
+    """The place of a fault: a field `param`, by default `input`, with an item and its part; or a `location` as a whole."""
+
+    param: str | None
+    item: int | None
+    part: int | None
+    location: Location | None
+
+
 class WhimbrelError(Exception):
     """Base of all errors raised by Whimbrel."""
 
@@ -100,18 +88,16 @@ class WhimbrelError(Exception):
     retry: bool | None = None
     """True if a client should send the same request again; None: as the status suggests."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        param: str | None = None,
-        item: int | None = None,
-        part: int | None = None,
-        location: Location | None = None,
-    ) -> None:
-        """`param` is the name of a field, by default `input` if there is an `item`. A `location` is given in place of these."""
+    def __init_subclass__(cls, *, status: int | None = None, code: str | None = None, retry: bool | None = None) -> None:
+        """Set what a kind of error has in place of its base's."""
+        for name, value in {"status": status, "code": code, "retry": retry}.items():
+            if value is not None:
+                setattr(cls, name, value)
+
+    def __init__(self, message: str, **place: Unpack[Place]) -> None:
+        location, param, item = place.get("location"), place.get("param"), place.get("item")
         if param is not None or item is not None:
-            location = Location(param or "input", item, part)
+            location = Location(param or "input", item, place.get("part"))
         super().__init__(f"{location}: {message}" if location else message)
         self.message = message
         self.location = location
@@ -136,168 +122,104 @@ class WhimbrelError(Exception):
         return self if location == self.location else self.at(location)
 
 
-class InvalidRequest(WhimbrelError, ValueError):
+class InvalidRequest(WhimbrelError, ValueError, status=400, code="invalid_value"):
     """The request is wrong; sending it again will not help."""
 
-    status = 400
-    code = "invalid_value"
-
-    def __init__(
-        self,
-        statement: str,
-        *,
-        param: str | None = None,
-        item: int | None = None,
-        part: int | None = None,
-        location: Location | None = None,
-        hint: Hint | None = None,
-    ) -> None:
+    def __init__(self, statement: str, *, hint: Hint | None = None, **place: Unpack[Place]) -> None:
         """The message is the `statement`, followed by the sentence of the `hint`."""
-        message = statement if hint is None else statement + hint.sentence()
-        super().__init__(message, param=param, item=item, part=part, location=location)
+        super().__init__(statement if hint is None else statement + hint.sentence(), **place)
         self.statement = statement
         self.hint = hint
 
 
-class MalformedHTTP(InvalidRequest):
+class MalformedHTTP(InvalidRequest, code="malformed_http"):
     """Bytes that are no HTTP/1.1 request, or not a whole one. Every dialect says so with status 400."""
 
-    code = "malformed_http"
 
-
-class TooLong(InvalidRequest):
+class TooLong(InvalidRequest, code="context_length_exceeded"):
     """One text has more tokens than the model takes, and truncation is off."""
 
-    code = "context_length_exceeded"
     model_limit: int | None = None
     """The model's own limit in tokens, if it is the one that is exceeded."""
 
 
-class TooLarge(InvalidRequest):
+class TooLarge(InvalidRequest, status=413, code="request_too_large"):
     """The request as a whole has too many bytes, inputs or tokens."""
 
-    status = 413
-    code = "request_too_large"
 
-
-class UnsupportedMediaType(InvalidRequest):
+class UnsupportedMediaType(InvalidRequest, status=415, code="unsupported_media_type"):
     """The body is not declared as a type that the route takes."""
 
-    status = 415
-    code = "unsupported_media_type"
 
-
-class ModelNotFound(InvalidRequest):
+class ModelNotFound(InvalidRequest, status=404, code="model_not_found"):
     """The request names a model that this server does not serve."""
 
-    status = 404
-    code = "model_not_found"
     model: str | None = None
     """The name that the request gives."""
 
 
-class NotFound(InvalidRequest):
+class NotFound(InvalidRequest, status=404, code="not_found"):
     """The path has no route."""
 
-    status = 404
-    code = "not_found"
 
-
-class MethodNotAllowed(InvalidRequest):
+class MethodNotAllowed(InvalidRequest, status=405, code="method_not_allowed"):
     """The path has a route for another method."""
 
-    status = 405
-    code = "method_not_allowed"
 
-
-class HeadersTooLarge(InvalidRequest):
+class HeadersTooLarge(InvalidRequest, status=431, code="headers_too_large"):
     """Too many headers, or too many bytes in them."""
 
-    status = 431
-    code = "headers_too_large"
 
-
-class BodyTimeout(InvalidRequest):
+class BodyTimeout(InvalidRequest, status=408, code="body_timeout"):
     """The body stalled, or came more slowly than the server waits for."""
 
-    status = 408
-    code = "body_timeout"
 
-
-class Unauthorized(WhimbrelError):
+class Unauthorized(WhimbrelError, status=401, code="invalid_api_key"):
     """The API key is missing or wrong."""
 
-    status = 401
-    code = "invalid_api_key"
 
-
-class Forbidden(WhimbrelError):
+class Forbidden(WhimbrelError, status=403, code="forbidden"):
     """The Host or Origin header is not one that this server answers."""
 
-    status = 403
-    code = "forbidden"
 
-
-class Overloaded(WhimbrelError):
+class Overloaded(WhimbrelError, status=429, code="overloaded"):
     """The queue is full; `retry_after` is in seconds."""
-
-    status = 429
-    code = "overloaded"
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class Unavailable(WhimbrelError):
+class Unavailable(WhimbrelError, status=503, code="unavailable"):
     """The engine is not running (yet, or any more); `retry_after` is in seconds."""
-
-    status = 503
-    code = "unavailable"
 
     def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
         super().__init__(message)
         self.retry_after = retry_after
 
 
-class DeadlineExceeded(WhimbrelError):
+class DeadlineExceeded(WhimbrelError, status=504, code="deadline_exceeded", retry=False):
     """The request's deadline has passed; texts that had not run were dropped."""
 
-    status = 504
-    code = "deadline_exceeded"
-    retry = False
 
-
-class ComputeError(WhimbrelError):
+class ComputeError(WhimbrelError, code="compute_error", retry=False):
     """The device failed on this request; the engine goes on."""
 
-    code = "compute_error"
-    retry = False
 
-
-class NonFinite(ComputeError):
+class NonFinite(ComputeError, code="non_finite"):
     """The model gave NaN or infinity for one of the texts."""
 
-    code = "non_finite"
 
-
-class EngineCrash(ComputeError):
+class EngineCrash(ComputeError, code="engine_crash"):
     """The engine died each time that one of the texts was on the device alone."""
 
-    code = "engine_crash"
 
-
-class OutOfMemory(ComputeError):
+class OutOfMemory(ComputeError, status=507, code="out_of_memory"):
     """One text alone does not fit into the device's memory."""
 
-    status = 507
-    code = "out_of_memory"
 
-
-class CheckpointError(WhimbrelError):
+class CheckpointError(WhimbrelError, code="checkpoint_error"):
     """The checkpoint cannot be served as it is. `file` and `key` name the setting that prevents it, `hint` the remedy."""
-
-    code = "checkpoint_error"
 
     def __init__(self, message: str, *, file: str, key: str | None = None, hint: str | None = None) -> None:
         where = f"{file}: {key}: " if key is not None else f"{file}: "
@@ -307,10 +229,8 @@ class CheckpointError(WhimbrelError):
         self.hint = hint
 
 
-class SetupError(WhimbrelError):
+class SetupError(WhimbrelError, code="setup_error"):
     """An option, a missing package or the machine prevents a start. `hint` names the remedy."""
-
-    code = "setup_error"
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)

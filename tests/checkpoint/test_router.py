@@ -25,7 +25,8 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.engine_request import EngineRequest, Job
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.model.runner import Runner
-from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
+from whimbrel.outputs.finishers import RowsFinisher
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.types.request import Request
 
 Floats = NDArray[np.float32]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from math import inf
@@ -20,13 +20,14 @@ from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.errors import ComputeError, DeadlineExceeded
-from whimbrel.outputs.finishers import Step, make_finisher
+from whimbrel.outputs.finishers import Finisher, Step
 from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
+from whimbrel.types.result import Outputs
 from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
@@ -97,22 +98,28 @@ def test_every_idle_lane_is_woken_for_its_share(num_tokens: int, minilm: Path) -
 
 
 @dataclass
-class Pairs:
+class Pairs(Finisher):
     """A scorer that has one step, which may run before anything is computed."""
 
     step: Step
     on_begin: Callable[[], object] = int
-    scores: Float32Array = field(default_factory=lambda: np.ones(1, np.float32))
-    token_matches: None = None
-    known_documents: Collection[int] = ()
+    adds_slowly: bool = True
+    finishes_slowly: bool = True
+    num_bytes: int = 0
     num_steps: int = 1
+    scores: Float32Array = field(default_factory=lambda: np.ones(1, np.float32))
 
     def take_steps(self) -> list[Step]:
         self.on_begin()
         return [self.step]
 
-    def add(self, rows_XD: Any, texts: Any, starts: Any, ends: Any) -> list[Step]:
+    def add(self, batch: Any, seqs_B: Any, seqs_S: Any) -> list[Step]:
         raise NotImplementedError
+
+    def result(self) -> Outputs:
+        scores_P1 = np.empty((1, 1), np.float32)
+        scores_P1[:, 0] = self.scores
+        return Outputs(scores=scores_P1)
 
 
 def pairs_job(scorer: Pairs, deadline: float = inf) -> Job:
@@ -120,9 +127,7 @@ def pairs_job(scorer: Pairs, deadline: float = inf) -> Job:
     slot = ArraySlot(OutputSpec("multi_vector", 4, True), 0, np.zeros(1, np.int64), None)
     layout = ResultLayout({"multi_vector": slot}, 0)
     request = EngineRequest([], layout, time.perf_counter(), finish=pairs, scheduling=Scheduling(deadline=deadline))
-    memory = np.empty(request.response.num_bytes, np.uint8)
-    finisher = make_finisher(layout, request.response, pairs, memory, num_seqs=0, make_scorer=lambda *_: scorer)
-    return Job(Future(), request, finisher)
+    return Job(Future(), request, scorer)
 
 
 def test_a_finisher_is_asked_for_steps_before_a_lane_may_add_to_it(dispatcher: Dispatcher, pool: FinishPool) -> None:

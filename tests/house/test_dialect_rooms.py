@@ -17,7 +17,7 @@ from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.route import Parsed, Route, ready
 from whimbrel.types.request import Request
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 
 class TinyRequest(msgspec.Struct):

@@ -12,7 +12,7 @@ import pytest
 from checkpoints.families import DEBERTA, DECODER, DEEPSEEK, LFM2, LLAMA3, ROBERTA, SIZES, T5, write_model
 from checkpoints.files import edit_json
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.types.batch_memory import batch_bytes
+from whimbrel.types.batch_memory import BatchDevice, batch_bytes
 
 POSITIONS = 6000
 WIDE = {"hidden_size": 256, "num_hidden_layers": 2, "intermediate_size": 1024, "max_position_embeddings": POSITIONS + 2}
@@ -136,13 +136,13 @@ def test_the_layers_over_spans_take_what_the_plan_says(words: int, labels: int) 
 
 def test_more_layers_take_no_more(tmp_path: Path) -> None:
     """The number of layers changes nothing; more tokens and columns do."""
-    limits = {"max_batch_tokens": 512, "max_length": 4096, "in_pieces": True, "dtype_bytes": 2, "on_cpu": True}
+    device, limits = BatchDevice(2, True, False), {"max_batch_tokens": 512, "max_length": 4096, "in_pieces": True}
     cards = [sized(tmp_path / str(number), **config) for number, config in enumerate(
         ({}, {"num_hidden_layers": 5}, {"hidden_size": 512}))]  # fmt: skip
-    few, more, wide = (batch_bytes(card, **limits) for card in cards)
+    few, more, wide = (batch_bytes(card, device, **limits) for card in cards)
     assert few == more < wide
-    assert few < batch_bytes(cards[0], **limits | {"max_length": 8192})
-    assert few < batch_bytes(cards[0], **limits | {"max_batch_tokens": 2048})
+    assert few < batch_bytes(cards[0], device, **limits | {"max_length": 8192})
+    assert few < batch_bytes(cards[0], device, **limits | {"max_batch_tokens": 2048})
 
 
 def sized(folder: Path, **config: Any) -> Any:

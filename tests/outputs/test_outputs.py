@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from whimbrel.engine.engine_request import EngineRequest
-from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
+from whimbrel.outputs.finishers import RowsFinisher
 from whimbrel.outputs.layout import ResultLayout, concat_sparse, plan_layout, top_k_entries
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.rows import BatchOutput, finite_seqs, select_rows, to_host
 from whimbrel.types.batch import pack

@@ -32,12 +32,12 @@ from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
 from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops.maxsim import maxsim
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.outputs.finishers import Finisher, make_finisher
+from whimbrel.outputs.layout import build_outputs
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import DeviceRows
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import OutputName, Request
-from whimbrel.types.result import Ragged
+from whimbrel.types.result import Outputs, Ragged
 
 TEXTS = ["far away", "the whimbrel flies", "a bird, a wader", "", "1, 2; 3!"]
 
@@ -170,10 +170,10 @@ def test_texts_may_be_computed_in_any_order(seed: int) -> None:
     rows = rng.standard_normal((offsets[-1], 16)).astype(np.float32)
     query_P, document_P = rng.integers(0, 10, 80).astype(np.int32), rng.integers(10, 30, 80).astype(np.int32)
     vectors = TokenVectors.from_array(rows, offsets[:-1], offsets[1:])
-    matcher = MaxSimScorer(PairScoring("multi_vector", "maxsim", query_P, document_P), 30)
+    matcher = MaxSimScorer(PairScoring("multi_vector", "maxsim", query_P, document_P), 30, Outputs(), width=16)
     order = np.array([seq for seq in rng.permutation(30) if seq in query_P or seq in document_P])
     for seqs in np.array_split(order, rng.integers(1, 12)):
-        matcher.add(rows, seqs, offsets[seqs], offsets[seqs + 1])
+        matcher.add_rows(rows, seqs, offsets[seqs], offsets[seqs + 1])
     assert np.array_equal(matcher.scores, maxsim(vectors, vectors, query_P, document_P))
     assert not matcher._waiting
 
@@ -195,26 +195,23 @@ def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[st
 def test_late_interaction_sets_no_memory_aside(checkpoint: Callable[[str], Path]) -> None:
     """Its vectors are compared as batches end: the rows of 10,000 documents need not exist at one time."""
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
-        assert _finisher(engine, DOCUMENTS)[0].num_bytes == 0
+        assert _finisher(engine, DOCUMENTS).num_bytes == 0
 
 
 def test_a_score_that_is_not_finite_is_an_error(checkpoint: Callable[[str], Path]) -> None:
     """The product of finite vectors may not be; JSON would say null."""
     with Engine(str(checkpoint("stanford")), dtype="float32") as engine:
-        finisher, scorer = _finisher(engine, DOCUMENTS)
-    scorer.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
+        finisher = _finisher(engine, DOCUMENTS)
+    finisher.scores[:] = (*np.zeros(len(DOCUMENTS) - 1), np.inf)
     with pytest.raises(NonFinite, match=rf"input\[{len(DOCUMENTS) - 1}\]\[1\]: a score is NaN or infinite"):
         finisher.result()
 
 
-def _finisher(engine: Engine, documents: Sequence[str]) -> tuple[Finisher, MaxSimScorer]:
+def _finisher(engine: Engine, documents: Sequence[str]) -> MaxSimScorer:
     request = engine.preprocessor.preprocess(Request([("far", text) for text in documents], ("scores",)))
-    pairs, num_seqs = request.finish, len(request.seqs)
-    assert isinstance(pairs, PairScoring)
-    scorer, memory = MaxSimScorer(pairs, num_seqs), np.empty(request.response.num_bytes, np.uint8)
-    return make_finisher(
-        request.layout, request.response, pairs, memory, num_seqs=num_seqs, make_scorer=lambda *_: scorer
-    ), scorer
+    assert isinstance(request.finish, PairScoring)
+    response = build_outputs(request.response, np.empty(request.response.num_bytes, np.uint8), None)
+    return MaxSimScorer(request.finish, len(request.seqs), response, width=request.layout.by_name["multi_vector"].spec.width)
 
 
 def test_rows_that_stay_on_the_device(checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,8 +18,9 @@ from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
-from whimbrel.outputs.finishers import ReturnRows, RowsFinisher
+from whimbrel.outputs.finishers import RowsFinisher
 from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.rows import select_rows
 from whimbrel.types.batch import Batch

@@ -35,7 +35,7 @@ from whimbrel.dialects import native
 from whimbrel.dialects.common import rerank
 from whimbrel.dialects.vllm import pair_scores
 from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge, WhimbrelError
-from whimbrel.outputs.muvera import Muvera, make_muvera
+from whimbrel.outputs.muvera import draw, encode_muvera
 from whimbrel.outputs.token_pooling import pool_tokens
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
 from whimbrel.types.request import InputType, Request
@@ -250,14 +250,13 @@ def test_one_vector_for_each_text(case: str, input_type: InputType, engine: Call
     """The vector is the encoding of the vectors of `multi_vector`."""
     model = engine(case)
     rows = model.multi_vector(DOCUMENTS, input_type=input_type)
-    width = rows.rows_XD.shape[1]
-    wanted = Muvera(width).encode(rows, input_type)
+    wanted = encode_muvera(rows, MuveraParameters(), input_type)
     found = model.muvera(DOCUMENTS, input_type=input_type)
     assert (found.shape, found.dtype) == ((len(DOCUMENTS), 10_240), np.float32)
     assert np.array_equal(found, wanted)
     assert np.array_equal(model.muvera(DOCUMENTS[0], input_type=input_type), wanted[0])
     some = model.muvera(DOCUMENTS, input_type=input_type, muvera={"r_reps": 3, "k_sim": 2, "dim_proj": 4, "seed": 7})
-    assert np.array_equal(some, Muvera(width, 2, 4, 3, 7).encode(rows, input_type))
+    assert np.array_equal(some, encode_muvera(rows, MuveraParameters(2, 4, 3, 7), input_type))
     assert np.array_equal(some, model.muvera(DOCUMENTS, input_type=input_type, muvera=MuveraParameters(2, 4, 3, 7)))
 
 
@@ -267,7 +266,7 @@ def test_among_other_outputs_and_after_pooling(engine: Callable[[str], Engine]) 
     names = ("dense", "sparse", "multi_vector")
     outputs = model.encode(DOCUMENTS, names, input_type="document", token_pooling=2, muvera=True)
     assert outputs.multi_vector is None
-    assert np.array_equal(outputs.muvera, Muvera(48).encode(rows, "document"))  # pyright: ignore[reportArgumentType]
+    assert np.array_equal(outputs.muvera, encode_muvera(rows, MuveraParameters(), "document"))  # pyright: ignore[reportArgumentType]
     assert np.array_equal(outputs.dense, model.embed(DOCUMENTS, input_type="document"))  # pyright: ignore[reportArgumentType]
     assert model.encode(DOCUMENTS, names, input_type="document", muvera=False).multi_vector is not None
 
@@ -291,8 +290,8 @@ def test_async(engine: Callable[[str], Engine]) -> None:
 
 
 def test_draws_are_kept_but_few() -> None:
-    assert make_muvera.cache_info().maxsize == 4
-    assert make_muvera(48, MuveraParameters(seed=3)) is make_muvera(48, MuveraParameters(seed=3))
+    assert draw.cache_info().maxsize == 4
+    assert draw(48, MuveraParameters(seed=3)) is draw(48, MuveraParameters(seed=3))
 
 
 # Wrong requests

@@ -23,7 +23,6 @@ from hypothesis import strategies as st
 
 from asgi import Answer, call
 from fake_embedder import FakeEmbedder, FakeModel
-from whimbrel import wire
 from whimbrel.dialects import native, openai
 from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_media_type
 from whimbrel.errors import InvalidRequest, TooLarge
@@ -34,6 +33,9 @@ from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 from whimbrel.types.scheduling import Scheduling
+from whimbrel.wire.dtypes import EncodedArray, from_bytes
+from whimbrel.wire.json_base64 import to_base64
+from whimbrel.wire.raw import Block, read_blocks
 
 GOLDEN = Path(__file__).parents[1] / "golden/arrow"
 RANDOM = np.random.default_rng(3)
@@ -64,7 +66,7 @@ SMALL = ["int8", "uint8", "binary", "ubinary"]
 
 
 def numbers(array: np.ndarray, dtype: Any) -> np.ndarray:
-    return wire.EncodedArray(array, dtype).numbers()
+    return EncodedArray(array, dtype).numbers()
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -80,7 +82,7 @@ def test_bytes_are_vllm_s(dtype: Any, order: Any) -> None:
         assert (each["index"], each["embed_dtype"], each["shape"]) == (index, dtype, [16])
         assert each["endianness"] == ("big" if order == "big" else "little")
         data = answer.body[each["start"] : each["end"]]
-        assert np.array_equal(wire.from_bytes(data, dtype, (16,), each["endianness"]), numbers(vector, dtype))
+        assert np.array_equal(from_bytes(data, dtype, (16,), each["endianness"]), numbers(vector, dtype))
     bare = post("/v1/embeddings", encoding_format="bytes_only", embed_dtype=dtype, endianness=order)
     assert bare.body == answer.body
     assert "metadata" not in bare.headers
@@ -92,9 +94,9 @@ def test_bytes_of_several_outputs(dtype: Any, order: Any) -> None:
     answer = post("/v1/embed", outputs=EVERYTHING, encoding_format="bytes", embed_dtype=dtype, endianness=order)
     about = orjson.loads(answer.headers["metadata"])
     assert (about["model"], about["usage"]["total_tokens"]) == ("fake", 11)
-    blocks = msgspec.convert(about["arrays"], list[wire.Block])
+    blocks = msgspec.convert(about["arrays"], list[Block])
     assert [block.endianness for block in blocks] == ["big" if order else "little"] * 7
-    found = wire.read_blocks(blocks, answer.body)
+    found = read_blocks(blocks, answer.body)
     floats = dtype if dtype in TYPES else "float32"
     assert np.array_equal(found["dense"], numbers(DENSE, dtype))
     assert np.array_equal(found["sparse.offsets"], SPARSE.offsets_N1)
@@ -159,7 +161,7 @@ def test_base64_in_other_types() -> None:
         ("/v1/embed", lambda body: body["outputs"]["dense"]),
     ):
         body = orjson.loads(post(path, encoding_format="base64", embed_dtype="bfloat16", endianness="big").body)
-        assert rows(body) == wire.to_base64(wire.EncodedArray(DENSE, "bfloat16", "big"))
+        assert rows(body) == to_base64(EncodedArray(DENSE, "bfloat16", "big"))
 
 
 @pytest.mark.parametrize("dtype", ["float16", *SMALL])

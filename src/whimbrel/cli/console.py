@@ -321,7 +321,7 @@ def write_json_lines(path: Path | None, batches: Iterable[Iterable[dict[str, Any
 
     After an early end, no line of a file is cut. Raises SetupError.
     """
-    from whimbrel.wire import to_json
+    from whimbrel.wire.json_base64 import to_json
 
     with _write_errors(path):
         if path is None:

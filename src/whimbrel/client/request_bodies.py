@@ -13,7 +13,7 @@ from whimbrel.errors import InvalidRequest, Locate, Location, locate_pairs
 from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.types.options import ScoreOptions, TextOptions, as_list
 from whimbrel.types.request import OutputName
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 Json: TypeAlias = dict[str, Any]
 

@@ -18,7 +18,7 @@ from whimbrel.outputs.scoring import classes_of
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
-from whimbrel.wire import Block, read_blocks
+from whimbrel.wire.raw import Block, read_blocks
 from whimbrel.wire.whole_numbers import decode_json
 
 

@@ -33,7 +33,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.request import DetokenizeRequest, InputType, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
-from whimbrel.wire import base64_rows, to_json
+from whimbrel.wire.json_base64 import base64_rows, to_json
 
 Cut: TypeAlias = Annotated[
     Literal["NONE", "START", "END"] | None,

@@ -28,7 +28,8 @@ from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
-from whimbrel.wire import EncodedArray, LazyList, base64_rows, number_rows, to_base64
+from whimbrel.wire.dtypes import EncodedArray
+from whimbrel.wire.json_base64 import LazyList, base64_rows, number_rows, to_base64
 
 JinaType: TypeAlias = Literal["float", "base64", "int8", "uint8", "binary", "ubinary"]
 

@@ -51,7 +51,8 @@ from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read
 from whimbrel.types.options import MAX_LABELS, MAX_PAIRS, ScoreOptions
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Ragged, Result, Sparse
-from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows, to_json
+from whimbrel.wire.dtypes import ByteOrder, EncodedArray
+from whimbrel.wire.json_base64 import Base64, base64_rows, to_json
 
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 

@@ -21,7 +21,7 @@ from whimbrel.dialects.common.rules import MAX_INPUTS, count, holds, schema
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 from whimbrel.wire.whole_numbers import as_whole
 
 VERSION: Final = "0.12.0"

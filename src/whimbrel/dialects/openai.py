@@ -49,7 +49,8 @@ from whimbrel.dialects.common.vllm_fields import (
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result
-from whimbrel.wire import Base64, EncodedArray, base64_list, to_json
+from whimbrel.wire.dtypes import EncodedArray
+from whimbrel.wire.json_base64 import Base64, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """JSON before the base64 letters of a vector."""

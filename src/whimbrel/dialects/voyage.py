@@ -25,7 +25,7 @@ from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
-from whimbrel.wire import base64_rows, number_rows
+from whimbrel.wire.json_base64 import base64_rows, number_rows
 
 CutFlag: TypeAlias = Annotated[
     bool | None, Meta(description="Cut texts that are too long; `false` makes them an error. Default: true.")

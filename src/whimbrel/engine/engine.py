@@ -12,7 +12,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
-from functools import partial
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
@@ -34,8 +33,8 @@ from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
 from whimbrel.outputs import scoring
-from whimbrel.outputs.finishers import make_finisher
-from whimbrel.outputs.layout import plan_layout
+from whimbrel.outputs.finishers import Finisher, RowsFinisher, score_vectors
+from whimbrel.outputs.layout import build_outputs, plan_layout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
@@ -44,7 +43,7 @@ from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import Request
-from whimbrel.types.result import Ragged, Result, Timings
+from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq
 
@@ -183,37 +182,38 @@ class Engine:
         admitted it. Raises Overloaded, Unavailable, DeadlineExceeded.
         """
         memory = np.empty(request.response.num_bytes, np.uint8) if out is None else out
-        finisher = make_finisher(
-            request.layout,
-            request.response,
-            request.finish,
-            memory,
-            num_seqs=len(request.seqs),
-            make_scorer=partial(self._make_scorer, request),
-        )
-        job = Job(Future(), request, finisher, origin)
+        job = Job(Future(), request, self._make_finisher(request, memory), origin)
         if request.is_empty:
             timings = Timings(request.tokenize, total=perf_counter() - request.received)
-            job.future.set_result(request.result(finisher.result(), timings))
+            job.future.set_result(request.result(job.finisher.result(), timings))
         else:
             self._finishing.submit(job, admitted=admitted)
         return job.future
 
-    def _make_scorer(self, request: EngineRequest, pairs: PairScoring, matches: Ragged | None) -> MaxSimScorer:
+    def _make_finisher(self, request: EngineRequest, memory: NDArray[np.uint8]) -> Finisher:
+        """Return the finisher of a request whose response lies in `memory`."""
+        layout, pairs, num_seqs = request.layout, request.finish, len(request.seqs)
+        if not isinstance(pairs, PairScoring):
+            return RowsFinisher(layout, memory, pairs, num_seqs=num_seqs)
+        response = build_outputs(request.response, memory, None)
+        if pairs.output != "multi_vector":
+            return score_vectors(layout, pairs, response, num_seqs=num_seqs)
+        return self._make_scorer(request, pairs, response)
+
+    def _make_scorer(self, request: EngineRequest, pairs: PairScoring, response: Outputs) -> MaxSimScorer:
         """Return a scorer by late interaction that takes the vectors of known documents from the cache."""
         from whimbrel.model.maxsim_scorer import MaxSimScorer
 
-        num_seqs = len(request.seqs)
+        num_seqs, spec = len(request.seqs), request.layout.by_name["multi_vector"].spec
         if (cache := self._document_cache) is None:
-            return MaxSimScorer(pairs, num_seqs, matches=matches)
-        spec = request.layout.by_name["multi_vector"].spec
+            return MaxSimScorer(pairs, num_seqs, response, width=spec.width)
         texts: list[int] = np.setdiff1d(pairs.documents_P, pairs.queries_P).tolist()
         keys = {text: cache_key(request.seqs[text], spec, pairs.poolings) for text in texts if text < num_seqs}
         cached = zip(keys, cache.find(list(keys.values())), strict=True)
         known = {text: rows for text, rows in cached if rows is not None}
         count("document_cache_hits", len(known), model=self.plan.served_name)
         count("document_cache_misses", len(keys) - len(known), model=self.plan.served_name)
-        return MaxSimScorer(pairs, num_seqs, known, lambda text, rows: cache.add(keys[text], rows), matches)
+        return MaxSimScorer(pairs, num_seqs, response, known, lambda text, rows: cache.add(keys[text], rows), width=spec.width)
 
     # Lifecycle
 

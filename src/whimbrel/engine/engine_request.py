@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, TypeAlias
 
-from whimbrel.outputs.finishers import Finish, Finisher, ReturnRows, ReturnRowsWithOffsets, response_layout
-from whimbrel.outputs.layout import ResultLayout
+from whimbrel.outputs.finishers import Finish, Finisher
+from whimbrel.outputs.layout import ResultLayout, scores_layout
 from whimbrel.outputs.list_scoring import ListScoring
+from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import OutputRows, RowSelection
 from whimbrel.types.batch import Batch
@@ -45,7 +46,8 @@ class EngineRequest:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
-        object.__setattr__(self, "response", response_layout(self.layout, self.finish))
+        response = scores_layout(self.layout, self.finish) if isinstance(self.finish, PairScoring) else self.layout
+        object.__setattr__(self, "response", response)
 
     @property
     def is_empty(self) -> bool:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 from whimbrel.errors import Hint, InvalidRequest
-from whimbrel.outputs.finishers import Finish, ReturnRows, ReturnRowsWithOffsets
+from whimbrel.outputs.finishers import Finish
+from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.multi_vector import resolve_reduction
 from whimbrel.outputs.requested import OutputSpec, resolve_outputs, validate_for_outputs
 from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split
@@ -24,8 +25,7 @@ from whimbrel.tokenizer.validation import has_ids
 from whimbrel.types.card import Card, TextFormat
 from whimbrel.types.plan import Plan, max_length_for
 from whimbrel.types.request import Request
-from whimbrel.types.seq import Seq
-from whimbrel.types.texts import Truncate
+from whimbrel.types.seq import Seq, Truncate
 
 Texts: TypeAlias = Sequence[object]
 """The texts, pairs or token ids to encode: those of a request, or the distinct ones among them."""

@@ -1,4 +1,4 @@
-"""Late-interaction scores of a request's pairs, computed as soon as both sides exist. Safe to use from several threads.
+"""The finisher that scores pairs by late interaction, as soon as both sides exist. Safe to use from several threads.
 
 Theory of operation: batches end in any order. Documents of a batch are scored in place, against the queries that exist. Only
 queries are kept, and documents that precede their queries, so a rerank of ten thousand documents takes the memory of a few.
@@ -9,7 +9,7 @@ Shapes: N texts, M queries, P pairs, X rows, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -25,12 +25,15 @@ from torch import Tensor
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.outputs.finishers import Step
+from whimbrel.outputs.finishers import Finisher, Step, checked_scores, stored_bytes
+from whimbrel.outputs.multi_vector import pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.rows import BatchOutput, DeviceRows
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
 from whimbrel.types.arrays import Float32Array, Int64Array
-from whimbrel.types.batch import ranges
-from whimbrel.types.result import Ragged
+from whimbrel.types.batch import offsets_of, ranges
+from whimbrel.types.late_interaction import TokenPooling
+from whimbrel.types.result import Outputs, Ragged
 
 _STEP_BYTES: Final = 8 * 2**20
 """Bytes of existing vectors in a step: a few milliseconds of work."""
@@ -59,24 +62,38 @@ class TokenRows:
         return {text: self.rows_XD[start:end].clone() for text, start, end in rows}
 
 
-class MaxSimScorer:
-    """Scorer of one request."""
+class MaxSimScorer(Finisher):
+    """Scorer of one request, whose rows it takes from the batches that end."""
+
+    adds_slowly = True
+    finishes_slowly = True
 
     def __init__(
         self,
         comparison: PairScoring,
         num_seqs: int,
+        response: Outputs,
         cached: Mapping[int, Tensor] | None = None,
         keep: Callable[[int, Tensor], None] | None = None,
-        matches: Ragged | None = None,
+        *,
+        width: int,
     ) -> None:
         """`num_seqs` counts the texts without stored vectors; `cached` holds documents' vectors from the cache, by index.
 
-        `keep` is called with the vectors of the other documents. `matches` (see `Outputs.token_matches`) is filled in.
+        `keep` is called with the vectors of the other documents. `response` holds the arrays that `result` writes the scores,
+        and the token matches of an explanation, to. `width` is the number of columns to score by.
         """
-        self.known_documents: Collection[int] = frozenset(cached or ())
+        self.skipped_seqs = frozenset(cached or ())
+        # Documents that are computed before their query would have to be kept.
+        self.first_seqs = frozenset[int](comparison.queries_P.tolist())
+        self.num_bytes = stored_bytes(comparison)
+        self._comparison = comparison
+        self._num_seqs = num_seqs
+        self._response = response
+        self._width = width
         self._keep = keep
-        self.token_matches = matches
+        matches = response.token_matches
+        self._matches = None if matches is None else Ragged(np.empty_like(matches.rows_XD), matches.offsets_N1)
         self.scores: Float32Array = np.empty(comparison.num_pairs, np.float32)
         self._query_P, self._document_P = comparison.queries_P, comparison.documents_P
         self._reduce: Reduce = "mean" if comparison.similarity == "meanmaxsim" else "sum"
@@ -99,8 +116,37 @@ class MaxSimScorer:
         steps, self._steps = self._steps, []
         return steps
 
+    def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> list[Step]:
+        poolings, query_poolings = self._comparison.poolings, self._comparison.query_poolings
+        if not poolings and not query_poolings:
+            return self._add_pooled(batch, seqs_B, seqs_S, ())
+        is_query = self._by_query.has(seqs_S)
+        return [
+            *self._add_pooled(batch, seqs_B[is_query], seqs_S[is_query], query_poolings),
+            *self._add_pooled(batch, seqs_B[~is_query], seqs_S[~is_query], poolings),
+        ]
+
+    def _add_pooled(
+        self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer], poolings: Sequence[TokenPooling]
+    ) -> list[Step]:
+        offsets_B1, rows = batch.selections["multi_vector"].offsets_B1, batch.rows["multi_vector"]
+        vectors_XD: Any = (rows.rows_PD if isinstance(rows, DeviceRows) else cast(Float32Array, rows))[:, : self._width]
+        starts, ends = offsets_B1[seqs_B], offsets_B1[seqs_B + 1]
+        if poolings:
+            host_XD = vectors_XD.cpu().numpy() if isinstance(rows, DeviceRows) else vectors_XD
+            fewer = pool_all(Ragged(host_XD[ranges(starts, ends)], offsets_of(ends - starts)), poolings)
+            vectors_XD, starts, ends = fewer.rows_XD, fewer.offsets_N1[:-1], fewer.offsets_N1[1:]
+        return self.add_rows(vectors_XD, seqs_S, starts, ends)
+
+    def result(self) -> Outputs:
+        assert self._response.scores is not None
+        self._response.scores[:, 0] = checked_scores(self._comparison, self.scores, self._num_seqs)
+        if self._matches is not None and self._response.token_matches is not None:
+            self._response.token_matches.rows_XD[:] = self._matches.rows_XD
+        return self._response
+
     @memory_errors()
-    def add(
+    def add_rows(
         self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
     ) -> list[Step]:
         """Add computed texts: texts[i] has rows starts[i] to ends[i], which the caller may overwrite afterwards.
@@ -157,10 +203,10 @@ class MaxSimScorer:
         device = devices[0] if devices[0].type != "cpu" else devices[1]
         query_vectors, document_vectors = queries.to_device(device), documents.to_device(device)
         self.scores[pairs] = maxsim(query_vectors, document_vectors, query_P, document_P, reduce=self._reduce)
-        if self.token_matches is not None:
+        if self._matches is not None:
             matches = best_matches(query_vectors, document_vectors, query_P, document_P)
-            starts_P, ends_P = self.token_matches.offsets_N1[pairs], self.token_matches.offsets_N1[pairs + 1]
-            self.token_matches.rows_XD[ranges(starts_P, ends_P)] = matches.rows_XD
+            starts_P, ends_P = self._matches.offsets_N1[pairs], self._matches.offsets_N1[pairs + 1]
+            self._matches.rows_XD[ranges(starts_P, ends_P)] = matches.rows_XD
 
     def _stored_steps(self, blocks: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
         for first, block in zip(entry_bounds(blocks, num_seqs)[:-1].tolist(), blocks, strict=True):

@@ -29,10 +29,6 @@ _WordScores: TypeAlias = Callable[[Float32Array, Int64Array], Float32Array]
 """(scores of tokens, first token of each word) -> scores of words."""
 
 
-def _first_token_score(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
-    return scores_TC[starts_W]
-
-
 def _mean_token_score(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Array:
     counts_W = np.diff(starts_W, append=len(scores_TC)).astype(np.float32)
     return np.divide(np.add.reduceat(scores_TC, starts_W), counts_W[:, None], dtype=np.float32)
@@ -47,7 +43,11 @@ def _max_score_token(scores_TC: Float32Array, starts_W: Int64Array) -> Float32Ar
     return scores_TC[best[first]]
 
 
-_WORDS: Final[Mapping[str, _WordScores]] = {"first": _first_token_score, "average": _mean_token_score, "max": _max_score_token}
+_WORDS: Final[Mapping[str, _WordScores]] = {
+    "first": lambda scores_TC, starts_W: scores_TC[starts_W],
+    "average": _mean_token_score,
+    "max": _max_score_token,
+}
 AGGREGATIONS: Final = ("none", "simple", *_WORDS)
 
 

@@ -13,100 +13,57 @@ Shapes: B seqs of a batch, S seqs of the request, P pairs.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, TypeAlias, cast
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import InvalidRequest, Location, NonFinite, WhimbrelError
-from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes, scores_layout
-from whimbrel.outputs.list_scoring import ListScoring
-from whimbrel.outputs.merge import ChunkMerge, Deduplication
-from whimbrel.outputs.multi_vector import TokenReduction, pool_all
+from whimbrel.errors import InvalidRequest, NonFinite, WhimbrelError
+from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes
+from whimbrel.outputs.merge import ReturnRows
+from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.rows import BatchOutput, DeviceRows
+from whimbrel.outputs.rows import BatchOutput
 from whimbrel.outputs.similarity import score_pairs
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
-from whimbrel.types.late_interaction import TokenPooling
-from whimbrel.types.result import Outputs, Ragged, Sparse
-from whimbrel.types.seq import TokenOffsets
+from whimbrel.types.result import Outputs, Sparse
 
 Step: TypeAlias = Callable[[], None]
 """Work of a finisher that any thread may do. Raises MemoryError."""
 
-NO_SEQS: Final[Collection[int]] = frozenset[int]()
 
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReturnRows:
-    """The rows are the response."""
-
-    def apply(self, outputs: Outputs) -> Outputs:
-        return outputs
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class ReturnRowsWithOffsets(ReturnRows):
-    """The rows are the response, and with them the characters that each token covers."""
-
-    token_offsets: Sequence[TokenOffsets]
-
-
-LocalFinish: TypeAlias = ReturnRows | ChunkMerge | Deduplication | TokenReduction | ListScoring
-"""A finish that needs nothing but the response: it is carried out in the process that tokenized the request."""
-
-Finish: TypeAlias = LocalFinish | PairScoring
-"""The finish of a request: the use of its rows."""
-
-
-def response_layout(rows: ResultLayout, finish: Finish) -> ResultLayout:
-    """Return the layout of the response that an engine gives: scores of pairs, or the rows."""
-    return scores_layout(rows, finish) if isinstance(finish, PairScoring) else rows
+Finish: TypeAlias = ReturnRows | PairScoring
+"""The use of a request's rows. A ReturnRows is carried out in the process that tokenized the request."""
 
 
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
     """Return an error that names a seq as one that names the text of the request, or the part of a pair."""
-
-    def locate(location: Location) -> Location:
-        if location.item is None:
-            return location
-        if isinstance(finish, ChunkMerge):
-            return Location("input", finish.text_of(location.item))
-        if isinstance(finish, ListScoring):  # a text that was located where it was read, or a prompt
-            return location if location.part is not None else Location("input", finish.first_document(location.item), 1)
-        if isinstance(finish, Deduplication):
-            return Location("input", finish.text_of(location.item), location.part)
-        if isinstance(finish, PairScoring) and location.part is None:  # a part of a pair was located where it was found
-            return Location("input", *finish.pair_of(location.item))
-        return location
-
-    return error.relocated(locate)
+    return error.relocated(lambda location: location if location.item is None else finish.locate(location.item, location))
 
 
 class Finisher(Protocol):
-    adds_slowly: bool
+    adds_slowly: bool = False
     """True if `add` may take long, so that it runs in the finish pool. If not, it may write into the response."""
-    finishes_slowly: bool
+    finishes_slowly: bool = False
     """True if `result` may take long, so that it runs in the finish pool."""
     num_bytes: int
     """Memory that it holds besides the response, in bytes."""
-    skipped_seqs: Collection[int]
+    skipped_seqs: Collection[int] = frozenset[int]()
     """Seqs whose rows are known, and need not be computed."""
-    first_seqs: Collection[int]
+    first_seqs: Collection[int] = frozenset[int]()
     """Seqs that are scheduled before the others of the request."""
-    num_steps: int
+    num_steps: int = 0
     """Steps that must run in addition to `add` of every seq."""
 
     def take_steps(self) -> Sequence[Step]:
         """Return the steps that may run from now on, each once."""
-        ...
+        return ()
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`.
-
-        Return the steps that may run from now on. Raises MemoryError and ComputeError.
+        """Take the rows of the batch's seqs `seqs_B`, which are the request's seqs `seqs_S`. Return the steps that may run from
+        now on. Raises MemoryError and ComputeError.
         """
         ...
 
@@ -115,29 +72,22 @@ class Finisher(Protocol):
         ...
 
 
-class RowsFinisher:
+class RowsFinisher(Finisher):
     """Scatters rows into the arrays of a layout, and applies a local finish at the end."""
 
-    adds_slowly: bool = False
-    skipped_seqs: Collection[int] = NO_SEQS
-    first_seqs: Collection[int] = NO_SEQS
-    num_steps: int = 0
-
-    def __init__(self, layout: ResultLayout, memory: NDArray[np.uint8], finish: LocalFinish, *, num_seqs: int) -> None:
+    def __init__(self, layout: ResultLayout, memory: NDArray[np.uint8], finish: ReturnRows, *, num_seqs: int) -> None:
         """`memory` holds the arrays of the layout; nothing is written to it after `result`."""
         self._layout = layout
+        self._memory = memory
         self._arrays = layout.arrays(memory)
         self._sparse_rows: dict[int, tuple[Int32Array, Float32Array]] = {}
         self._finish = finish
-        self.finishes_slowly = isinstance(finish, TokenReduction)
+        self.finishes_slowly = isinstance(finish, TokenReduction | VectorScores)
         self.num_bytes = estimated_bytes(layout) * num_seqs
 
-    def take_steps(self) -> Sequence[Step]:
-        return ()
-
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        for name, array_PD in self._arrays.items():
-            slot = self._layout.by_name[name]
+        for slot, array_PD in zip(self._layout.by_name.values(), self._arrays.values(), strict=True):
+            name = slot.spec.name
             offsets_B1 = batch.selections[name].offsets_B1
             source = ranges(offsets_B1[seqs_B], offsets_B1[seqs_B + 1])
             target = ranges(slot.offsets_N1[seqs_S], slot.offsets_N1[seqs_S + 1])
@@ -150,152 +100,37 @@ class RowsFinisher:
 
     def result(self) -> Outputs:
         entries = None if self._layout.dynamic_output is None else concat_sparse(self._sparse_rows)
-        return self._finish.apply(build_outputs(self._layout, self._arrays, entries))
+        return self._finish.apply(build_outputs(self._layout, self._memory, entries))
 
 
-class VectorScorer:
-    """Scores pairs by their dense or sparse vectors, once all of these are there."""
+@dataclass(frozen=True, slots=True, eq=False)
+class VectorScores(ReturnRows):
+    """The scores of pairs by their dense or sparse vectors, written to `scores_P1`."""
 
-    adds_slowly: bool = False
-    finishes_slowly: bool = True
-    skipped_seqs: Collection[int] = NO_SEQS
-    first_seqs: Collection[int] = NO_SEQS
-    num_steps: int = 0
+    pairs: PairScoring
+    scores_P1: Float32Array
+    num_seqs: int
 
-    def __init__(self, rows: ResultLayout, pairs: PairScoring, scores_P1: Float32Array, *, num_seqs: int) -> None:
-        """`rows` is the layout of the vectors; the scores are written to `scores_P1`."""
-        self._pairs = pairs
-        self._scores_P1 = scores_P1
-        self._num_seqs = num_seqs
-        self._rows = RowsFinisher(rows, np.empty(rows.num_bytes, np.uint8), ReturnRows(), num_seqs=num_seqs)
-        self.num_bytes = self._rows.num_bytes + rows.num_bytes + _stored_bytes(pairs)
-
-    def take_steps(self) -> Sequence[Step]:
-        return ()
-
-    def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        return self._rows.add(batch, seqs_B, seqs_S)
-
-    def result(self) -> Outputs:
-        self._scores_P1[:, 0] = _checked_scores(self._pairs, score_pairs(self._rows.result(), self._pairs), self._num_seqs)
-        return Outputs(scores=self._scores_P1)
+    def apply(self, outputs: Outputs) -> Outputs:
+        self.scores_P1[:, 0] = checked_scores(self.pairs, score_pairs(outputs, self.pairs), self.num_seqs)
+        return Outputs(scores=self.scores_P1)
 
 
-class TokenScorer(Protocol):
-    """Late interaction over token vectors as they come; see model/maxsim_scorer.py."""
-
-    scores: Float32Array
-    """The scores of all pairs, once all texts were added and all steps have run: (P,)."""
-    token_matches: Ragged | None
-    known_documents: Collection[int]
-    num_steps: int
-
-    def take_steps(self) -> Sequence[Step]: ...
-
-    def add(
-        self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
-    ) -> Sequence[Step]:
-        """Take texts that were computed: texts[i] has rows starts[i] to ends[i] of an array or a tensor. Raises MemoryError."""
-        ...
+def score_vectors(rows: ResultLayout, pairs: PairScoring, response: Outputs, *, num_seqs: int) -> RowsFinisher:
+    """Return the finisher that scores pairs by their dense or sparse vectors, once all of these are there."""
+    assert response.scores is not None
+    scores = VectorScores(pairs, response.scores, num_seqs)
+    finisher = RowsFinisher(rows, np.empty(rows.num_bytes, np.uint8), scores, num_seqs=num_seqs)
+    finisher.num_bytes += rows.num_bytes + stored_bytes(pairs)
+    return finisher
 
 
-class MaxSimFinisher:
-    """Scores pairs by late interaction while their token vectors come, and keeps none of them."""
-
-    adds_slowly: bool = True
-    finishes_slowly: bool = True
-
-    def __init__(
-        self, rows: ResultLayout, pairs: PairScoring, scorer: TokenScorer, response: Outputs, *, num_seqs: int
-    ) -> None:
-        """`response` holds the arrays that `result` writes the scores, and the token matches of an explanation, to."""
-        self._pairs = pairs
-        self._scorer = scorer
-        self._response = response
-        self._num_seqs = num_seqs
-        self._width = rows.by_name["multi_vector"].spec.width
-        self.skipped_seqs: Collection[int] = scorer.known_documents
-        # Documents that are computed before their query would have to be kept.
-        self.first_seqs: Collection[int] = frozenset[int](pairs.queries_P.tolist())
-        self.num_steps = scorer.num_steps
-        self.num_bytes = _stored_bytes(pairs)
-
-    def take_steps(self) -> Sequence[Step]:
-        return self._scorer.take_steps()
-
-    def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
-        pairs = self._pairs
-        if not pairs.poolings and not pairs.query_poolings:
-            return self._score(batch, seqs_B, seqs_S, ())
-        is_query = np.isin(seqs_S, pairs.queries_P)
-        return [
-            *self._score(batch, seqs_B[is_query], seqs_S[is_query], pairs.query_poolings),
-            *self._score(batch, seqs_B[~is_query], seqs_S[~is_query], pairs.poolings),
-        ]
-
-    def _score(
-        self,
-        batch: BatchOutput,
-        seqs_B: NDArray[np.integer],
-        seqs_S: NDArray[np.integer],
-        poolings: Sequence[TokenPooling],
-    ) -> Sequence[Step]:
-        offsets_B1 = batch.selections["multi_vector"].offsets_B1
-        rows = batch.rows["multi_vector"]
-        vectors_XD: Any = (rows.rows_PD if isinstance(rows, DeviceRows) else cast(Float32Array, rows))[:, : self._width]
-        starts, ends = offsets_B1[seqs_B], offsets_B1[seqs_B + 1]
-        if poolings:
-            host_XD = cast(Float32Array, vectors_XD.cpu().numpy() if isinstance(rows, DeviceRows) else vectors_XD)
-            texts = Ragged(host_XD[ranges(starts, ends)], np.concatenate(([0], np.cumsum(ends - starts))))
-            fewer = pool_all(texts, poolings)
-            vectors_XD, starts, ends = fewer.rows_XD, fewer.offsets_N1[:-1], fewer.offsets_N1[1:]
-        return self._scorer.add(vectors_XD, seqs_S, starts, ends)
-
-    def result(self) -> Outputs:
-        assert self._response.scores is not None
-        self._response.scores[:, 0] = _checked_scores(self._pairs, self._scorer.scores, self._num_seqs)
-        if self._response.token_matches is not None:
-            assert self._scorer.token_matches is not None
-            self._response.token_matches.rows_XD[:] = self._scorer.token_matches.rows_XD
-        return self._response
-
-
-def make_finisher(
-    layout: ResultLayout,
-    response: ResultLayout,
-    finish: Finish,
-    memory: NDArray[np.uint8],
-    *,
-    num_seqs: int,
-    make_scorer: Callable[[PairScoring, Ragged | None], TokenScorer],
-) -> Finisher:
-    """Return the finisher of a request. `memory` holds the response; `make_scorer` makes the late-interaction scorer, which
-    fills the token matches of an explanation.
-    """
-    if not isinstance(finish, PairScoring):
-        return RowsFinisher(layout, memory, finish, num_seqs=num_seqs)
-    scores_P1 = response.arrays(memory)["scores"]
-    if finish.output != "multi_vector":
-        return VectorScorer(layout, finish, scores_P1, num_seqs=num_seqs)
-    scorer = make_scorer(finish, response.token_matches_in(np.empty(response.num_bytes, np.uint8)))
-    outputs = Outputs(scores=scores_P1, token_matches=response.token_matches_in(memory))
-    return MaxSimFinisher(layout, finish, scorer, outputs, num_seqs=num_seqs)
-
-
-def read_response(response: ResultLayout, memory: NDArray[np.uint8], entries: Sparse | None) -> Outputs:
-    """Return the outputs of a response that another process has written."""
-    outputs = build_outputs(response, response.arrays(memory), entries)
-    return replace(outputs, token_matches=response.token_matches_in(memory))
-
-
-def _stored_bytes(pairs: PairScoring) -> int:
+def stored_bytes(pairs: PairScoring) -> int:
     return sum(array.nbytes for stored in pairs.stored for array in stored.arrays)
 
 
-def _checked_scores(pairs: PairScoring, scores_P: Float32Array, num_seqs: int) -> Float32Array:
-    """Return the scores. Raises an error if one is not finite: stored vectors that are too large, or else the model, are to
-    blame.
-    """
+def checked_scores(pairs: PairScoring, scores_P: Float32Array, num_seqs: int) -> Float32Array:
+    """Return the scores. If one is not finite, raises an error that blames stored vectors, or else the model."""
     finite_P = np.isfinite(scores_P)
     if finite_P.all():  # finite vectors may have a product that is not
         return scores_P

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,7 @@ from whimbrel.types.seq import Seq
 
 _ALIGN: Final = 64
 _FLOAT_BYTES: Final = 4
+_RAGGED: Final = ("multi_vector", "token_scores", "hidden", "token_dense", "token_matches")
 _ESTIMATED_ENTRIES: Final = 256
 """Estimated entries per text of an output over the whole vocabulary, for accounts of memory."""
 
@@ -60,14 +61,11 @@ class ArraySlot:
 class ResultLayout:
     """The slots of all outputs of a request, one after another."""
 
-    by_name: Mapping[OutputName, ArraySlot]
+    by_name: Mapping[str, ArraySlot]
+    """Slots by output; and that of `Outputs.token_matches`, of a response with an explanation."""
     num_bytes: int
     dynamic_output: OutputSpec | None = None
-    """The output whose size is known only after it was computed (weights over the whole vocabulary). No memory is reserved for
-    it.
-    """
-    token_matches: ArraySlot | None = None
-    """The slot of `Outputs.token_matches`, of a request that asks for an explanation."""
+    """The output whose size is known only after it was computed (weights over the whole vocabulary), so it has no slot."""
 
     @property
     def specs(self) -> list[OutputSpec]:
@@ -79,27 +77,18 @@ class ResultLayout:
             return place.spec
         return self.dynamic_output if self.dynamic_output is not None and self.dynamic_output.name == name else None
 
-    def arrays(self, memory: NDArray[np.uint8]) -> dict[OutputName, Float32Array]:
+    def arrays(self, memory: NDArray[np.uint8]) -> dict[str, Float32Array]:
         return {name: slot.rows(memory) for name, slot in self.by_name.items()}
-
-    def token_matches_in(self, memory: NDArray[np.uint8]) -> Ragged | None:
-        """Return the token matches as views of `memory`, or None without an explanation."""
-        return None if self.token_matches is None else Ragged(self.token_matches.rows(memory), self.token_matches.offsets_N1)
-
-
-def has_dynamic_size(output: Output) -> bool:
-    """Return whether the size of an output is known only after it was computed."""
-    return output.rows == "vocabulary"
 
 
 def plan_layout(card: Card, seqs: Sequence[Seq], specs: Sequence[OutputSpec]) -> ResultLayout:
     """Plan the layout of the rows that these seqs give. `card` is that of their tower."""
-    slots: dict[OutputName, ArraySlot] = {}
+    slots: dict[str, ArraySlot] = {}
     dynamic: OutputSpec | None = None
     start = 0
     for spec in specs:
         output = card.all_outputs[spec.name]
-        if has_dynamic_size(output):
+        if output.rows == "vocabulary":
             dynamic = spec
             continue
         counts, ids = _count_rows(output, seqs)
@@ -117,7 +106,7 @@ def scores_layout(rows: ResultLayout, pairs: PairScoring) -> ResultLayout:
     lengths_N = np.concatenate([computed, *(np.diff(stored.offsets_N1) for stored in pairs.stored)])
     offsets = offsets_of(lengths_N[pairs.queries_P])
     matches = ArraySlot(OutputSpec("multi_vector", 2, True), _aligned(scores.num_bytes), offsets, None)
-    return ResultLayout({"scores": scores}, matches.start + matches.num_bytes, token_matches=matches)
+    return ResultLayout({"scores": scores, "token_matches": matches}, matches.start + matches.num_bytes)
 
 
 def _aligned(num_bytes: int) -> int:
@@ -136,45 +125,31 @@ def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32A
     if output.rows == "span":
         marked = (count_marks(seq.spans_S2, seq.prompt_tokens) for seq in seqs)
         return np.fromiter((num_span_rows(output, *each) for each in marked), np.int64, len(seqs)), None
-    ids_T, seq_T, mask_T = _tokens(output, seqs)
-    if output.rows == "token":
-        return np.bincount(seq_T[mask_T], minlength=len(seqs)), None
-    keys = np.unique(entry_keys(seq_T[mask_T], ids_T[mask_T]))
-    return np.bincount(keys >> 32, minlength=len(seqs)), (keys & 0xFFFFFFFF).astype(np.int32)
-
-
-def _tokens(output: Output, seqs: Sequence[Seq]) -> tuple[Int32Array, Int64Array, NDArray[np.bool_]]:
     ids_T = np.concatenate([seq.ids for seq in seqs]) if seqs else np.empty(0, np.int32)
     lengths = np.fromiter((seq.ids.size for seq in seqs), np.int64, len(seqs))
     is_query_B = np.fromiter((seq.is_query for seq in seqs), np.bool_, len(seqs))
-    cu_seqlens = offsets_of(lengths)
-    return ids_T, np.repeat(np.arange(len(seqs)), lengths), token_mask(output, ids_T, cu_seqlens, is_query_B)
+    mask_T = token_mask(output, ids_T, offsets_of(lengths), is_query_B)
+    seq_P = np.repeat(np.arange(len(seqs)), lengths)[mask_T]
+    if output.rows == "token":
+        return np.bincount(seq_P, minlength=len(seqs)), None
+    keys = np.unique(entry_keys(seq_P, ids_T[mask_T]))
+    return np.bincount(keys >> 32, minlength=len(seqs)), (keys & 0xFFFFFFFF).astype(np.int32)
 
 
-def build_outputs(layout: ResultLayout, arrays: Mapping[OutputName, Float32Array], entries: Sparse | None) -> Outputs:
-    """Return the outputs of a request from its arrays, and from `entries` for the output that has no slot."""
-    sparse = entries
-    if "sparse" in layout.by_name:
-        sparse = _drop_zeros(layout.by_name["sparse"], arrays["sparse"])
-    if sparse is not None and (spec := layout.spec("sparse")) is not None and spec.max_entries:
-        sparse = top_k_entries(sparse, spec.max_entries)
-    multi_vector, token_scores, hidden, token_dense = (
-        Ragged(arrays[name], layout.by_name[name].offsets_N1) if name in arrays else None
-        for name in ("multi_vector", "token_scores", "hidden", "token_dense")
-    )
-    scores, logits = arrays.get("scores"), None
-    if scores is not None and layout.by_name["scores"].spec.with_logits:
-        scores, logits = map(np.ascontiguousarray, np.split(scores, 2, axis=1))
-    return Outputs(
-        dense=arrays.get("dense"),
-        sparse=sparse,
-        multi_vector=multi_vector,
-        scores=scores,
-        logits=logits,
-        token_scores=token_scores,
-        hidden=hidden,
-        token_dense=token_dense,
-    )
+def build_outputs(layout: ResultLayout, memory: NDArray[np.uint8], entries: Sparse | None) -> Outputs:
+    """Return the outputs of a request as views of its memory, and `entries` for the output that has no slot."""
+    arrays = layout.arrays(memory)
+    outputs: dict[str, Any] = {
+        name: Ragged(array, layout.by_name[name].offsets_N1) if name in _RAGGED else array for name, array in arrays.items()
+    }
+    if "sparse" in arrays:
+        entries = _drop_zeros(layout.by_name["sparse"], arrays["sparse"])
+    if entries is not None and (spec := layout.spec("sparse")) is not None and spec.max_entries:
+        entries = top_k_entries(entries, spec.max_entries)
+    if "scores" in arrays and layout.by_name["scores"].spec.with_logits:
+        outputs["scores"], outputs["logits"] = map(np.ascontiguousarray, np.split(arrays["scores"], 2, axis=1))
+    outputs["sparse"] = entries
+    return Outputs(**outputs)
 
 
 def top_k_entries(sparse: Sparse, max_entries: int) -> Sparse:

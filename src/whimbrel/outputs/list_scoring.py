@@ -17,7 +17,8 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.errors import NonFinite
+from whimbrel.errors import Location, NonFinite
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Outputs, Ragged
@@ -26,7 +27,7 @@ _Rows: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ListScoring:
+class ListScoring(ReturnRows):
     """Scoring of lists of documents by the rows of their blocks."""
 
     documents_B1: Int64Array
@@ -38,11 +39,6 @@ class ListScoring:
     normalized: bool = False
     """Divide the vectors that are returned by their norms."""
 
-    @property
-    def documents_L1(self) -> Int64Array:  # noqa: N802
-        """Documents documents_L1[i] to documents_L1[i + 1] are in list i."""
-        return self.documents_B1[self.blocks_L1]
-
     def apply(self, outputs: Outputs) -> Outputs:
         """Return the scores of all documents, or the vectors of each list. Raises NonFinite."""
         assert outputs.multi_vector is not None
@@ -53,16 +49,17 @@ class ListScoring:
         if not (lengths_N := np.linalg.norm(documents_ND, axis=1)).all():
             raise NonFinite("a score is NaN: the document's vector has no length.", item=int(lengths_N.argmin()), part=1)
         queries_LD = self._merge_queries(documents_ND, queries_BD)
-        scores_N = _cosines(documents_ND, np.repeat(queries_LD, np.diff(self.documents_L1), axis=0))
+        documents_L1 = self.documents_B1[self.blocks_L1]
+        scores_N = _cosines(documents_ND, np.repeat(queries_LD, np.diff(documents_L1), axis=0))
         if not np.isfinite(scores_N).all():
             raise NonFinite("a score is NaN: the query's vector has no length.", item=int(np.isnan(scores_N).argmax()), part=0)
         if self.returns_vectors:
-            return Outputs(multi_vector=self._vectors(documents_ND, queries_LD))
+            return Outputs(multi_vector=self._vectors(documents_ND, queries_LD, documents_L1))
         return Outputs(scores=scores_N[:, None].astype(np.float32))
 
-    def first_document(self, block: int) -> int:
-        """Return the index of the first document of a block."""
-        return int(self.documents_B1[block])
+    def locate(self, seq: int, location: Location) -> Location:
+        """Return the location of a text, which was located where it was read, or of the first document of a prompt."""
+        return location if location.part is not None else Location("input", int(self.documents_B1[seq]), 1)
 
     def _merge_queries(self, documents_ND: _Rows, queries_BD: _Rows) -> _Rows:
         """Return the query vector of each list: (L, D)."""
@@ -75,11 +72,11 @@ class ListScoring:
             merged_LD = np.add.reduceat(queries_BD * weights_B1, starts_L) / np.add.reduceat(weights_B1, starts_L)
         return np.where((np.diff(self.blocks_L1) == 1)[:, None], queries_BD[starts_L], merged_LD)
 
-    def _vectors(self, documents_ND: _Rows, queries_LD: _Rows) -> Ragged:
-        rows_XD = np.insert(documents_ND, self.documents_L1[1:], queries_LD, axis=0)
+    def _vectors(self, documents_ND: _Rows, queries_LD: _Rows, documents_L1: Int64Array) -> Ragged:
+        rows_XD = np.insert(documents_ND, documents_L1[1:], queries_LD, axis=0)
         if self.normalized:
             rows_XD /= np.linalg.norm(rows_XD, axis=1, keepdims=True)
-        return Ragged(rows_XD.astype(np.float32), offsets_of(np.diff(self.documents_L1) + 1))
+        return Ragged(rows_XD.astype(np.float32), offsets_of(np.diff(documents_L1) + 1))
 
 
 def _cosines(first_ND: _Rows, second_ND: _Rows) -> _Rows:

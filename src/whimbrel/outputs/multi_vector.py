@@ -14,13 +14,14 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from whimbrel.errors import ComputeError, InvalidRequest, NonFinite, OutOfMemory, SetupError, TooLarge
-from whimbrel.outputs.muvera import make_muvera
+from whimbrel.errors import ComputeError, InvalidRequest, Location, NonFinite, OutOfMemory, SetupError, TooLarge
+from whimbrel.outputs.merge import ReturnRows
+from whimbrel.outputs.muvera import encode_muvera
 from whimbrel.outputs.requested import OutputSpec, stated_pooling
 from whimbrel.outputs.token_pooling import MAX_TOKENS, pool_tokens
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.card import Output
-from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, prefix_errors
+from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
 from whimbrel.types.request import InputType, Request
 from whimbrel.types.result import Outputs, Ragged
 
@@ -29,7 +30,7 @@ _MAX_REQUEST_NUMBERS: Final = 2**25
 
 
 @dataclass(frozen=True, slots=True)
-class TokenReduction:
+class TokenReduction(ReturnRows):
     """Reduction of a request's token vectors: pooled first, then encoded."""
 
     poolings: tuple[TokenPooling, ...]
@@ -56,13 +57,12 @@ class TokenReduction:
 
     def apply(self, outputs: Outputs) -> Outputs:
         """Return the outputs with reduced token vectors. Raises ComputeError, OutOfMemory."""
-        if outputs.multi_vector is None:
-            return outputs
+        assert outputs.multi_vector is not None
         try:
             vectors = pool_all(outputs.multi_vector, self.poolings)
             if self.muvera is None:
                 return replace(outputs, multi_vector=vectors)
-            encoded_NE = make_muvera(vectors.rows_XD.shape[1], self.muvera).encode(vectors, self.input_type)
+            encoded_NE = encode_muvera(vectors, self.muvera, self.input_type)
         except MemoryError:
             raise OutOfMemory("there is no memory to reduce the token vectors of this request.") from None
         if not (finite_N := np.isfinite(encoded_NE).all(axis=1)).all():
@@ -78,8 +78,9 @@ def resolve_reduction(output: Output, request: Request, ask: OutputSpec) -> Toke
     if muvera is not None:
         if request.input_type is None:
             raise InvalidRequest("queries and documents are encoded differently; say which these are.", param="input_type")
-        with prefix_errors("muvera"):
-            muvera.check_width(ask.width)
+        if muvera.dim_proj > ask.width:
+            message = f"must be at most {ask.width:,}, the width of the token vectors, is {muvera.dim_proj:,}."
+            raise InvalidRequest(message, location=Location("muvera", path=".dim_proj"))
     return TokenReduction(poolings, muvera, request.input_type or "document")
 
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs.requested import SIMILARITIES, default_scoring_output
-from whimbrel.outputs.stored_vectors import StoredVectors, StoredVectorsBuilder
+from whimbrel.outputs.stored_vectors import StoredVectors, store_vectors
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import TokenPooling
@@ -49,10 +49,12 @@ class PairScoring:
     def num_pairs(self) -> int:
         return self.queries_P.size
 
-    def pair_of(self, seq: int) -> tuple[int, int]:
-        """Return the first pair that a seq is in, and the part of the pair that it is (0: query, 1: document)."""
+    def locate(self, seq: int, location: Location) -> Location:
+        """Return the location of a seq as a part (0: query, 1: document) of the first pair that it is in."""
+        if location.part is not None:  # it was located where it was found
+            return location
         part = int(seq not in self.queries_P)
-        return int(np.flatnonzero((self.queries_P, self.documents_P)[part] == seq)[0]), part
+        return Location("input", int(np.flatnonzero((self.queries_P, self.documents_P)[part] == seq)[0]), part)
 
 
 def scoring_method(card: Card, request: Request) -> tuple[OutputName, Similarity]:
@@ -113,23 +115,22 @@ def split_pairs(request: Request, texts: Sequence[object], output: OutputName, w
 
 def _side(pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
     first: dict[str, int] = {}
-    builder = StoredVectorsBuilder(output, width)
-    positions_by_id: dict[int, int] = {}
-    index_P = np.empty(len(pairs), np.int32)
-    for index, pair in enumerate(pairs):
-        each = pair[part]
+    first_stored: dict[int, int] = {}
+    items = [pair[part] for pair in pairs]
+    for index, each in enumerate(items):
         if isinstance(each, str):
             first.setdefault(each, index)
-        elif id(each) not in positions_by_id:  # the pairs keep it, so nothing else has its id
-            positions_by_id[id(each)] = builder.add(each, Location("input", index, part))
-            if not part and output == "multi_vector" and not len(each):
-                raise InvalidRequest("has no vectors.", item=index, part=part)
-    stored, positions = builder.build()
-    number = {text: i for i, text in enumerate(first)}
-    index_of = {key: len(first) + int(positions[i]) for key, i in positions_by_id.items()}
-    for index, pair in enumerate(pairs):
-        each = pair[part]
-        index_P[index] = number[each] if isinstance(each, str) else index_of[id(each)]
+        else:
+            first_stored.setdefault(id(each), index)  # the pairs keep it, so nothing else has its id
+    vectors = [items[index] for index in first_stored.values()]
+    locations = [Location("input", index, part) for index in first_stored.values()]
+    stored, positions = store_vectors(vectors, locations, output, width)
+    for each, location in zip(vectors, locations, strict=True):
+        if not part and output == "multi_vector" and not len(each):
+            raise InvalidRequest("has no vectors.", location=location)
+    numbers: dict[object, int] = {text: number for number, text in enumerate(first)}
+    numbers |= {key: len(first) + int(position) for key, position in zip(first_stored, positions, strict=True)}
+    index_P = np.array([numbers[each if isinstance(each, str) else id(each)] for each in items], np.int32)
     return PairSide(_PARTS[part], list(first), stored, index_P, list(first.values()))
 
 

@@ -82,14 +82,9 @@ SIMILARITIES: Final[dict[OutputName, tuple[Similarity, ...]]] = {
 }
 """Similarities of each output, the default first."""
 
-_VECTORS: Final = ("dense", "multi_vector", "token_dense")
-"""Outputs whose rows may be truncated."""
-
 
 def resolve_outputs(card: Card, request: Request, *, matryoshka: bool) -> list[OutputSpec]:
-    """Return the settings of each requested output, or of the model's main output. Raises InvalidRequest.
-
-    `matryoshka` allows truncated vectors."""
+    """Return the settings of all requested outputs; `matryoshka` allows truncated vectors. Raises InvalidRequest."""
     names = dict.fromkeys(request.outputs or (next(iter(card.outputs)),))
     return [_resolve_output(card, request, name, matryoshka=matryoshka) for name in names]
 
@@ -141,7 +136,7 @@ def max_sparse_entries(card: Card) -> int:
 def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshka: bool) -> OutputSpec:
     output = card.output(name)
     activated = request.normalize if output.activation == "normalize" else request.activate if name in _SCORES else None
-    width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _VECTORS else output.width
+    width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _APPLIES_TO["dimensions"] else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
     if name == "multi_vector" and (stated := stated_pooling(output, request)) is not None:
         return OutputSpec(name, width, _activated_before(stated, request), entries)
@@ -151,9 +146,7 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
 
 
 def stated_pooling(output: Output, request: Request) -> StatedPooling | None:
-    """Return the checkpoint's pooling of these texts' token vectors, unless the request replaces it. Without an input type
-    texts count as documents, as in Sentence Transformers.
-    """
+    """Return the checkpoint's pooling of these texts, unless the request replaces it. By default they count as documents."""
     return None if request.token_pooling is not None else output.token_pooling.get(request.input_type or "document")
 
 

@@ -6,13 +6,14 @@ Shapes: B seqs and T tokens of a batch, P rows of an output, G entries, X tokens
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.outputs.layout import ResultLayout, entry_keys, has_dynamic_size, token_mask
+from whimbrel.outputs.layout import ResultLayout, entry_keys, token_mask
+from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.spans import count_marks, num_span_rows
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.batch import Batch, lengths_of, offsets_of, ranges
@@ -57,19 +58,15 @@ def select_rows(card: Card, batch: Batch, layouts: Sequence[ResultLayout]) -> di
     for name, output in card.all_outputs.items():
         specs = [layout.spec(name) for layout in layouts]
         if any(specs):
-            widths_B = np.fromiter((spec.width if spec else 0 for spec in specs), np.int32, len(specs))
-            activated_B = np.fromiter((spec is not None and spec.activated for spec in specs), np.bool_, len(specs))
-            keep = all(spec.keep_on_device for spec in specs if spec is not None)
-            whole = all(spec.width == output.width for spec in specs if spec is not None)
-            selection = _select_output_rows(output, batch, widths_B, activated_B, whole=whole, keep_on_device=keep)
-            with_logits = any(spec.with_logits for spec in specs if spec is not None)
-            selections[name] = replace(selection, with_logits=True) if with_logits else selection
+            selections[name] = _select_output_rows(output, batch, specs)
     return selections
 
 
-def _select_output_rows(
-    output: Output, batch: Batch, widths_B: Int32Array, activated_B: NDArray[np.bool_], *, whole: bool, keep_on_device: bool
-) -> RowSelection:
+def _select_output_rows(output: Output, batch: Batch, specs_B: Sequence[OutputSpec | None]) -> RowSelection:
+    """Return the rows of one output. A spec is None for a seq whose request does not ask for it."""
+    specs = [spec for spec in specs_B if spec is not None]
+    widths_B = np.fromiter((spec.width if spec else 0 for spec in specs_B), np.int32, len(specs_B))
+    activated_B = np.fromiter((spec is not None and spec.activated for spec in specs_B), np.bool_, len(specs_B))
     groups = None
     if output.rows == "span":
         return _span_rows(output, batch, widths_B > 0, activated_B)
@@ -92,11 +89,12 @@ def _select_output_rows(
         origins_P=batch.cu_seqlens[seq_P],
         starts_P=starts_P,
         ends_P=ends_P,
-        widths_P=None if whole else widths_B[seq_P],
+        widths_P=None if all(spec.width == output.width for spec in specs) else widths_B[seq_P],
         activated_P=activated_B[seq_P],
         groups_G=groups,
         tokens_X=None if output.vocabulary is None else ranges(starts_P, ends_P).astype(np.int32),
-        keep_on_device=keep_on_device,
+        keep_on_device=all(spec.keep_on_device for spec in specs),
+        with_logits=any(spec.with_logits for spec in specs),
     )
 
 
@@ -125,7 +123,8 @@ def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> 
     if not output.include_prompt:
         starts_B = starts_B + batch.prompt_tokens_B
     if output.padding_id is not None:
-        ends_B = _ends_before_padding(batch, output.padding_id)
+        index_T = np.where(batch.ids_T == output.padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
+        ends_B = np.maximum(np.maximum.reduceat(index_T, batch.cu_seqlens[:-1]), batch.cu_seqlens[:-1]) + 1
     if batch.spans_B is None:
         rows = requested_B.nonzero()[0].astype(np.int32)
         return rows, starts_B[rows], ends_B[rows]
@@ -139,12 +138,6 @@ def _text_rows(output: Output, batch: Batch, requested_B: NDArray[np.bool_]) -> 
     return rows[requested_B[rows]], flat_P2[:, 0], flat_P2[:, 1]
 
 
-def _ends_before_padding(batch: Batch, padding_id: int) -> Int32Array:
-    index_T = np.where(batch.ids_T == padding_id, 0, np.arange(batch.num_tokens, dtype=np.int32))
-    starts_B = batch.cu_seqlens[:-1]
-    return np.maximum(np.maximum.reduceat(index_T, starts_B), starts_B) + 1
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class DeviceRows:
     rows_PD: Any
@@ -153,9 +146,8 @@ class DeviceRows:
 
 
 OutputRows: TypeAlias = Float32Array | Sparse | DeviceRows
-"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`.
-
-An output over the whole vocabulary gives its nonzero entries: one row for each seq whose request asks for it."""
+"""The rows of one output of a batch: (P, width), in the order of `RowSelection.offsets_B1`; of the whole vocabulary its nonzero
+entries, a row for each seq whose request asks for it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -170,7 +162,7 @@ def to_host(output: Output, selection: RowSelection, rows_PD: Float32Array) -> O
     """Return rows that were copied from the device in the form that is handed out."""
     if selection.groups_G is not None:
         return np.maximum.reduceat(rows_PD, selection.groups_G) if selection.groups_G.size else rows_PD[:0]
-    if not has_dynamic_size(output):
+    if output.rows != "vocabulary":
         return rows_PD
     mask_PD = rows_PD != 0  # NaN and infinity are kept too
     rows, ids = np.nonzero(mask_PD)

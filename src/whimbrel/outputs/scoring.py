@@ -23,11 +23,10 @@ from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.outputs.zero_shot import ZeroShot, entailment_of, read_zero_shot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
-from whimbrel.types.late_interaction import read_token_pooling
-from whimbrel.types.options import ScoreOptions, as_list, as_strings, check_options, require, resolve_prompt
-from whimbrel.types.request import OutputName, Request, ScoringOutput, VectorInput, read_truncate
+from whimbrel.types.options import ScoreOptions, as_list, as_strings, read_options, require
+from whimbrel.types.request import OutputName, Request, ScoringOutput, VectorInput
 from whimbrel.types.result import Classes, Entity, Explanation, Ragged, Ranked, Result, Sparse
-from whimbrel.types.texts import Pair
+from whimbrel.types.seq import Pair
 
 T = TypeVar("T")
 Texts: TypeAlias = "str | Iterable[str | VectorInput] | NDArray[Any] | Ragged | Sparse"
@@ -59,9 +58,8 @@ def _score(card: Card, inputs: Mapping[str, Texts], options: ScoreOptions) -> Op
     if not can_score(card):
         card.output("scores")
     items = {name: _items(card, texts, name, options.get("score_by")) for name, texts in inputs.items()}
-    (_, one_query), (_, one_document) = items.values()
-    request = _request(card, "scores", _pair(*(texts for texts, _ in items.values())), options)
-    request = replace(request, listwise=len(next(iter(items.values()))[0]) == 1)
+    (queries, one_query), (documents, one_document) = items.values()
+    request = _request(card, "scores", _pair(queries, documents), options, listwise=len(queries) == 1)
     locate = locate_pairs(*inputs, single=(one_query, one_document))
     return Operation(request, lambda result: _squeeze(require(result.outputs.scores)), locate)
 
@@ -89,11 +87,11 @@ def rerank(
     if top_n is not None and (type(top_n) is not int or top_n < 1):
         raise InvalidRequest(f"must be a positive number, is {top_n!r}.", param="top_n")
     scoring = _one_to_many(card, query, documents, options)
-
-    def postprocess(result: Result) -> list[Ranked]:
-        return rank(scoring.postprocess(result), top_n, order_N=result.outputs.order[:, 0])
-
-    return Operation(scoring.request, postprocess, scoring.locate)
+    return Operation(
+        scoring.request,
+        lambda result: rank(scoring.postprocess(result), top_n, order_N=result.outputs.order[:, 0]),
+        scoring.locate,
+    )
 
 
 def explain(
@@ -150,11 +148,7 @@ def classify(
     if zero_shot is not None:
         return _zero_shot(card, texts, zero_shot, options)
     request = _request(card, "scores", as_list(texts), options)
-
-    def postprocess(result: Result) -> Classes:
-        return classes_of(card.labels, require(result.outputs.scores), result.outputs.order)
-
-    return Operation(request, postprocess)
+    return Operation(request, lambda result: classes_of(card.labels, require(result.outputs.scores), result.outputs.order))
 
 
 def classes_of(labels: tuple[str, ...], scores_NC: Float32Array, order_NC: Float32Array | None = None) -> Classes:
@@ -212,7 +206,7 @@ def _find_spans(card: Card, texts: list[str], wanted: EntityLabels, options: Sco
     if head is None:
         known = ", ".join(card.labels)
         raise InvalidRequest(f"this model finds its own classes alone: {known}; leave them out.", param="labels")
-    request = replace(_request(card, "token_scores", texts, options), labels=wanted.labels)
+    request = _request(card, "token_scores", texts, options, labels=wanted.labels)
 
     def postprocess(result: Result) -> list[list[Entity]]:
         scores, offsets = require(result.outputs.token_scores), require(result.token_offsets)
@@ -226,26 +220,8 @@ def _find_spans(card: Card, texts: list[str], wanted: EntityLabels, options: Sco
     return Operation(request, postprocess)
 
 
-def _request(
-    card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, *, return_offsets: bool = False
-) -> Request:
-    check_options(options, ScoreOptions)
-    name, text = resolve_prompt(card, options.get("prompt"))
-    return Request(
-        texts,
-        (output,),
-        prompt=text,
-        prompt_name=name,
-        adapter=options.get("adapter"),
-        activate=options.get("activate"),
-        score_by=options.get("score_by"),
-        token_pooling=read_token_pooling(options.get("token_pooling")),
-        dimensions=options.get("dimensions"),
-        truncate=read_truncate(options.get("truncate")),
-        max_query_tokens=options.get("max_query_tokens"),
-        max_document_tokens=options.get("max_document_tokens"),
-        return_offsets=return_offsets,
-    )
+def _request(card: Card, output: OutputName, texts: Sequence[Any], options: ScoreOptions, **more: Any) -> Request:
+    return Request(texts, (output,), **read_options(card, options, ScoreOptions), **more)
 
 
 def _pair(first: list[Any], second: list[Any]) -> list[Pair]:

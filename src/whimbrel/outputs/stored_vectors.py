@@ -61,69 +61,57 @@ def as_vector_list(value: object, output: OutputName) -> list[Any] | None:
     return [value] if output == "sparse" and _is_sparse(value) else None
 
 
-class StoredVectorsBuilder:
-    """Builder of the stored vectors of queries or documents: validates them one by one and concatenates them by dtype."""
+def store_vectors(
+    vectors: Sequence[object], locations: Sequence[Location], output: OutputName, width: int
+) -> tuple[tuple[StoredVectors, ...], Int32Array]:
+    """Concatenate the vectors of texts by dtype. Return them, and the position of each text among them. `width` is the number
+    of columns, or the size of the vocabulary. Raises InvalidRequest.
+    """
+    texts = [_read(each, location, output, width) for each, location in zip(vectors, locations, strict=True)]
+    by_dtype: dict[str, list[int]] = {}
+    for index, (rows, _) in enumerate(texts):
+        by_dtype.setdefault(rows.dtype.name, []).append(index)
+    blocks: list[StoredVectors] = []
+    positions_N = np.empty(len(texts), np.int32)
+    before = 0
+    for indices in by_dtype.values():
+        rows, ids = zip(*(texts[index] for index in indices), strict=True)
+        lone = len(rows) == 1 and rows[0].flags.writeable  # torch takes no others
+        rows_XD = rows[0] if lone else np.concatenate(rows)
+        offsets_N1 = np.cumsum([0, *map(len, rows)], dtype=np.int64)
+        _check_finite(rows_XD, offsets_N1, [locations[index] for index in indices])
+        blocks.append(StoredVectors(rows_XD, offsets_N1, np.concatenate(ids) if output == "sparse" else None))
+        positions_N[indices] = np.arange(before, before + len(indices), dtype=np.int32)
+        before += len(indices)
+    return tuple(blocks), positions_N
 
-    def __init__(self, output: OutputName, width: int) -> None:
-        """`width` is the number of columns; for sparse vectors, the size of the vocabulary."""
-        self._output: OutputName = output
-        self._width = width
-        self._kinds: dict[str, list[tuple[int, Location, Any, Any]]] = {}
-        self._count = 0
 
-    def add(self, vectors: object, location: Location) -> int:
-        """Add the vectors of one text and return its index. Raises InvalidRequest."""
-        if _is_masked(vectors):
-            raise InvalidRequest("is a masked array; send what is not masked as a plain one.", location=location)
-        index = self._count
-        self._count += 1
-        if self._output == "sparse":
-            ids, weights = _entries(vectors, self._width, location)
-            self._kinds.setdefault("sparse", []).append((index, location, weights[:, None], ids))
-        else:
-            rows = self._rows(vectors, location)
-            self._kinds.setdefault(rows.dtype.name, []).append((index, location, rows, None))
-        return index
-
-    def build(self) -> tuple[tuple[StoredVectors, ...], Int32Array]:
-        """Return all vectors, and the position of each text among them. Raises InvalidRequest for NaN or infinity."""
-        blocks: list[StoredVectors] = []
-        positions_N = np.empty(self._count, np.int32)
-        before = 0
-        for items in self._kinds.values():
-            lone = len(items) == 1 and items[0][2].flags.writeable  # torch takes no others
-            rows_XD = items[0][2] if lone else np.concatenate([rows for _, _, rows, _ in items])
-            offsets = np.cumsum([0, *(len(rows) for _, _, rows, _ in items)], dtype=np.int64)
-            _check_finite(rows_XD, offsets, [location for _, location, _, _ in items])
-            ids = np.concatenate([ids for *_, ids in items]) if self._output == "sparse" else None
-            blocks.append(StoredVectors(rows_XD, offsets, ids))
-            positions_N[[index for index, *_ in items]] = np.arange(before, before + len(items), dtype=np.int32)
-            before += len(items)
-        return tuple(blocks), positions_N
-
-    def _rows(self, vectors: object, location: Location) -> NDArray[Any]:
-        if not isinstance(vectors, np.ndarray):
-            kind = "ids and weights" if isinstance(vectors, tuple) else type(vectors).__name__
-            raise InvalidRequest(f"must be a string or an array of {self._output}, is {kind}.", location=location)
-        rows = np.asarray(cast(NDArray[Any], vectors))
-        kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
-        if kind not in _TYPES:
-            raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", location=location)
-        ndim = _ROWS[self._output]
-        if rows.ndim != ndim:
-            shape = "(width,)" if ndim == 1 else "(tokens, width)"
-            raise InvalidRequest(
-                f"the array has the shape {rows.shape}; a text's {self._output} is {shape}.", location=location
-            )
-        if kind == "uint8" and self._width % 8:
-            raise InvalidRequest(f"bits come in eights; this model's vectors have {self._width:,} columns.", location=location)
-        width = rows.shape[-1] * (8 if kind == "uint8" else 1)
-        if width != self._width:
-            raise InvalidRequest(
-                f"the vectors have {width:,} columns; those they are compared with have {self._width:,}.", location=location
-            )
-        with np.errstate(over="ignore"):  # infinity is found below
-            return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False)
+def _read(vectors: object, location: Location, output: OutputName, width: int) -> tuple[NDArray[Any], Int32Array | None]:
+    """Return the rows of a text's vectors, and the entries of sparse ones."""
+    if _is_masked(vectors):
+        raise InvalidRequest("is a masked array; send what is not masked as a plain one.", location=location)
+    if output == "sparse":
+        ids, weights = _entries(vectors, width, location)
+        return weights[:, None], ids
+    if not isinstance(vectors, np.ndarray):
+        kind = "ids and weights" if isinstance(vectors, tuple) else type(vectors).__name__
+        raise InvalidRequest(f"must be a string or an array of {output}, is {kind}.", location=location)
+    rows = np.asarray(cast(NDArray[Any], vectors))
+    kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
+    if kind not in _TYPES:
+        raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", location=location)
+    ndim = _ROWS[output]
+    if rows.ndim != ndim:
+        shape = "(width,)" if ndim == 1 else "(tokens, width)"
+        raise InvalidRequest(f"the array has the shape {rows.shape}; a text's {output} is {shape}.", location=location)
+    if kind == "uint8" and width % 8:
+        raise InvalidRequest(f"bits come in eights; this model's vectors have {width:,} columns.", location=location)
+    if (columns := rows.shape[-1] * (8 if kind == "uint8" else 1)) != width:
+        raise InvalidRequest(
+            f"the vectors have {columns:,} columns; those they are compared with have {width:,}.", location=location
+        )
+    with np.errstate(over="ignore"):  # infinity is found later
+        return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False), None
 
 
 def to_float32(vectors: StoredVectors) -> Float32Array:

@@ -6,9 +6,7 @@ at num_tokens // pool_factor clusters. Each becomes the mean of its tokens, in t
 (multi_vector_encoder/modules/token_pooling.py). PyLate up to 1.3.4 and colpali-engine cluster differently, so their pooled
 vectors differ.
 
-Queries are pooled only if a checkpoint says so. Published results lose nothing at a factor of 2 and a few per cent at 4
-(arXiv 2409.14683). They lose more if the query is about one detail of a long page. Pooling twice differs from pooling once
-by the product of the factors.
+Published results lose nothing at a factor of 2 and a few per cent at 4 (arXiv 2409.14683).
 
 Distances are float32, as in the source. If several differ only in their last bits, e.g. those of repeated tokens, rounding
 decides which pair is merged first: another processor or linear algebra library may merge another pair.

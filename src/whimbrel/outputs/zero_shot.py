@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
@@ -54,13 +53,9 @@ class ZeroShot:
             scores_NL = scores_NL - logits_NLC[..., -1 if entailment == 0 else 0]
             shares_NL = np.exp(-np.logaddexp(0.0, -scores_NL))
         else:
-            shares_NL = _softmax(scores_NL)
+            powers_NL = np.exp(scores_NL - scores_NL.max(axis=1, keepdims=True))
+            shares_NL = powers_NL / powers_NL.sum(axis=1, keepdims=True)
         return Classes(self.labels, shares_NL.astype(np.float32), np.argsort(-scores_NL, axis=1, kind="stable"))
-
-
-def _softmax(logits_NL: NDArray[np.float64]) -> NDArray[np.float64]:
-    shares_NL = np.exp(logits_NL - logits_NL.max(axis=1, keepdims=True))
-    return shares_NL / shares_NL.sum(axis=1, keepdims=True)
 
 
 def read_zero_shot(labels: Iterable[str] | None, hypothesis_template: str | None, *, multi_label: bool) -> ZeroShot | None:

@@ -24,9 +24,8 @@ from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Pair, Seq, Truncate
 from whimbrel.types.template import Segment, split
-from whimbrel.types.texts import Pair, Truncate
 
 _FILE: Final = "tokenizer.json"
 _EXAMPLE: Final = ("quick brown fox?", ["Lazy dogs.", " 2 more,\n\nand\ta line "], "find 7 of them")

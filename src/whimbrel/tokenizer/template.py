@@ -26,9 +26,8 @@ from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_p
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Pair, Seq, Truncate
 from whimbrel.types.template import common_end, fields, fill, split
-from whimbrel.types.texts import Pair, Truncate
 
 _FILE: Final = "tokenizer.json"
 _DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))

@@ -13,7 +13,7 @@ import numpy as np
 
 from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
 from whimbrel.types.arrays import Int32Array, Int64Array
-from whimbrel.types.texts import Pair, Truncate
+from whimbrel.types.seq import Pair, Truncate
 
 MAX_CHARACTERS: Final = 2**20
 """Characters of one text, prompt included. Tokenization takes up to some 400 bytes per character. Texts go to the backend in

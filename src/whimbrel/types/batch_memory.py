@@ -37,10 +37,11 @@ _CONSTANT: Final = 48 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
-class _Device:
+class BatchDevice:
     dtype_bytes: int
     on_cpu: bool
     kernels: bool
+    """Whimbrel's own kernels run, whose attention needs no masks unless scores are capped."""
 
     @property
     def masks(self) -> bool:
@@ -52,25 +53,14 @@ class _Device:
         return encoder.positions in ("alibi", "relative") and not (self.on_cpu and self.kernels)
 
 
-def batch_bytes(
-    card: Card,
-    *,
-    max_batch_tokens: int,
-    max_length: int,
-    in_pieces: bool,
-    dtype_bytes: int,
-    on_cpu: bool,
-    kernels: bool = False,
-) -> int:
+def batch_bytes(card: Card, device: BatchDevice, *, max_batch_tokens: int, max_length: int, in_pieces: bool) -> int:
     """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
 
-    `kernels`: Whimbrel's own kernels run, whose attention needs no masks unless scores are capped.
     0: unknown, as transformers' code runs the model.
     """
     towers = card.towers or (card,)
     if any(tower.encoder.family == "hf" for tower in towers):
         return 0
-    device = _Device(dtype_bytes, on_cpu, kernels)
     rows = max(max_batch_tokens, max_length)
     piece = max_batch_tokens if in_pieces else rows
     largest = max(
@@ -85,7 +75,7 @@ def batch_bytes(
     return int(_MARGIN * largest) + _CONSTANT
 
 
-def _encoder(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
+def _encoder(encoder: Encoder, rows: int, piece: int, device: BatchDevice) -> int:
     width = encoder.hidden_size
     stream = 3 * _FLOAT * rows * width  # the hidden states, those of the next layer, and a norm
     inputs = 4 * _INT64 * rows
@@ -102,7 +92,7 @@ def _encoder(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     return stream + inputs + angles + normed + max(*halves, beside)
 
 
-def _shared(encoder: Encoder, max_batch_tokens: int, device: _Device) -> int:
+def _shared(encoder: Encoder, max_batch_tokens: int, device: BatchDevice) -> int:
     """Return the bytes of shared prefixes: masks behind them, and whole seqs, of which a layer's keys or the hidden states."""
     if not encoder.keeps_keys:
         return 0
@@ -111,7 +101,7 @@ def _shared(encoder: Encoder, max_batch_tokens: int, device: _Device) -> int:
     return MAX_SHARED * max_batch_tokens * max(keys, 2 * _FLOAT * encoder.hidden_size) + masks
 
 
-def _attention(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
+def _attention(encoder: Encoder, rows: int, piece: int, device: BatchDevice) -> int:
     queries, keys = (heads * _head_width(encoder) for heads in (encoder.num_heads, encoder.num_kv_heads))
     projected = device.dtype_bytes * piece * (queries + 2 * keys) + _FLOAT * piece * (queries + keys)
     rotated = 3 * _FLOAT * piece * (queries + keys)
@@ -121,7 +111,7 @@ def _attention(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     return projected + kept + max(rotated, ordered + attended + _scores(encoder, rows, piece, device))
 
 
-def _scores(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
+def _scores(encoder: Encoder, rows: int, piece: int, device: BatchDevice) -> int:
     """Return the bytes of masks, and of scores where the plain formula runs."""
     heads = encoder.num_heads
     if encoder.disentangled is not None:
@@ -137,7 +127,7 @@ def _scores(encoder: Encoder, rows: int, piece: int, device: _Device) -> int:
     return masks + formula if biased else masks
 
 
-def _disentangled(encoder: Encoder, spec: Disentangled, rows: int, device: _Device) -> int:
+def _disentangled(encoder: Encoder, spec: Disentangled, rows: int, device: BatchDevice) -> int:
     """Return the bytes of scores of contents and positions: our own kernels' tables and scores of a head, or the formula's."""
     length, heads = min(rows, encoder.max_positions), encoder.num_heads
     if device.kernels and device.on_cpu:
@@ -147,7 +137,7 @@ def _disentangled(encoder: Encoder, spec: Disentangled, rows: int, device: _Devi
     return 3 * _FLOAT * largest + 3 * _INT64 * QUERIES_AT_A_TIME * length
 
 
-def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: _Device) -> int:
+def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: BatchDevice) -> int:
     """Return the bytes of the masks of pieces: of those that are kept for later layers, and of the largest while it is made."""
     biased = device.biases(encoder)
     has_masks = biased or (encoder.softcap is None and device.masks)
@@ -162,7 +152,7 @@ def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: _Devic
     return _FLOAT * min(MAX_MASK_ELEMENTS, cached) + (2 * _FLOAT + 1) * largest
 
 
-def _mlp(encoder: Encoder, piece: int, device: _Device) -> int:
+def _mlp(encoder: Encoder, piece: int, device: BatchDevice) -> int:
     block = min(piece, MAX_BLOCK) if device.on_cpu else piece
     chosen = max(1, encoder.experts_per_token)
     inner = chosen * encoder.intermediate_size * (3 if encoder.gated else 2)

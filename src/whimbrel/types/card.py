@@ -18,9 +18,8 @@ from whimbrel.types.template import ListTemplate, Template, TextTemplate
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
-"""Option for a checkpoint that does not state its pooling.
-
-"splade" makes sparse vectors with the language-modelling head; "math-shepherd" makes rewards of steps with it."""
+"""Pooling of a checkpoint that states none. "splade" makes sparse vectors with the language-modelling head, "math-shepherd" the
+rewards of steps."""
 POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
@@ -30,10 +29,6 @@ FALLBACK: Final = "hf"
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
 RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
 """Conventions of rerankers whose files do not state them; see `checkpoint/scores/conventions.py`."""
-
-NormKind: TypeAlias = Literal["layer", "rms", "rms_plus_one"]
-"""LayerNorm, RMSNorm, or RMSNorm whose weights are stored minus one, as in Gemma."""
-Positions: TypeAlias = Literal["learned", "rotary", "relative", "alibi"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,9 +151,8 @@ class Encoder:
     """Transformer as config.json describes it: tokens in, hidden states out. Bidirectional or causal."""
 
     family: str
-    """Key of `model/families.py`, which names the weights. "hf": transformers runs the model and reads config.json itself.
-
-    For "hf", only table sizes, positions, padding and width are set below."""
+    """Key of `model/families.py`, which names the weights. "hf": transformers runs the model and reads config.json itself, and
+    only table sizes, positions, padding and width are set below."""
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -175,7 +169,7 @@ class Encoder:
     embedding_size: int = 0
     """Columns of the embedding tables; if not hidden_size, a linear layer follows. 0: hidden_size."""
     embedding_scale: float = 1.0
-    positions: Positions = "learned"
+    positions: Literal["learned", "rotary", "relative", "alibi"] = "learned"
     num_buckets: int = 0
     """Buckets of distances, for learned biases by relative positions."""
     max_distance: int = 0
@@ -188,7 +182,8 @@ class Encoder:
     pad_id: int = 0
     type_vocab_size: int = 0
     causal: bool = False
-    norm: NormKind = "layer"
+    norm: Literal["layer", "rms", "rms_plus_one"] = "layer"
+    """LayerNorm, RMSNorm, or RMSNorm whose weights are stored minus one, as in Gemma."""
     norm_bias: bool = True
     gated: bool = False
     """Gated MLP: activation(gate) * up instead of activation(up)."""
@@ -243,8 +238,8 @@ class Output:
     """Number of leading columns that a request gets by default; 0: all."""
     rows: Literal["none", "text", "token", "entry", "vocabulary", "span"] = "text"
     """Rows of a text: one; one per token; one per vocabulary entry in the text, the largest of its tokens; one over the
-    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the model
-    gives no rows; the scores of a list are computed from the vectors of its texts."""
+    whole vocabulary; or one per span of words and label. Of the vocabulary the nonzero entries are returned. "none": the
+    scores of a list are computed from the vectors of its texts."""
     modes: tuple[PoolingMode, ...] = ()
     """Pooling modes, whose results are concatenated in this order."""
     include_prompt: bool = True
@@ -274,9 +269,7 @@ class Output:
     token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
     """Default pooling of token vectors, by input type."""
     padding_id: int | None = None
-    """Trailing tokens with this id are ignored when the last token is located, as in transformers' decoder classifiers.
-
-    If every token has it, the first token is used."""
+    """Id of trailing tokens that are no last token, unless every token has it, as in transformers' decoder classifiers."""
 
     @property
     def heads(self) -> tuple[Head, ...]:
@@ -448,15 +441,12 @@ class Card:
     towers: tuple[Card, ...] = ()
     """Cards of a model with one encoder (tower) per input type. This card is that of texts without an input type."""
     tower_of: Mapping[InputType | None, int] = field(default_factory=dict["InputType | None", int])
-    token_outputs: Mapping[OutputName, Output] = field(init=False)
-    """Per-token outputs that a model computes on request; see `_token_outputs`."""
+    all_outputs: Mapping[OutputName, Output] = field(init=False)
+    """`outputs`, and the per-token outputs that a model computes on request; see `_token_outputs`."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "token_outputs", _token_outputs(self.outputs, self.encoder.hidden_size))
-
-    @property
-    def all_outputs(self) -> Mapping[OutputName, Output]:
-        return {**self.outputs, **self.token_outputs}
+        token_outputs = _token_outputs(self.outputs, self.encoder.hidden_size)
+        object.__setattr__(self, "all_outputs", {**self.outputs, **token_outputs})
 
     @property
     def judges_pairs(self) -> bool:
@@ -479,10 +469,9 @@ class Card:
         return self.output("dense")
 
     def output(self, name: OutputName) -> Output:
-        outputs = self.all_outputs
-        if name not in outputs:
-            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(outputs)}.", param="outputs")
-        return outputs[name]
+        if name not in self.all_outputs:
+            raise InvalidRequest(f"this model gives no {name!r}; it gives: {', '.join(self.all_outputs)}.", param="outputs")
+        return self.all_outputs[name]
 
     def prompt_for(self, input_type: InputType | None) -> str | None:
         """Return the name of the prompt for an input type by Sentence Transformers' conventions, else of the default prompt."""

@@ -9,9 +9,6 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 
 CpuLevel: TypeAlias = Literal["other", "avx2", "avx512", "avx512_bf16", "amx"]
-CPU_LEVELS: Final[tuple[CpuLevel, ...]] = ("other", "avx2", "avx512", "avx512_bf16", "amx")
-"""From the least to the most capable. "other" is any processor without AVX2, also one of another architecture."""
-
 CPU_LEVEL_NAMES: Final[dict[CpuLevel, str]] = {
     "other": "neither AVX2 nor AVX-512",
     "avx2": "AVX2",
@@ -19,6 +16,8 @@ CPU_LEVEL_NAMES: Final[dict[CpuLevel, str]] = {
     "avx512_bf16": "AVX-512 with bfloat16",
     "amx": "AMX",
 }
+CPU_LEVELS: Final = tuple(CPU_LEVEL_NAMES)
+"""From the least to the most capable. "other" is any processor without AVX2, also one of another architecture."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, TypeVar, cast
 
@@ -80,16 +79,9 @@ class MuveraParameters(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def num_dims(self) -> int:
         return self.r_reps * self.dim_proj << self.k_sim
 
-    def check_width(self, width: int) -> None:
-        """Raise InvalidRequest if token vectors of this width cannot be projected."""
-        if self.dim_proj > width:
-            raise InvalidRequest(
-                f"must be at most {width:,}, the width of the token vectors, is {self.dim_proj:,}.", param="dim_proj"
-            )
 
-
-_TokenPoolingFields: Final = fields_struct(TokenPooling, TokenPooling.__struct_fields__)
-_MuveraFields: Final = fields_struct(MuveraParameters, MuveraParameters.__struct_fields__)
+_TokenPoolingFields: Final = fields_struct(TokenPooling)
+_MuveraFields: Final = fields_struct(MuveraParameters)
 
 
 def read_token_pooling(value: object) -> TokenPooling | None:
@@ -117,15 +109,6 @@ def read_muvera(value: object) -> MuveraParameters | None:
     return MuveraParameters()
 
 
-@contextmanager
-def prefix_errors(field: str) -> Generator[None]:
-    """Prefix the location of an InvalidRequest with the field that holds the parameters."""
-    try:
-        yield
-    except InvalidRequest as error:
-        raise error.at(Location(field, path=f".{error.param}")) from None
-
-
 def _from_mapping(kind: type[S], field: str, values: Mapping[object, Any]) -> S:
     names = kind.__struct_fields__
     for name in values:
@@ -134,5 +117,7 @@ def _from_mapping(kind: type[S], field: str, values: Mapping[object, Any]) -> S:
     for each in msgspec.structs.fields(kind):
         if each.required and each.name not in values:
             raise InvalidRequest("is missing.", location=Location(field, path=f".{each.name}"))
-    with prefix_errors(field):
+    try:
         return kind(**cast(Mapping[str, Any], values))
+    except InvalidRequest as error:
+        raise error.at(Location(field, path=f".{error.param}")) from None

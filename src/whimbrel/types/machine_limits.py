@@ -73,9 +73,14 @@ def read_limits(root: Path = Path("/")) -> MachineLimits:
     folders = list(_group_folders(root))
     ids = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     memory = _machine_memory()
+
+    def siblings(processor: int) -> str:  # the hyper-threads of its core, or itself where the system does not say
+        file = root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list"
+        return next(filter(None, _lines(file)), str(processor))
+
     return MachineLimits(
         processors=len(ids),
-        cores=len({_core(root, number) for number in ids}),
+        cores=len({siblings(number) for number in ids}),
         memory=memory,
         quota=_least(folders, _QUOTAS, len(ids)),
         memory_limit=_least(folders, _SIZES, memory or _NO_LIMIT),
@@ -90,12 +95,6 @@ def usable_processors() -> int:
 def usable_memory() -> int:
     """Return the bytes of memory that this process may use; 0 if the system does not say."""
     return read_limits().usable_memory
-
-
-def _core(root: Path, processor: int) -> str:
-    """Return a name of a processor's core: the list of its hyper-threads, or the processor where the system does not say."""
-    lines = _lines(root / f"sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
-    return next(filter(None, lines), str(processor))
 
 
 def _machine_memory() -> int:
@@ -120,10 +119,6 @@ def _limit(file: Path, read: Callable[[Path], float]) -> Limit | None:
     return Limit(value, str(file)) if value > 0 else None
 
 
-def _size(file: Path) -> int:
-    return int(file.read_text())
-
-
 def _quota(file: Path) -> float:
     quota, period = file.read_text().split()
     return int(quota) / int(period)
@@ -135,7 +130,7 @@ def _quota_of_version_1(file: Path) -> float:
 
 _QUOTAS: Final = {"cpu.max": _quota, "cpu.cfs_quota_us": _quota_of_version_1}
 _SIZES: Final[Mapping[str, Callable[[Path], float]]] = dict.fromkeys(
-    ("memory.max", "memory.high", "memory.limit_in_bytes"), _size
+    ("memory.max", "memory.high", "memory.limit_in_bytes"), lambda file: int(file.read_text())
 )
 """Files of sizes. Above memory.high (MemoryHigh of systemd) the kernel slows a process down until it stands still."""
 

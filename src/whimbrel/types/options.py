@@ -15,7 +15,7 @@ from whimbrel.errors import InvalidRequest, TruncationWarning
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.request import InputType, OutputName, Request, ScoringOutput, read_prompt, read_truncate, splits
-from whimbrel.types.texts import Truncate
+from whimbrel.types.seq import Truncate
 
 T = TypeVar("T")
 C = TypeVar("C", bound=Callable[..., Any])
@@ -28,88 +28,77 @@ _NOT_LISTS: Final = (bytes, bytearray, memoryview, Mapping, set, frozenset)
 """Iterables whose items are not the texts that the caller meant, or have no order."""
 
 
-class TextOptions(TypedDict, total=False):
-    """Options of the verbs that encode texts."""
+class SharedOptions(TypedDict, total=False):
+    """Options of all verbs."""
 
     prompt: str | None
-    """Name of one of the model's prompts, or a text with a space or a colon that is put before each input.
-
+    """Name of one of the model's prompts, or a text with a space or a colon that is put before each text, or a pair's query.
     An unknown name is an error. None: the prompt of `input_type`, or the model's default."""
-    input_type: InputType | None
-    """Role of the texts: selects the model's prompt for it, and the encoding if that depends on the role."""
     adapter: str | None
     """Name of one of the adapters that the model was loaded with. None: the model itself."""
     dimensions: int | None
-    """Leading columns to keep (Matryoshka models)."""
+    """Leading columns of vectors to keep (Matryoshka models)."""
+    token_pooling: float | Mapping[str, Any] | TokenPooling | None
+    """Pooling of documents' token vectors: a factor, of which about 1 / factor remain, or the parameters of TokenPooling. 1
+    turns it off. None: as the checkpoint says."""
+    truncate: Truncate | bool | None
+    """End to cut from a text above the limit, of a pair from the longer text first: "right" or "left", or "never" (also False)
+    to raise TooLong. None (also True): as the checkpoint's tokenizer does."""
+
+
+class TextOptions(SharedOptions, total=False):
+    """Options of the verbs that encode texts."""
+
+    input_type: InputType | None
+    """Role of the texts: selects the model's prompt for it, and the encoding if that depends on the role."""
     normalize: bool | None
     """Divide vectors by their Euclidean norm. None: as the checkpoint does."""
     max_active_dims: int | None
     """Number of the largest entries of a sparse vector to keep. None: as the checkpoint says, or all."""
-    token_pooling: float | Mapping[str, Any] | TokenPooling | None
-    """Pooling of documents' token vectors: a factor, of which about 1 / factor remain, or the parameters of TokenPooling.
-
-    1 turns it off. None: as the checkpoint says."""
     muvera: bool | Mapping[str, Any] | MuveraParameters | None
     """Encode token vectors as one vector per text: True, or parameters of MUVERA. Requires `input_type`."""
-    truncate: Truncate | bool | None
-    """End to cut from a text above the limit, "right" or "left", or "never" (also False) to raise TooLong.
-
-    None (also True): as the checkpoint's tokenizer does."""
     max_tokens: int | None
     """Limit in tokens per text, below that of the model. For late interaction it replaces the limit of the text's role."""
     late_chunking: bool
     """Treat the texts as consecutive chunks of one document, run in one pass. A chunk's vector is the mean of its tokens."""
     split_long: bool | None
-    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens.
+    """Run a text above the limit in chunks. Its vector is the mean of theirs, weighted by tokens. None: as the model was loaded
+    to do, unless `truncate` says how to cut it."""
 
-    None: as the model was loaded to do, unless `truncate` says how to cut it."""
 
-
-class ScoreOptions(TypedDict, total=False):
+class ScoreOptions(SharedOptions, total=False):
     """Options of the verbs that score texts and pairs."""
 
-    prompt: str | None
-    """Prompt as in TextOptions, put before each text, or before the query of a pair."""
-    adapter: str | None
-    """Name of an adapter, as in TextOptions."""
     activate: bool | None
     """Apply the checkpoint's activation; False returns logits. None: as the checkpoint does."""
     score_by: ScoringOutput | None
     """Output by which a model without scores of its own scores pairs. None: its main output."""
-    dimensions: int | None
-    """Leading columns of the vectors to score with (Matryoshka models)."""
-    token_pooling: float | Mapping[str, Any] | TokenPooling | None
-    """Pooling of documents' token vectors before they are scored, as in TextOptions."""
-    truncate: Truncate | bool | None
-    """Truncation as in TextOptions. The longer text of a pair above the limit is cut first."""
     max_query_tokens: int | None
     """Limit in tokens of the query of a pair, before anything is added to it. None: no limit of its own."""
     max_document_tokens: int | None
-    """Limit in tokens of the document of a pair, before anything is added to it. None: no limit of its own."""
+    """The same for its document."""
 
 
 def text_request(
     card: Card, texts: str | Iterable[str], outputs: OutputName | Sequence[OutputName], **options: Unpack[TextOptions]
 ) -> Request:
-    check_options(options, TextOptions)
-    name, text = resolve_prompt(card, options.get("prompt"))
-    return Request(
-        as_list(texts),
-        _names(outputs),
-        prompt=text,
-        prompt_name=name,
-        input_type=options.get("input_type"),
-        adapter=options.get("adapter"),
-        dimensions=options.get("dimensions"),
-        normalize=options.get("normalize"),
-        max_active_dims=options.get("max_active_dims"),
-        token_pooling=read_token_pooling(options.get("token_pooling")),
-        muvera=read_muvera(options.get("muvera")),
-        truncate=read_truncate(options.get("truncate")),
-        max_tokens=options.get("max_tokens"),
-        late_chunking=options.get("late_chunking", False),
-        split_long=splits(options.get("split_long"), options.get("truncate")),
-    )
+    fields = read_options(card, options, TextOptions)
+    fields["split_long"] = splits(options.get("split_long"), options.get("truncate"))
+    return Request(as_list(texts), _names(outputs), **fields)
+
+
+_READERS: Final = {"token_pooling": read_token_pooling, "muvera": read_muvera, "truncate": read_truncate}
+"""Functions that read the options which a caller may write in several ways."""
+
+
+def read_options(card: Card, options: Mapping[str, Any], kind: type[TextOptions | ScoreOptions]) -> dict[str, Any]:
+    """Return the fields of a Request that the options of a verb give. Raises InvalidRequest."""
+    check_options(options, kind)
+    prompt = options.get("prompt")
+    is_name = isinstance(prompt, str) and prompt in card.prompts
+    name, text = (prompt, None) if is_name else read_prompt(prompt)
+    fields = {**options, "prompt_name": name, "prompt": text}
+    return fields | {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
 
 
 def reject_muvera(options: TextOptions) -> None:
@@ -124,11 +113,6 @@ def require_muvera(options: TextOptions) -> TextOptions:
     if value is False:
         raise InvalidRequest("is what this verb is for; leave it out, or give parameters.", param="muvera")
     return {**options, "muvera": True if value is None else value}
-
-
-def resolve_prompt(card: Card, prompt: str | None) -> tuple[str | None, str | None]:
-    """Return (name, text) of a prompt of this model. Raises InvalidRequest."""
-    return (prompt, None) if isinstance(prompt, str) and prompt in card.prompts else read_prompt(prompt)
 
 
 def check_options(options: Mapping[str, object], kind: type[TextOptions | ScoreOptions]) -> None:
@@ -170,22 +154,20 @@ def read_labels(labels: object) -> tuple[str, ...]:
         raise InvalidRequest(
             f'must be a list of strings, as ["one", "another"]; is {type(cast(object, labels)).__name__}.', param="labels"
         )
-    names = list(cast("Iterable[object]", labels))
+    names = as_strings(cast("Iterable[str]", labels), "labels")
     if not names:
         raise InvalidRequest("is an empty list; give at least one label.", param="labels")
     if len(names) > MAX_LABELS:
         raise InvalidRequest(f"{len(names):,} labels; the limit is {MAX_LABELS:,}. Send the likely ones.", param="labels")
     first: dict[str, int] = {}
     for index, name in enumerate(names):
-        if not isinstance(name, str):
-            raise InvalidRequest(f"must be a string, is {type(name).__name__}.", param="labels", item=index)
         if not name.strip():
             raise InvalidRequest("is empty; give a word or a phrase.", param="labels", item=index)
         if first.setdefault(name, index) != index:
             raise InvalidRequest(
                 f"{name!r:.80} is labels[{first[name]}] too; give each label once.", param="labels", item=index
             )
-    return tuple(map(str, first))
+    return tuple(map(str, first))  # numpy has strings of its own
 
 
 def _is_iterable(value: object) -> bool:
@@ -215,10 +197,7 @@ def warn_of_truncation(num_truncated: int, options: Mapping[str, object]) -> Non
 
 
 def copy_signature(method: C, verb: Callable[..., Any]) -> C:
-    """Return a method with the name, docstring and signature of its verb, as `help` shows them.
-
-    The verb's first parameter becomes `self`, and its result `Wrapper[T]` becomes `T`.
-    """
+    """Return a method that `help` shows as its verb: with `self` for the first parameter, and T for a result `Wrapper[T]`."""
     update_wrapper(method, verb)
     verb_signature = signature(verb)
     first, *parameters = verb_signature.parameters.values()

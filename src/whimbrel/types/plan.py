@@ -8,10 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import ClassVar, Final, Literal, TypeAlias, TypedDict
 
 from whimbrel.errors import SetupError
-from whimbrel.types.batch_memory import batch_bytes
+from whimbrel.types.batch_memory import BatchDevice, batch_bytes
 from whimbrel.types.card import FALLBACK, Card, TokenizerReading
 from whimbrel.types.hardware import Cpu, Hardware
 
@@ -33,9 +34,8 @@ class Options(TypedDict, total=False):
     device: str
     """"auto", "cpu", "cuda" or one of the GPUs, e.g. "cuda:1". Default: a GPU if there is one."""
     dtype: str
-    """"auto", "float32", "bfloat16", "float16" (GPUs) or "int8" (CPUs with VNNI).
-
-    Default: bfloat16 where the hardware is fast at it, else float32."""
+    """"auto", "float32", "bfloat16", "float16" (GPUs) or "int8" (CPUs with VNNI). Default: bfloat16 where the hardware is fast
+    at it, else float32."""
     max_length: int | None
     """Limit in tokens per text, up to the model's positions. Default: the checkpoint's limit."""
     max_batch_tokens: int | None
@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     prefix_cache_bytes: int | None
     """Size in bytes of the cache of texts' shared prefixes; 0: no cache. Default: 256 MiB for causal models."""
     chunked_prefill: bool | None
-    """Run texts above `max_batch_tokens` in pieces. Default: for causal models."""
+    """Run texts above `max_batch_tokens` in pieces, between which others run. Default: for causal models."""
     served_name: str | None
     """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
@@ -68,7 +68,6 @@ class Options(TypedDict, total=False):
     """Keys of the checkpoint's JSON files that Whimbrel does not know, and that are known to change no vector."""
     tokenizer: str
     """Reading of the tokenizer's files: "auto", "transformers" (version 5), "transformers-4", "file" (the file as it is).
-
     Default: as transformers 5, but as transformers 4 where the special tokens differ and the model was made with that."""
     replica: int
     """Index of this engine among those that share the machine. Default: 0."""
@@ -94,7 +93,7 @@ class Int8Quality:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Complete settings of a running model."""
+    """Complete settings of a running model. `Options` and `Hardware` explain those that they state too."""
 
     served_name: str
     aliases: tuple[str, ...]
@@ -121,24 +120,18 @@ class Plan:
     """Run a text of more than `max_batch_tokens` tokens in pieces of that size. On a GPU others run between them."""
     split_long: bool = False
     tokenizer: TokenizerReading = "transformers"
-    """Reading of the tokenizer's files."""
     tokenizer_note: str = ""
     """Example of a text of which tokenizer.json, run as it is, makes other ids; empty if none is known."""
     accept_config: tuple[str, ...] = ()
-    """Unknown keys of the checkpoint's JSON files that the user has accepted."""
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Folders of added adapters, by name."""
     commit: str = ""
     """Commit of the hub's repository that the checkpoint is, or empty."""
     int8: Int8Quality | None = None
     """Quality in int8; None for other dtypes, and until the model is loaded."""
     cpu: Cpu = field(default_factory=Cpu)
     kernels: str = ""
-    """Instruction set of Whimbrel's own kernels on a CPU, or empty where PyTorch's operators are used."""
     torch: str = "unknown"
-    """Version of PyTorch."""
     torch_note: str = ""
-    """Warning about that version, or empty."""
     same_bits: bool | None = None
     """A text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""
@@ -152,18 +145,23 @@ class Plan:
 
 
 def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
-    """Resolve the options.
-
-    Raises SetupError for an option that does not fit the card or the machine, TypeError for one that does not exist.
-    """
+    """Resolve the options. Raises SetupError for one that does not fit card or machine, TypeError for an unknown one."""
     if unknown := options.keys() - Options.__annotations__.keys():
         raise TypeError(f"unexpected option: {', '.join(sorted(unknown))}")
     device = _device(options.get("device", "auto"), hardware, options.get("replica", 0))
     on_cpu = device == "cpu"
     memory = hardware.memory if on_cpu else hardware.gpu_memory
     dtype = _dtype(options.get("dtype", "auto"), card, on_cpu=on_cpu, hardware=hardware)
-    max_batch_tokens = _max_batch_tokens(options.get("max_batch_tokens"), on_cpu=on_cpu)
-    max_length = _max_length(options.get("max_length"), card)
+    max_batch_tokens = _limit(
+        "max_batch_tokens",
+        options.get("max_batch_tokens"),
+        default=CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS,
+        most=MAX_BATCH_TOKENS,
+        hint=f"it takes 1 to {MAX_BATCH_TOKENS:,}",
+    )
+    positions = card.encoder.max_positions
+    hint = f"--max-length takes 1 to {positions:,}, the model's positions"
+    max_length = _limit("max_length", options.get("max_length"), default=card.max_length, most=positions, hint=hint)
     chunked_prefill = _chunked_prefill(options.get("chunked_prefill"), card)
     return Plan(
         served_name=options.get("served_name") or card.name,
@@ -182,12 +180,10 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         prefix_cache_bytes=_prefix_cache_bytes(options.get("prefix_cache_bytes"), card, memory),
         batch_bytes=batch_bytes(
             card,
+            BatchDevice(4 if dtype in ("float32", "int8") else 2, on_cpu, bool(hardware.kernels)),
             max_batch_tokens=max_batch_tokens,
             max_length=max_length,
             in_pieces=chunked_prefill,
-            dtype_bytes=4 if dtype in ("float32", "int8") else 2,
-            on_cpu=on_cpu,
-            kernels=bool(hardware.kernels),
         ),
         memory=memory,
         chunked_prefill=chunked_prefill,
@@ -260,16 +256,8 @@ def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
     return "int8"
 
 
-def _max_batch_tokens(value: int | None, *, on_cpu: bool) -> int:
-    if value is None:
-        return CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
-    if not 1 <= value <= MAX_BATCH_TOKENS:
-        raise SetupError(f"max_batch_tokens is {value:,}.", hint=f"it takes 1 to {MAX_BATCH_TOKENS:,}")
-    return value
-
-
 def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
-    size = PREFIX_CACHE_BYTES if value is None else _limit("prefix_cache_bytes", value, least=0)
+    size = _limit("prefix_cache_bytes", value, default=PREFIX_CACHE_BYTES, least=0)
     if value is not None and memory and size > memory:
         hint = "it takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
         raise SetupError(f"prefix_cache_bytes is {size:,}; the device has {memory:,} bytes of memory.", hint=hint)
@@ -299,25 +287,18 @@ def _why_whole(card: Card) -> str:
     return "its tokens attend to those after them"
 
 
-def _max_length(value: int | None, card: Card) -> int:
-    limit = card.encoder.max_positions
-    if value is None:
-        return card.max_length
-    if not 1 <= value <= limit:
-        raise SetupError(f"max_length is {value:,}.", hint=f"--max-length takes 1 to {limit:,}, the model's positions")
-    return value
-
-
 def max_length_for(plan: Plan, card: Card, tower: Card) -> int:
     """Return the limit in tokens per text of one of the card's towers: its own, unless the user has set one."""
     return tower.max_length if plan.max_length == card.max_length else min(plan.max_length, tower.encoder.max_positions)
 
 
-def _limit(name: str, value: int | None, least: int = 1) -> int:
+def _limit(
+    name: str, value: int | None, *, default: int = sys.maxsize, least: int = 1, most: float = inf, hint: str | None = None
+) -> int:
     if value is None:
-        return sys.maxsize
-    if value < least:
-        raise SetupError(f"{name} is {value:,}.", hint=f"it takes {least} or more")
+        return default
+    if not least <= value <= most:
+        raise SetupError(f"{name} is {value:,}.", hint=hint or f"it takes {least} or more")
     return value
 
 

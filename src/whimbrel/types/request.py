@@ -8,18 +8,18 @@ A `Request` that exists has fields of valid types that do not contradict each ot
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
-from msgspec import Meta, ValidationError, convert
+from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling
-from whimbrel.types.texts import Pair, Truncate
-from whimbrel.types.validation import fields_struct, raise_for_field
+from whimbrel.types.seq import Pair, Truncate
+from whimbrel.types.validation import fields_struct, validate
 
 OutputName: TypeAlias = Literal["dense", "sparse", "multi_vector", "scores", "token_scores", "hidden", "token_dense"]
 """Outputs of a model.
@@ -40,15 +40,13 @@ InputType: TypeAlias = Literal["query", "document"]
 """Role of a text, for models that encode queries and documents differently."""
 
 VectorInput: TypeAlias = NDArray[Any] | tuple[Int32Array, Float32Array]
-"""Vectors in place of a text: a dense vector (D,), token vectors (T, D), or the entries and the weights of a sparse vector.
-`outputs/stored_vectors.py` lists the dtypes."""
+"""Vectors in place of a text, as `outputs/stored_vectors.py` describes them."""
 
 PairInput: TypeAlias = tuple[str | VectorInput, str | VectorInput]
 """A pair either side of which may be vectors."""
 
 Similarity: TypeAlias = Literal["cosine", "dot", "euclidean", "manhattan", "maxsim", "meanmaxsim"]
-"""Similarity of two texts' vectors. Distances are negative. "maxsim" sums each query token's best match; "meanmaxsim" takes
-the mean."""
+"""Distances are negative. "maxsim" sums the best matches of a query's tokens; "meanmaxsim" takes their mean."""
 
 
 def read_truncate(value: object) -> Truncate | None:
@@ -82,8 +80,8 @@ class Request:
 
     `texts` holds strings, pairs of strings, or arrays of token ids, not mixed. In pairs that are scored by their vectors,
     vectors may stand for texts. Token ids are used as they are; no special tokens are added. None means the checkpoint's
-    default for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Raises InvalidRequest if a field has a
-    wrong type or value, or if two fields contradict each other.
+    default for `prompt_name`, `normalize`, `activate`, `dimensions` and `truncate`. Fields that are options of the verbs are
+    explained in options.py. Raises InvalidRequest if a field has a wrong type or value, or if two contradict each other.
     """
 
     texts: Sequence[str] | Sequence[Pair] | Sequence[PairInput] | Sequence[Int64Array]
@@ -94,59 +92,41 @@ class Request:
     prompt_name: str | None = None
     """Name of one of the card's prompts. Excludes `prompt`."""
     input_type: InputType | None = None
-    """Role of the texts."""
     adapter: str | None = None
-    """Name of one of the model's adapters; None: that of the prompt, or none."""
+    """None: that of the prompt, or none."""
     instruction: str | None = None
     """Instruction for a reranker with a template; None: the template's own."""
     listwise: bool = False
     """Judge the pairs, which have one query, as one list. Only listwise rerankers differ: they see all documents together."""
     score_by: ScoringOutput | None = None
-    """Output by which a model without scores of its own scores pairs; None: its main output."""
     explain: bool = False
     """Return the tokens of pairs scored by token vectors, and the best match of each query token."""
     hypotheses: tuple[str, ...] = ()
-    """Statements that an NLI model judges by each text. A text has the scores of its pairs with them, one after another.
-
-    Of a pair above the limit the text is cut, never the hypothesis. Only for texts and the output `scores`."""
+    """Statements that an NLI model judges by each text. A text has the scores of its pairs with them, one after another. Of a
+    pair above the limit the text is cut. Only for texts and the output `scores`."""
     labels: tuple[str, ...] = ()
     """Labels of the entities to find, of a model that takes them. Only for texts and the output `token_scores`."""
     dimensions: int | None = None
-    """Leading columns of a vector to keep (Matryoshka models)."""
     normalize: bool | None = None
-    """Divide vectors by their Euclidean norm."""
     activate: bool | None = None
-    """Apply the card's activation to scores."""
     max_active_dims: Annotated[int, Meta(ge=1)] | None = None
-    """Number of the largest entries of a sparse vector to keep."""
     token_pooling: TokenPooling | None = None
-    """Pooling of documents' token vectors; a factor of 1 pools nothing. None: the checkpoint's."""
     muvera: MuveraParameters | None = None
-    """Parameters of the single vector that replaces a text's token vectors. Requires `input_type`."""
     truncate: Truncate | None = None
     max_tokens: int | None = None
-    """Limit in tokens per text, below that of the model. For late interaction it replaces the limit of the text's role."""
     max_query_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Limit in tokens of the query of a pair, before anything is added to it."""
     max_document_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Limit in tokens of the document of a pair, before anything is added to it."""
     late_chunking: bool = False
-    """Treat the texts as consecutive chunks of one document and run them in one pass.
-
-    The vector of a chunk is the mean of its tokens. Chunks are concatenated as they are, so a space between two of them belongs
-    to one. Only for dense vectors with mean pooling."""
+    """Chunks are concatenated as they are, so a space between two of them belongs to one. Only for mean pooling."""
     chunk_tokens: Annotated[int, Meta(ge=1)] | None = None
-    """Return a vector for every N tokens of each text in place of one, the mean of these (late chunking by length).
-
-    Special tokens and the prompt count. Only for dense vectors with mean pooling. The result has the offsets of all tokens."""
+    """Return the mean of every N tokens of each text, special tokens and the prompt included, in place of one vector (late
+    chunking by length). Only for dense vectors with mean pooling. The result has the offsets of all tokens."""
     add_special_tokens: bool = True
     """Put the tokenizer's special tokens around texts."""
     return_offsets: bool = False
     """Return the character offsets of each token."""
     split_long: bool | None = None
-    """Run a text above the limit in chunks. Its vector is the mean of the chunks' vectors, weighted by tokens. Dense only.
-
-    None: as the plan says, unless the request sets a limit or an end to cut."""
+    """None: as the plan says, unless the request sets a limit or an end to cut. Only for dense vectors."""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -182,16 +162,13 @@ _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muver
 
 _NOT_SCALAR: Final = ("texts", "outputs", "hypotheses", "labels", *(name for name, *_ in _PARAMETERS))
 
-_Scalars: Final = fields_struct(Request, [each.name for each in fields(Request) if each.name not in _NOT_SCALAR])
+_Scalars: Final = fields_struct(Request, without=_NOT_SCALAR)
 
 
 def check_fields(request: Request) -> None:
     """Raise InvalidRequest for values that no model takes. The tokenizer checks the texts themselves."""
     _check_lists(request)
-    try:
-        convert(request, _Scalars, from_attributes=True)
-    except ValidationError:
-        raise_for_field(request, _Scalars)
+    validate(request, _Scalars)
     for name, kind, noun in _PARAMETERS:
         value = getattr(request, name)
         if value is not None and not isinstance(value, kind):

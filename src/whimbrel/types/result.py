@@ -46,9 +46,7 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sparse:
-    """Weights of vocabulary entries. A sequence of (ids, weights).
-
-    Text i has the entries offsets_N1[i] to offsets_N1[i + 1], by ascending id."""
+    """Weights of vocabulary entries, by ascending id; text i has offsets_N1[i] to offsets_N1[i + 1]. A sequence like Ragged."""
 
     ids_X: Int32Array
     weights_X: Float32Array
@@ -81,8 +79,7 @@ class Outputs:
     """Scores before their activation, which makes large ones equal: (N, C). None: `scores` have no activation."""
     token_scores: Ragged | None = None
     token_matches: Ragged | None = None
-    """(Q, 2) for each explained pair: the greatest similarity of each query token to a document token, and that token's index.
-
+    """(Q, 2) for each explained pair: the greatest similarity of each query token to a document token, and that token's index;
     0 and -1 if the document has no tokens."""
     muvera: Float32Array | None = None
     """(N, E); replaces `multi_vector`."""

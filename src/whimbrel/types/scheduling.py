@@ -6,7 +6,7 @@ A value beside the `Request`, which knows none of these. It reaches the schedule
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from math import inf, isnan
 from typing import Annotated, Final
 
@@ -37,7 +37,7 @@ class Scheduling:
             raise InvalidRequest("must be a number, is NaN.", param="deadline")
 
 
-_Scalars: Final = fields_struct(Scheduling, [each.name for each in fields(Scheduling) if each.name != "suspects"])
+_Scalars: Final = fields_struct(Scheduling, without=("suspects",))
 
 ORDINARY: Final = Scheduling()
 """The scheduling of a request that says nothing of it."""

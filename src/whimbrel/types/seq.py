@@ -1,4 +1,4 @@
-"""Tokenized texts and their tokens.
+"""Texts as callers give them, and as tokens.
 
 Shapes: T tokens, S spans.
 """
@@ -7,12 +7,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.types.arrays import Int32Array
+
+Truncate: TypeAlias = Literal["right", "left", "never"]
+"""End that is cut from a text above the limit; with "never" such a text is an error."""
+
+Pair: TypeAlias = tuple[str, str]
+"""A query and a document, or any two texts that are scored together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

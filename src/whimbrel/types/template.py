@@ -25,9 +25,7 @@ class Template:
     strip_inputs: bool = False
     """Strip white space from query and document."""
     body_length: int | None = None
-    """Limit in tokens of query, document and the text between them, without the fixed tokens before and after.
-
-    None: only the limit of the model applies."""
+    """Limit in tokens of query, document and the text between them; None: only the limit of the model applies."""
     query_share: float = 1.0
     """Share of the limit that the query may take."""
     max_characters: tuple[int, int] | None = None

@@ -1,14 +1,14 @@
 """Validation of fields against their annotations.
 
 The limits of a field stand once, in its annotation: a type, and the bounds of its `msgspec.Meta`. msgspec applies them where it
-decodes a body. `fields_struct` makes a type by which it applies the same annotations to objects that Python code constructs.
-`raise_for_field` words the errors.
+decodes a body. `fields_struct` makes a type by which it applies the same annotations to objects that Python code constructs;
+`validate` words the errors.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Collection
 from types import UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -20,10 +20,10 @@ from whimbrel.errors import InvalidRequest
 _NOUNS: Final = {bool: "true or false", int: "an integer", float: "a number", str: "a string"}
 
 
-def fields_struct(kind: type, names: Iterable[str]) -> type[msgspec.Struct]:
-    """Return the type that `msgspec.convert(..., from_attributes=True)` makes only of valid fields `names` of `kind`."""
+def fields_struct(kind: type, *, without: Collection[str] = ()) -> type[msgspec.Struct]:
+    """Return the type that `msgspec.convert(..., from_attributes=True)` makes only of valid fields of `kind`."""
     hints = get_type_hints(kind, include_extras=True)
-    return msgspec.defstruct(f"{kind.__name__}Fields", [(name, hints[name]) for name in names], gc=False)
+    return msgspec.defstruct(f"{kind.__name__}Fields", [each for each in hints.items() if each[0] not in without], gc=False)
 
 
 def validate(instance: object, valid: type[msgspec.Struct]) -> None:
@@ -31,17 +31,12 @@ def validate(instance: object, valid: type[msgspec.Struct]) -> None:
     try:
         msgspec.convert(instance, valid, from_attributes=True)
     except msgspec.ValidationError:
-        raise_for_field(instance, valid)
-
-
-def raise_for_field(instance: object, valid: type[msgspec.Struct]) -> None:
-    """Raise InvalidRequest for the first field whose value its annotation does not allow, if there is one."""
-    for name, kind in valid.__annotations__.items():
-        value = getattr(instance, name)
-        try:
-            msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # msgspec rejects np.float64
-        except msgspec.ValidationError:
-            raise InvalidRequest(_message(kind, value), param=name) from None
+        for name, kind in valid.__annotations__.items():
+            value = getattr(instance, name)
+            try:
+                msgspec.convert(float(value) if isinstance(value, float) else value, kind)  # msgspec rejects np.float64
+            except msgspec.ValidationError:
+                raise InvalidRequest(_message(kind, value), param=name) from None
 
 
 def _message(kind: Any, value: object) -> str:

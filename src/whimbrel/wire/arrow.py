@@ -45,7 +45,7 @@ def vector_column(name: str, array_ND: EncodedArray) -> Column:
 
 def list_column(name: str, offsets_N1: Int64Array, items: Column) -> Column:
     """Return a column of lists. Row i has the items offsets_N1[i] to offsets_N1[i + 1]."""
-    order = _first_buffer(items).order
+    order = _buffers([items])[0].order
     offsets = EncodedArray(offsets_N1.astype(np.int32), "int32", order)
     return Column(name, len(offsets_N1) - 1, _LIST, Table(), [offsets], [replace(items, name="item")])
 
@@ -65,33 +65,42 @@ def scalar_column(name: str, array: EncodedArray) -> Column:
     return Column(name, length, _INT, Table([Number("i", bits), Number("b", signed)]), [array])
 
 
-def _first_buffer(column: Column) -> EncodedArray:
-    return column.buffers[0] if column.buffers else _first_buffer(column.children[0])
+def _flat(columns: Sequence[Column]) -> Iterator[Column]:
+    """Yield columns, each before its children: the order of all parts of a message."""
+    for column in columns:
+        yield column
+        yield from _flat(column.children)
+
+
+def _buffers(columns: Sequence[Column]) -> list[EncodedArray]:
+    return [buffer for column in _flat(columns) for buffer in column.buffers]
 
 
 def arrow_chunks(columns: Sequence[Column], metadata: Mapping[str, str]) -> tuple[int, Iterator[bytes | memoryview]]:
     """Return the size of the stream in bytes and its chunks. `metadata` is that of the schema."""
-    buffers = [buffer for column in columns for buffer in _flat_buffers(column)]
-    sizes = [0 if buffer is None else buffer.nbytes for buffer in buffers]
-    schema = [Number("h", _first_buffer(columns[0]).is_big), [_field(column) for column in columns], _key_values(metadata)]
-    nodes = [number for column in columns for length in _lengths(column) for number in (length, 0)]
+    buffers = _buffers(columns)
+    schema = [Number("h", buffers[0].is_big), [_field(column) for column in columns], _key_values(metadata)]
+    nodes = [number for column in _flat(columns) for number in (column.length, 0)]
     extents: list[int] = []
     end = 0
-    for size in sizes:
-        extents += [end, size]
-        end += size + -size % _ALIGN
+    for column in _flat(columns):
+        for size in (
+            0,
+            *(buffer.nbytes for buffer in column.buffers),
+        ):  # the first is the mask of nulls, of which there is none
+            extents += [end, size]
+            end += size + -size % _ALIGN
     batch = Table([Number("q", columns[0].length), Structs(nodes), Structs(extents)])
     headers = _message(_SCHEMA, Table(schema), 0) + _message(_RECORD_BATCH, batch, end)
     return len(headers) + end + len(_END), _stream(headers, buffers)
 
 
-def _stream(headers: bytes, buffers: Sequence[EncodedArray | None]) -> Iterator[bytes | memoryview]:
+def _stream(headers: bytes, buffers: Sequence[EncodedArray]) -> Iterator[bytes | memoryview]:
     yield headers
     for buffer in buffers:
-        if buffer is not None:
-            yield from buffer.chunks()
-            if padding := -buffer.nbytes % _ALIGN:
-                yield bytes(padding)
+        yield from buffer.chunks()
+        if padding := -buffer.nbytes % _ALIGN:
+            yield bytes(padding)
     yield _END
 
 
@@ -109,16 +118,3 @@ def _field(column: Column) -> Table:
 
 def _key_values(metadata: Mapping[str, str]) -> list[Table] | None:
     return [Table([name, value]) for name, value in metadata.items()] or None
-
-
-def _flat_buffers(column: Column) -> Iterator[EncodedArray | None]:
-    yield None
-    yield from column.buffers
-    for each in column.children:
-        yield from _flat_buffers(each)
-
-
-def _lengths(column: Column) -> Iterator[int]:
-    yield column.length
-    for each in column.children:
-        yield from _lengths(each)

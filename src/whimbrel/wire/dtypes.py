@@ -25,11 +25,8 @@ FloatType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp
 DType: TypeAlias = Literal[
     "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary", "int32", "int64"
 ]
-"""All types of a response.
-
-int8 holds 127ths of a vector's largest entry, uint8 the same plus 128. ubinary holds packed bits, binary the same minus 128.
-int32 and int64 are for ids and offsets.
-"""
+"""int8 holds 127ths of a vector's largest entry, uint8 the same plus 128. ubinary holds packed bits, binary the same minus 128.
+int32 and int64 are for ids and offsets."""
 ByteOrder: TypeAlias = Literal["native", "little", "big"]
 
 FLOATS: Final[tuple[FloatType, ...]] = get_args(FloatType)
@@ -54,10 +51,7 @@ _ML_DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EncodedArray:
-    """An array and the type to send it in. The conversion happens while it is sent, some rows at a time.
-
-    Raises InvalidRequest if the type cannot hold a number.
-    """
+    """An array and the type to send it in: it is converted while it is sent, some rows at a time. Raises InvalidRequest."""
 
     array: NDArray[Any]
     """Numbers: float32, or integers where `dtype` is int32 or int64."""
@@ -117,21 +111,17 @@ class EncodedArray:
 
     def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes in row order. Without a conversion the only chunk is a view of the array."""
-        if self._is_encoded():
+        if self.array.flags.c_contiguous and self.array.dtype == self.storage_dtype and self.dtype not in _ENCODE:
             yield _byte_view(self.array)
             return
         step = max(1, _CHUNK_ITEMS // max(1, prod(self.array.shape[1:])))
         for start in range(0, len(self.array), step):
             yield _byte_view(self[start : start + step].encoded())
 
-    def _is_encoded(self) -> bool:
-        return self.array.flags.c_contiguous and self.array.dtype == self.storage_dtype and self.dtype not in _ENCODE
-
 
 def from_bytes(data: bytes | memoryview, dtype: DType, shape: tuple[int, ...], order: ByteOrder = "little") -> NDArray[Any]:
-    """Decode the bytes of `EncodedArray.chunks`. bfloat16 and fp8 become float32; other types are views of `data`.
-
-    Raises ValueError if the length of `data` does not fit `shape`.
+    """Decode the bytes of `EncodedArray.chunks`. bfloat16 and fp8 become float32; other types are views of `data`. Raises
+    ValueError if the length of `data` does not fit `shape`.
     """
     return _decode(np.frombuffer(data, _storage_dtype(dtype, order)).reshape(shape), dtype)
 

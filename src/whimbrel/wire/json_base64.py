@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache
+from math import inf
 from typing import Any, Final, cast
 
 import numpy as np
@@ -18,10 +19,8 @@ from whimbrel.wire.dtypes import EncodedArray
 _WIRE_FLOAT: Final = np.dtype("<f4")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
 STREAM_ABOVE: Final = 100 * 2**10
-"""Most numbers of a response that is printed at once. Larger ones are printed in chunks, so that other requests can run.
-
-In base64 it is five times as many.
-"""
+"""Most numbers of a response that is printed at once, in base64 five times as many. Other requests run between the chunks of a
+larger one."""
 _CHUNK_ITEMS: Final = 20 * 2**10
 """Numbers printed without a pause: about half a millisecond, and less than 256 KiB."""
 _CHUNK_BYTES: Final = 2**20
@@ -47,10 +46,7 @@ class LazyList:
 
 
 def to_json(value: object) -> bytes:
-    """Return the JSON of `value`, with its arrays printed from their memory.
-
-    Arrays must be finite: JSON has no NaN, and orjson would write null.
-    """
+    """Return the JSON of `value`. Its arrays must be finite: JSON has no NaN, and orjson would write null."""
     return orjson.dumps(value, default=_default, option=_OPTIONS)
 
 
@@ -193,30 +189,27 @@ def _json_parts(value: object) -> Iterator[bytes | memoryview]:
             yield (b",%b:" if number else b"{%b:") % to_json(name)
             yield from _json_parts(each)
         yield b"}"
-    elif isinstance(value, list | np.ndarray | EncodedArray) and _cost(value, _CHUNK_ITEMS) > _CHUNK_ITEMS:
-        for number, group in enumerate(_groups(cast(Any, value))):
-            if isinstance(group, list) and len(group) == 1:
-                yield b"," if number else b"["
-                yield from _json_parts(group[0])
-            elif isinstance(group, list) and number:
-                yield memoryview(to_json([0, *group]))[2:-1]  # with the comma before it, to save a copy
-            else:
-                yield b"," if number else b"["
-                yield memoryview(to_json(group))[1:-1]
-        yield b"]"
-    elif isinstance(value, LazyList):
+    elif isinstance(value, list | np.ndarray | EncodedArray | LazyList) and _cost(value, _CHUNK_ITEMS) > _CHUNK_ITEMS:
         yield b"["
-        for number, each in enumerate(value.items):
+        for number, group in enumerate(_groups(cast(Any, value))):
             if number:
                 yield b","
-            yield from _json_parts(each)
+            if isinstance(group, list) and len(group) == 1:
+                yield from _json_parts(group[0])
+            else:
+                yield memoryview(to_json(group))[1:-1]
         yield b"]"
     else:
         yield to_json(cast(object, value))
 
 
-def _groups(value: list[object] | NDArray[Any] | EncodedArray) -> Iterator[list[object] | NDArray[Any] | EncodedArray]:
+def _groups(
+    value: list[object] | NDArray[Any] | EncodedArray | LazyList,
+) -> Iterator[list[object] | NDArray[Any] | EncodedArray]:
     """Yield runs of items that cost about `_CHUNK_ITEMS` numbers. A single item may cost more."""
+    if isinstance(value, LazyList):
+        yield from ([item] for item in value.items)
+        return
     if not isinstance(value, list):
         step = max(1, _CHUNK_ITEMS * len(value) // _cost(value))
         yield from (value[start : start + step] for start in range(0, len(value), step))
@@ -231,7 +224,7 @@ def _groups(value: list[object] | NDArray[Any] | EncodedArray) -> Iterator[list[
     yield value[start:]
 
 
-def _cost(value: Any, limit: int | None = None) -> int:
+def _cost(value: Any, limit: float = inf) -> int:
     """Return about how many numbers take as long to print as `value`. Counting stops above `limit`."""
     kind = cast(object, type(value))
     if kind is np.ndarray:
@@ -239,20 +232,14 @@ def _cost(value: Any, limit: int | None = None) -> int:
     if kind is str:
         return 1 + (len(value) >> 6)
     if kind is dict or kind is list:
-        return _total_cost(value.values() if kind is dict else value, limit)
+        cost = 0
+        for each in value.values() if kind is dict else value:
+            cost += _cost(each, limit)
+            if cost > limit:
+                break
+        return cost
     if kind is EncodedArray:
         return value.array.size
     if kind is Base64:
         return 20 + (value.array.array.size >> 3)
     return _CHUNK_ITEMS + 1 if kind is LazyList else 1
-
-
-def _total_cost(values: Iterable[object], limit: int | None) -> int:
-    if limit is None:
-        return sum(map(_cost, values))
-    weight = 0
-    for value in values:
-        weight += _cost(value, limit)
-        if weight > limit:
-            break
-    return weight

@@ -69,12 +69,3 @@ def npy_chunks(array: EncodedArray) -> tuple[int, Iterator[bytes | memoryview]]:
         },
     )
     return header.tell() + array.nbytes, chain([header.getvalue()], array.chunks())
-
-
-def read_npy(data: bytes | memoryview) -> NDArray[Any]:
-    """Return the array of an npy file of version 1.0, as a view of `data`. Raises ValueError."""
-    file = io.BytesIO(data[: 2**16])
-    if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("not an npy file of version 1.0")
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(file)
-    return np.frombuffer(data, dtype, offset=file.tell()).reshape(shape, order="F" if is_fortran else "C")

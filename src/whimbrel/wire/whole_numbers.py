@@ -99,8 +99,8 @@ def _walk_list(values: list[Any]) -> list[Any]:
     return [*map(_walk, values)] if not kinds.isdisjoint(_WALKS) else values
 
 
-def _walk_object(values: dict[Any, Any]) -> dict[Any, Any]:
-    return {name: _walk(value) for name, value in values.items()}
-
-
-_WALKS: Final[dict[type, Callable[[Any], Any]]] = {float: as_whole, list: _walk_list, dict: _walk_object}
+_WALKS: Final[dict[type, Callable[[Any], Any]]] = {
+    float: as_whole,
+    list: _walk_list,
+    dict: lambda values: {name: _walk(value) for name, value in values.items()},
+}

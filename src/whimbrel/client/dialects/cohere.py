@@ -14,7 +14,7 @@ from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
-from whimbrel.wire import from_base64
+from whimbrel.wire.json_base64 import from_base64
 from whimbrel.wire.whole_numbers import decode_json
 
 MAX_TEXTS: Final = 96

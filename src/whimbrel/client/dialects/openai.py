@@ -14,7 +14,7 @@ from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import ListedModel, Outputs
-from whimbrel.wire import from_base64
+from whimbrel.wire.json_base64 import from_base64
 from whimbrel.wire.whole_numbers import decode_json
 
 

@@ -22,7 +22,7 @@ from whimbrel.types.late_interaction import read_muvera, read_token_pooling
 from whimbrel.types.options import MAX_PAIRS, ScoreOptions, TextOptions, as_strings, check_options
 from whimbrel.types.request import OutputName, read_prompt
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 
 def encode(

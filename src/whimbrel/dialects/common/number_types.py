@@ -9,7 +9,7 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.request import OutputName
-from whimbrel.wire import DType, EncodedArray
+from whimbrel.wire.dtypes import DType, EncodedArray
 
 NumberType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
 

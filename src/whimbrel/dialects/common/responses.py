@@ -19,8 +19,10 @@ import msgspec
 from whimbrel.dialects.common.usage import usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
-from whimbrel.wire import FLOATS, STREAM_ABOVE, ByteOrder, DType, EncodedArray, join_blocks, json_chunks, npy_chunks, to_json
 from whimbrel.wire.arrow import Column, arrow_chunks, list_column, scalar_column, struct_column, vector_column
+from whimbrel.wire.dtypes import FLOATS, ByteOrder, DType, EncodedArray
+from whimbrel.wire.json_base64 import STREAM_ABOVE, json_chunks, to_json
+from whimbrel.wire.raw import join_blocks, npy_chunks
 
 if TYPE_CHECKING:
     from whimbrel.types.card import Card

@@ -19,7 +19,7 @@ from whimbrel.dialects.common.rules import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema
 from whimbrel.dialects.common.texts import RequestId, TextFields, text_request
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
-from whimbrel.wire import ByteOrder, FloatType
+from whimbrel.wire.dtypes import ByteOrder, FloatType
 
 
 class VLLMTextFields(TextFields, frozen=True, kw_only=True):

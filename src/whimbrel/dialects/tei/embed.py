@@ -20,7 +20,7 @@ from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
-from whimbrel.wire import LazyList, to_json
+from whimbrel.wire.json_base64 import LazyList, to_json
 
 Direction: TypeAlias = Annotated[
     Literal["right", "left", "Right", "Left"] | None, Meta(description="The end at which a text that is too long is cut.")

@@ -72,7 +72,7 @@ from whimbrel.outputs.scoring import Operation
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Entity, Outputs, Ragged, Result, Sparse
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 
 class RootParameters(PredictParameters, frozen=True, kw_only=True):

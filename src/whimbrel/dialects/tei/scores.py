@@ -22,7 +22,7 @@ from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]

@@ -18,7 +18,7 @@ from whimbrel.dialects.tei.embed import TEIModelName
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
-from whimbrel.wire import LazyList, json_chunks, to_json
+from whimbrel.wire.json_base64 import LazyList, json_chunks, to_json
 
 _MANY: Final = 2048
 """The number of tokens above which an answer is printed in chunks, so that other requests run in between."""

@@ -13,7 +13,7 @@ from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import GetRoute
 from whimbrel.dialects.vllm.status import VLLMError, render_error
 from whimbrel.errors import InvalidRequest
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 
 class VLLMTokenizerInfo(msgspec.Struct):

@@ -31,7 +31,8 @@ from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Ragged, Result
-from whimbrel.wire import Base64, EncodedArray, base64_rows
+from whimbrel.wire.dtypes import EncodedArray
+from whimbrel.wire.json_base64 import Base64, base64_rows
 
 
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from whimbrel.dialects.vllm.status import TERMS, VLLM
 from whimbrel.errors import Location
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
-from whimbrel.wire import to_json
+from whimbrel.wire.json_base64 import to_json
 
 
 class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):

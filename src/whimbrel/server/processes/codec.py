@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.engine_request import EngineRequest
-from whimbrel.outputs.finishers import ReturnRows
 from whimbrel.outputs.layout import ResultLayout
+from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.shared_memory import align
 from whimbrel.types.arrays import Int32Array

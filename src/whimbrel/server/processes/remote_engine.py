@@ -28,8 +28,8 @@ from whimbrel.engine.admission import QueueState, admit, admit_any
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor
 from whimbrel.errors import DeadlineExceeded, EngineCrash, Unavailable, WhimbrelError
-from whimbrel.outputs.finishers import locate_error, read_response
-from whimbrel.outputs.layout import concat_sparse
+from whimbrel.outputs.finishers import locate_error
+from whimbrel.outputs.layout import build_outputs, concat_sparse
 from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.server.processes.channel import ProtocolError
@@ -288,7 +288,7 @@ class RemoteEngine:
 def _empty_result(request: EngineRequest) -> Result:
     """Return the result of a request without texts, which needs no engine."""
     entries = None if request.response.dynamic_output is None else concat_sparse({})
-    outputs = read_response(request.response, np.empty(request.response.num_bytes, np.uint8), entries)
+    outputs = build_outputs(request.response, np.empty(request.response.num_bytes, np.uint8), entries)
     return request.result(outputs, Timings(request.tokenize, total=perf_counter() - request.received))
 
 

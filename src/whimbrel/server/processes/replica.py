@@ -15,7 +15,7 @@ import numpy as np
 
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import WhimbrelError
-from whimbrel.outputs.finishers import read_response
+from whimbrel.outputs.layout import build_outputs
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
 from whimbrel.server.processes.codec import encode_request, unpack_entries, write_arrays
 from whimbrel.server.processes.messages import Cancel, Drop, EngineAnswer, EngineDown, Failed, FromEngine, Submit, error_of
@@ -137,7 +137,7 @@ class Replica:
         entries = None if response.dynamic_output is None else unpack_entries(source, len(request.seqs))
         timings = Timings(request.tokenize, message.queue, message.compute, perf_counter() - request.received)
         if not pending.future.done():
-            pending.future.set_result(request.result(read_response(response, memory, entries), timings))
+            pending.future.set_result(request.result(build_outputs(response, memory, entries), timings))
 
 
 def fail(pending: Unanswered, error: WhimbrelError) -> None:

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import Location, WhimbrelError
-from whimbrel.outputs.finishers import ReturnRows, locate_error
+from whimbrel.outputs.finishers import locate_error
 from whimbrel.outputs.layout import plan_layout
-from whimbrel.outputs.merge import Deduplication
+from whimbrel.outputs.merge import Deduplication, ReturnRows
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
