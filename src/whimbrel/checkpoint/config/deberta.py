@@ -10,7 +10,7 @@ from typing import Final, cast
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.types.card import Disentangled, Encoder, NeighbourLayer
+from whimbrel.types.card import Disentangled, Encoder, Layer, NeighbourLayer
 
 DEBERTA: Final = ("deberta", "deberta_placed")
 """Families, without and with positions that are added to the embeddings."""
@@ -34,6 +34,7 @@ def read_deberta(config: JsonFile) -> Encoder:
     return Encoder(
         family=DEBERTA[placed],
         **sizes,
+        layers=(Layer(),) * common.read_depth(config),
         **positions,
         type_vocab_size=common.read_types(config, 0),
         norm_eps=config.get("layer_norm_eps", float, 1e-7),

@@ -57,10 +57,7 @@ def read_t5(config: JsonFile, projection: str = "relu") -> Encoder:
         num_buckets=num_buckets,
         max_distance=max_distance,
         score_scale=1.0,
-        qkv_bias=False,
-        out_bias=False,
-        up_bias=False,
-        down_bias=False,
+        **common.biases(),
     )
 
 
