@@ -85,7 +85,8 @@ _BY_PROBLEM: Final[Mapping[str, OutputActivation]] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
-_OLD_ACTIVATION: Final = "sbert_ce_default_activation_function"
+ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""Keys of config.json in which versions of CrossEncoder store the activation of scores."""
 
 FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("sequence-classification",),
@@ -116,14 +117,13 @@ def note_keys(config: JsonFile) -> None:
     """Accept the keys of config.json that `read_classes` reads. Raises CheckpointError if they are not enough."""
     if config.data.get("model_type") == "llama_bidirec":
         raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
-    config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
+    config.ignore(*ACTIVATION_KEYS, "token_classification_bias")
 
 
 def ignore_activation(config: JsonFile) -> None:
     """Ignore the activation of scores, which CrossEncoder writes, in a model that gives vectors. Raises CheckpointError."""
-    inner = JsonFile(f"{config.name}: sentence_transformers", config.get("sentence_transformers", dict, {}))
-    inner.reject_unknown_keys({"activation_fn", "version"})
-    config.ignore(_OLD_ACTIVATION)
+    config.section("sentence_transformers").reject_unknown_keys({"activation_fn", "version"})
+    config.ignore(*ACTIVATION_KEYS)
 
 
 def read_classes(
@@ -254,15 +254,22 @@ def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int
     return Output(num_labels, head=(*before, last))
 
 
+def stated_activation(config: JsonFile, sentence: JsonFile, table: Mapping[str, OutputActivation]) -> OutputActivation | None:
+    """Return the activation of scores that a CrossEncoder states, one of `table`. Older versions store it in config.json."""
+    new, old = ACTIVATION_KEYS
+    for file, key in ((sentence, "activation_fn"), (config.section(new), "activation_fn"), (config, old)):
+        if file.data.get(key) is not None:
+            return file.choice(key, table)
+    return None
+
+
 def _activation(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:
     """Return (activation of scores, whether it is applied by default)."""
-    stated = config.get("sentence_transformers", dict, {})
-    inner = JsonFile(f"{config.name}: sentence_transformers", stated)
-    inner.reject_unknown_keys({"activation_fn", "version"})
-    for file, key in ((sentence, "activation_fn"), (inner, "activation_fn"), (config, _OLD_ACTIVATION)):
-        if file.data.get(key) is not None:
-            return file.choice(key, _ACTIVATIONS), True
-    if stated or _OLD_ACTIVATION in config.data or sentence.data.get("model_type") is not None:
+    ignore_activation(config)
+    if (stated := stated_activation(config, sentence, _ACTIVATIONS)) is not None:
+        return stated, True
+    new, old = ACTIVATION_KEYS
+    if config.data.get(new) or old in config.data or sentence.data.get("model_type") is not None:
         return ("sigmoid" if num_labels == 1 else "identity"), True
     problem = config.choice("problem_type", _BY_PROBLEM) if config.data.get("problem_type") is not None else None
     if num_labels == 1 and problem != "identity":

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
@@ -129,7 +128,7 @@ def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Lite
         head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="identity")
         if head.out_features != 1:
             raise CheckpointError(f"has {head.out_features} rows, must have 1.", file=_SPARSE, key="weight")
-        ids, roles = read_vocabulary(read_tokenizer_file(root).data, tokenizer, encoder.vocab_size)
+        ids, roles = read_vocabulary(root, tokenizer, encoder.vocab_size)
         ids_of = {role: ids[token] for role in _NOT_LEXICAL if (token := roles.get(role, "")) in ids}
         frame_ids = tuple(ids_of[role] for role in _FRAME if role in ids_of)
         skip_ids = tuple(ids_of.values())

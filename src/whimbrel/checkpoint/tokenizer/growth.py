@@ -11,12 +11,11 @@ import re
 import warnings
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 from unicodedata import normalize
 
+from whimbrel.checkpoint.json_file import JSON
 from whimbrel.errors import CheckpointError
-
-JSON: TypeAlias = dict[str, Any]
 
 _FILE: Final = "tokenizer.json"
 _MAX_GROWTH: Final = 16

@@ -18,13 +18,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.tokenizer.classes import read_tokens
+from whimbrel.checkpoint.json_file import JSON, JsonFile
+from whimbrel.checkpoint.tokenizer.classes import CLASSES, read_tokens
 from whimbrel.checkpoint.tokenizer.version4 import flags_template
 from whimbrel.errors import CheckpointError, SetupError
-from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerClass, TokenizerReading
+from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerReading
 
-JSON: TypeAlias = dict[str, Any]
 Kind: TypeAlias = Literal["single", "pair"]
 Frame: TypeAlias = tuple[int | str, ...]
 """Ids of special tokens around A, or around A and B, which stand for texts."""
@@ -68,14 +67,13 @@ def with_reading(
     *,
     path: str,
     chosen: TokenizerReading | None,
-    kinds: Mapping[str, TokenizerClass],
     pairs: bool,
 ) -> TokenizerCard:
     """Return the card with its reading.
 
     `path` is the tokenizer's place in the checkpoint's folder. `chosen` is the user's choice, or None if the files decide.
-    `kinds` has the classes that Whimbrel knows, by their names; `pairs` says that the model scores pairs of texts without a
-    template. Raises CheckpointError if the files disagree and do not tell which reading is right, or lack what it needs.
+    `pairs` says that the model scores pairs of texts without a template. Raises CheckpointError if the files disagree and do
+    not tell which reading is right, or lack what it needs.
     """
     has_file = (folder / path / _FILE).exists()
     if chosen in ("file", "transformers-4") and not has_file:
@@ -83,16 +81,12 @@ def with_reading(
     if chosen in ("file", "transformers"):
         return replace(card, reading=chosen)
     name = _class_name(config, tokenizer)
-    if chosen is not None and name not in (*kinds, *_DEFAULT_FLAGS, None):
-        raise CheckpointError(
-            f"transformers 4 has no class {name!r}, or Whimbrel does not know how it reads {_FILE}.",
-            file=_CONFIG,
-            key="tokenizer_class",
-            hint="--tokenizer file or transformers reads it",
-        )
+    if chosen is not None and name not in (*CLASSES, *_DEFAULT_FLAGS, None):
+        message = f"transformers 4 has no class {name!r}, or Whimbrel does not know how it reads {_FILE}."
+        raise tokenizer.error(message, "tokenizer_class", "--tokenizer file or transformers reads it")
     old = replace(
         card,
-        tokenizer_class=card.tokenizer_class if name is None else kinds.get(name, "tokenizer.json"),
+        tokenizer_class=card.tokenizer_class if name is None else CLASSES.get(name, "tokenizer.json"),
         legacy=tokenizer.get("legacy", bool, True),
         flags=None if card.ends else _flags(name, tokenizer),
         reading="transformers-4",
@@ -121,10 +115,7 @@ def with_reading(
 
 
 def _differing(old: TokenizerCard, flags: tuple[bool, bool], file: JSON, kinds: tuple[Kind, ...]) -> tuple[str, str] | None:
-    """Return what flags and post-processor make of a text or a pair, in words, where these differ. None if they agree.
-
-    None also if transformers 4 cannot load the tokenizer, for want of a token.
-    """
+    """Return what flags and post-processor make of a text or a pair, in words. None if they agree, or for want of a token."""
     tokens, _ = read_tokens(file, old, _NO_LIMIT)
     roles = [role for role, flag in zip(("bos", "eos"), flags, strict=True) if flag]
     if any(tokens.names.get(role) not in tokens.ids for role in roles):
