@@ -18,7 +18,7 @@ import tokenizers
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_content
 from whimbrel.checkpoint.tokenizer.growth import check_growth
-from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.errors import CheckpointError, InvalidRequest, Location
 from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
@@ -81,11 +81,7 @@ class BackendTokenizer:
     def ids(
         self, texts: Sequence[str], prompt: str = "", *, indices: Sequence[Index] | None = None, special: bool = True
     ) -> list[Int32Array]:
-        """Return the ids of prompt + text for each text. Errors locate the texts by `indices`, or as item 0 and so on.
-
-
-        Raises InvalidRequest and TooLarge.
-        """
+        """Return the ids of prompt + text for each text. Errors locate the texts by `indices`, or as item 0 and so on."""
         slices = self.encode_batches(texts, prompt, indices=indices, special=special)
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
 
@@ -116,10 +112,7 @@ class BackendTokenizer:
             try:
                 encodings = encode(prompted, add_special_tokens=special and self._special)
             except BaseException as error:
-                if not _is_backend_error(error):
-                    raise
-                surrogate = find_surrogate(texts, indices, prompt=prompt)
-                raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
+                raise _refusal(error, texts, indices, prompt) from None
             yield encodings
 
     def encode_words(self, rows: Sequence[Sequence[str]]) -> list[tokenizers.Encoding]:
@@ -128,10 +121,7 @@ class BackendTokenizer:
         try:
             return self.raw.encode_batch(rows, is_pretokenized=True)
         except BaseException as error:
-            if not _is_backend_error(error):
-                raise
-            surrogate = find_surrogate(["".join(row) for row in rows])
-            raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
+            raise _refusal(error, ["".join(row) for row in rows]) from None
 
     def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[TokenInfo]:
         """Return ids, strings, offsets and special-token masks of prompt + text. Raises InvalidRequest and TooLarge."""
@@ -147,24 +137,26 @@ class BackendTokenizer:
 
 def find_surrogate(texts: Sequence[str], indices: Sequence[Index] | None = None, **before: str) -> InvalidRequest | None:
     """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
-    for name, text in before.items():
-        if not _is_unicode(text):
-            return InvalidRequest(_SURROGATE, param=name)
-    for number, text in enumerate(texts):
-        if not _is_unicode(text):
-            return InvalidRequest(_SURROGATE, location=location_of(number, indices))
-    return None
+    found = (_surrogate(text, Location(name)) for name, text in before.items())
+    of_texts = (_surrogate(text, location_of(number, indices)) for number, text in enumerate(texts))
+    return next((error for error in chain(found, of_texts) if error is not None), None)
 
 
-_SURROGATE: Final = "holds a lone surrogate, which is not valid Unicode."
-
-
-def _is_unicode(text: str) -> bool:
+def _surrogate(text: str, place: Location) -> InvalidRequest | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return InvalidRequest("holds a lone surrogate, which is not valid Unicode.", location=place)
+    return None
+
+
+def _refusal(
+    error: BaseException, texts: Sequence[str], indices: Sequence[Index] | None = None, prompt: str = ""
+) -> BaseException:
+    """Return the error over texts that the backend did not encode; `error` itself if the backend did not raise it."""
+    if not _is_backend_error(error):
+        return error
+    return find_surrogate(texts, indices, prompt=prompt) or InvalidRequest(f"cannot be tokenised: {error}.", param="input")
 
 
 def _is_backend_error(error: BaseException) -> bool:

@@ -9,7 +9,7 @@ Source: `rerank`, `_truncate_texts` and `format_docs_prompts_func` in modeling.p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Final
 
@@ -55,8 +55,7 @@ class _Limits:
     document: int
     fixed: int
     """Tokens of a prompt around one empty document and an empty query."""
-    can_cut: bool
-    from_left: bool
+    truncate: Truncate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -83,7 +82,7 @@ class ListTokenizer:
         self._backend = backend
         self._max_length, self._max_request_tokens = plan.max_length, plan.max_request_tokens
         controls = control_tokens(backend.raw, "".join(self._template.parts(instructed=True)))
-        self._ids = {control: self._id(control) for control in controls}
+        self._ids = {control: np.array([backend.raw.token_to_id(control)], np.int32) for control in controls}
         self._plain = BackendTokenizer(escape_control_tokens(backend.raw, controls), special=False, max_characters=maxsize)
         self._segments = {
             instructed: [split(part, controls) for part in self._template.parts(instructed=instructed)]
@@ -133,8 +132,7 @@ class ListTokenizer:
             params.max_query_tokens or self._template.max_query_tokens,
             params.max_document_tokens or self._template.max_document_tokens,
             fixed,
-            can_cut=params.truncate != "never",
-            from_left=params.truncate == "left",
+            params.truncate,
         )
 
     def _cut(self, first: int, pairs: Sequence[Pair], limits: _Limits) -> _CutList:
@@ -150,10 +148,10 @@ class ListTokenizer:
         sizes = self._bounds(documents, indices)
         documents, sizes, num_cut = self._shorten(documents, sizes, limit, limits, indices)
         texts = _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
-        if len(list(self._blocks(texts, limits))) > -(-len(documents) // self._template.max_documents):
-            _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, limits, indices)
-            return _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
-        return texts
+        if len(list(self._blocks(texts, limits))) <= -(-len(documents) // self._template.max_documents):
+            return texts
+        _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, limits, indices)
+        return replace(texts, sizes=sizes)
 
     def _bounds(self, texts: Sequence[str], indices: Sequence[Index]) -> list[int]:
         """Return upper bounds of the tokens of texts: a token has at least one byte. Raises InvalidRequest and TooLarge."""
@@ -177,12 +175,12 @@ class ListTokenizer:
             sizes[i] = min(row.size, limit)
             if row.size <= limit:
                 continue
-            if not limits.can_cut:
+            if limits.truncate == "never":
                 item, part = indices[i]
                 kind = "document" if part else "query"
                 message = f"the {kind} has {row.size:,} tokens; the limit is {limit:,}. Pass truncate to cut it."
                 raise TooLong(message, item=item, part=part)
-            (texts[i],) = self._backend.texts([row[-limit:] if limits.from_left else row[:limit]])
+            (texts[i],) = self._backend.texts([row[-limit:] if limits.truncate == "left" else row[:limit]])
             num_cut += 1
         return texts, sizes, num_cut
 
@@ -243,13 +241,6 @@ class ListTokenizer:
             message = f"the prompt with this document has {ids.size:,} tokens; the limit is {self._max_length:,}."
             raise TooLong(message, item=texts.first + document, part=1)
         return Seq(ids, index, adapter=adapter, truncated=texts.num_cut > 0)
-
-    # Loading
-
-    def _id(self, control: str) -> Int32Array:
-        number = self._backend.raw.token_to_id(control)
-        assert number is not None  # it is one of the tokenizer's added tokens
-        return np.array([number], np.int32)
 
     def _check(self) -> None:
         """Raise CheckpointError unless the pieces have the same tokens as the whole prompt, and a short one fits."""

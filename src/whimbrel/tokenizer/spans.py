@@ -27,10 +27,7 @@ _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 def encode_spans(
     tokenizer: Tokenizer, texts: Sequence[object], labels: tuple[str, ...], params: EncodeParams
 ) -> tuple[list[Seq], list[TokenOffsets]]:
-    """Return the seq of each text, whose spans are its labels' and words' tokens, and the characters of its words.
-
-    Raises InvalidRequest, TooLarge and TooLong.
-    """
+    """Return the seq of each text, whose spans are its labels' and words' tokens, and the characters of its words."""
     prompt = tokenizer.card.span_prompt
     assert prompt is not None
     limit = params.limit

@@ -129,10 +129,7 @@ class Tokenizer:
             _check_label_token(raw, card.span_prompt)
 
     def encode(self, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
-        """Tokenise texts, or use ids unchanged.
-
-        Raises InvalidRequest (wrong type, no tokens, id outside the vocabulary), TooLarge and TooLong.
-        """
+        """Tokenise texts, or use ids unchanged. Raises InvalidRequest, TooLarge and TooLong."""
         rows, shortened = self.rows(texts, params)
         seqs = [self.seq(ids, index, params, shortened=index in shortened) for index, ids in enumerate(rows)]
         if params.form is None:
@@ -142,10 +139,7 @@ class Tokenizer:
         return [add_markers_and_expansion(seq, params.form, is_query=params.is_query) for seq in seqs]
 
     def encode_pairs(self, pairs: Sequence[object], params: EncodeParams, *, only_first: bool = False) -> list[Seq]:
-        """Tokenise pairs, each distinct text once. Of a pair above the limit the longer text is cut, or `only_first`.
-
-        Raises as `encode`.
-        """
+        """Tokenise pairs, each distinct text once. Of a pair above the limit the longer text is cut, or `only_first`."""
         template, checked = self._pair_template(), check_pairs(pairs)
         if params.prompt:
             prompted = {first: params.prompt + first for first, _ in checked}
@@ -181,12 +175,8 @@ class Tokenizer:
 
     def lengths(self, form: TextFormat | None = None) -> LengthBounds:
         """Return the length bounds of a text in a format."""
-        least = self.special.num_tokens + 1
-        return (
-            LengthBounds(least, self._max_length, self._max_length)
-            if form is None
-            else length_bounds(form, least, self._max_length)
-        )
+        least, most = self.special.num_tokens + 1, self._max_length
+        return LengthBounds(least, most, most) if form is None else length_bounds(form, least, most)
 
     def pair_lengths(self) -> LengthBounds:
         """Return the length bounds of a pair. Raises InvalidRequest if the model takes none."""
@@ -243,8 +233,7 @@ class Tokenizer:
         return probed_prefix(self.backend.ids(list(PROBES), prompt, special=special))
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
-        unknown_id = None if self.static is None else self.static.unknown_id
-        return slice(None) if unknown_id is None else ids != unknown_id
+        return slice(None) if self.static is None or self.static.unknown_id is None else ids != self.static.unknown_id
 
     def count_instruction(self, ids: Int32Array) -> int:
         """Return the number of leading tokens that belong to an instruction within the text."""
@@ -275,9 +264,8 @@ class Tokenizer:
         forms = self.card.text_formats.values()
         for bounds in map(self.lengths, (None, *forms)):
             if bounds.default < bounds.minimum:
-                raise CheckpointError(
-                    f"max length {bounds.default} leaves no room: every text has {bounds.minimum} tokens or more.", file=_FILE
-                )
+                reason = f"every text has {bounds.minimum} tokens or more"
+                raise CheckpointError(f"max length {bounds.default} leaves no room: {reason}.", file=_FILE)
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
 
