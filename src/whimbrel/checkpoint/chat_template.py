@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.json_file import JSON, JsonFile, find_file
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.template import Template, TextTemplate, fields, fill, from_examples
 
@@ -174,12 +174,9 @@ def _renderer(
 
 
 def _special_tokens(tokenizer: JsonFile) -> dict[str, str]:
-    tokens = dict[str, str]()
-    for key, value in tokenizer.data.items():
-        content: object = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str):
-            tokens[key] = content
-    return tokens
+    stated = ((key, value) for key, value in tokenizer.data.items() if key.endswith("_token"))
+    contents = ((key, cast(JSON, value).get("content") if isinstance(value, dict) else value) for key, value in stated)
+    return {key: content for key, content in contents if isinstance(content, str)}
 
 
 def _text(file: str, render: _Render, instruction: str | None) -> str:

@@ -195,11 +195,8 @@ class JsonFile:
                 continue
             accept = f"--accept-config {quote(key)}, in Python accept_config=({key!r},)"
             near = [f"; {each}, which is accepted, is another key" for each in get_close_matches(key, self._accepted.keys, n=1)]
-            raise self.error(
-                f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.",
-                key,
-                f"if you know that it does not, accept it: {accept}{''.join(near)}",
-            )
+            message = f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors."
+            raise self.error(message, key, f"if you know that it does not, accept it: {accept}{''.join(near)}")
 
     def reject_unread_keys(self, *known: Collection[str]) -> None:
         """Raise CheckpointError if a key is unread and in none of `known`."""
@@ -209,14 +206,11 @@ class JsonFile:
         """Raise CheckpointError if a key of `fixed` has another value than those listed there."""
         for key, allowed in fixed.items():
             self._note_read(key)
-            if key in self.data and not any(_same(self.data[key], value) for value in allowed):
-                supported = " or ".join(repr(value) for value in allowed if value is not None) or "absent"
-                raise self.error(f"{_short(self.data[key])} is not supported; must be {supported}.", key)
-
-
-def _same(value: object, allowed: object) -> bool:
-    """Return whether the values are equal and both or neither are booleans."""
-    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+            value = self.data.get(key)
+            same = [each for each in allowed if each == value and isinstance(each, bool) == isinstance(value, bool)]
+            if key in self.data and not same:
+                supported = " or ".join(repr(each) for each in allowed if each is not None) or "absent"
+                raise self.error(f"{_short(value)} is not supported; must be {supported}.", key)
 
 
 def _short(value: object) -> str:

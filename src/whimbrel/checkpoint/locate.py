@@ -23,7 +23,6 @@ _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin
 _PICKLES: Final = ["pytorch_model*.bin", "*.model", "*.txt"]
 """Further files for a conversion, so that nothing is missing in the new folder."""
 _MAX_REVISIONS: Final = 8
-"""Number of revisions that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +125,9 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
         raise SetupError(f"{model} has no revision {revision!r}.", hint=hint) from None
     except errors.LocalEntryNotFoundError:
         named = f"{model}@{revision}" if revision else model
-        more = _similar(model) or (_listed("the cache", _cached_revisions(model)) if revision else "")
+        refs = hub_cache() / f"models--{model.replace('/', '--')}" / "refs"
+        cached = sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
+        more = _similar(model) or (_listed("the cache", cached) if revision else "")
         hint = f"check the id and the network, or give the folder of a checkpoint{more}"
         raise SetupError(f"{named} is not in the local cache, and the hub cannot be reached.", hint=hint) from None
     except errors.HfHubHTTPError as error:
@@ -145,12 +146,6 @@ def _revisions_on_hub(model: str) -> str:
     except Exception:  # it only helps an error to say more
         return ""
     return _listed("the hub", [each.name for each in (*refs.branches, *refs.tags)])
-
-
-def _cached_revisions(model: str) -> list[str]:
-    """Return the branches, tags and other refs of a repository that the cache knows."""
-    refs = hub_cache() / f"models--{model.replace('/', '--')}" / "refs"
-    return sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
 
 
 def _listed(place: str, names: list[str]) -> str:

@@ -19,7 +19,7 @@ from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_content
 from whimbrel.checkpoint.tokenizer.growth import check_growth
 from whimbrel.errors import CheckpointError, InvalidRequest, Location
-from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
+from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, Indices, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo
@@ -50,9 +50,8 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if (vocab_size := tokenizer.get_vocab_size()) > card.encoder.vocab_size:
-        raise CheckpointError(
-            f"has {vocab_size:,} tokens; the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size).", file=_FILE
-        )
+        embedded = f"the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size)"
+        raise CheckpointError(f"has {vocab_size:,} tokens; {embedded}.", file=_FILE)
     return tokenizer
 
 
@@ -78,9 +77,7 @@ class BackendTokenizer:
         self._special = special
         self._max_characters = max_characters
 
-    def ids(
-        self, texts: Sequence[str], prompt: str = "", *, indices: Sequence[Index] | None = None, special: bool = True
-    ) -> list[Int32Array]:
+    def ids(self, texts: Sequence[str], prompt: str = "", *, indices: Indices = None, special: bool = True) -> list[Int32Array]:
         """Return the ids of prompt + text for each text. Errors locate the texts by `indices`, or as item 0 and so on."""
         slices = self.encode_batches(texts, prompt, indices=indices, special=special)
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
@@ -99,7 +96,7 @@ class BackendTokenizer:
         texts: Sequence[str],
         prompt: str = "",
         *,
-        indices: Sequence[Index] | None = None,
+        indices: Indices = None,
         special: bool = True,
         with_offsets: bool = False,
     ) -> Iterator[list[tokenizers.Encoding]]:
@@ -131,11 +128,11 @@ class BackendTokenizer:
     def texts(self, rows: Sequence[Int32Array], *, special: bool = True) -> list[str]:
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
-    def check_sizes(self, sizes: Sequence[int], indices: Sequence[Index] | None = None) -> None:
+    def check_sizes(self, sizes: Sequence[int], indices: Indices = None) -> None:
         check_characters(sizes, self._max_characters, indices)
 
 
-def find_surrogate(texts: Sequence[str], indices: Sequence[Index] | None = None, **before: str) -> InvalidRequest | None:
+def find_surrogate(texts: Sequence[str], indices: Indices = None, **before: str) -> InvalidRequest | None:
     """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
     found = (_surrogate(text, Location(name)) for name, text in before.items())
     of_texts = (_surrogate(text, location_of(number, indices)) for number, text in enumerate(texts))
@@ -150,9 +147,7 @@ def _surrogate(text: str, place: Location) -> InvalidRequest | None:
     return None
 
 
-def _refusal(
-    error: BaseException, texts: Sequence[str], indices: Sequence[Index] | None = None, prompt: str = ""
-) -> BaseException:
+def _refusal(error: BaseException, texts: Sequence[str], indices: Indices = None, prompt: str = "") -> BaseException:
     """Return the error over texts that the backend did not encode; `error` itself if the backend did not raise it."""
     if not _is_backend_error(error):
         return error

@@ -18,7 +18,7 @@ import numpy as np
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.template import control_tokens, escape_control_tokens
+from whimbrel.tokenizer.template import plain_backend
 from whimbrel.tokenizer.validation import Index, check_pairs
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import offsets_of
@@ -81,13 +81,10 @@ class ListTokenizer:
         self._template = card.list_template
         self._backend = backend
         self._max_length, self._max_request_tokens = plan.max_length, plan.max_request_tokens
-        controls = control_tokens(backend.raw, "".join(self._template.parts(instructed=True)))
+        controls, self._plain = plain_backend(backend.raw, "".join(self._template.parts(instructed=True)))
         self._ids = {control: np.array([backend.raw.token_to_id(control)], np.int32) for control in controls}
-        self._plain = BackendTokenizer(escape_control_tokens(backend.raw, controls), special=False, max_characters=maxsize)
-        self._segments = {
-            instructed: [split(part, controls) for part in self._template.parts(instructed=instructed)]
-            for instructed in (False, True)
-        }
+        forms = {instructed: self._template.parts(instructed=instructed) for instructed in (False, True)}
+        self._segments = {instructed: [split(part, controls) for part in parts] for instructed, parts in forms.items()}
         self._check()
         last = self._template.max_documents - 1
         marker = self._ids[self._template.document_marker].size
@@ -108,14 +105,10 @@ class ListTokenizer:
         blocks = [list(self._blocks(each, limits)) for each in cut]
         flat = [(each, block) for each, own in zip(cut, blocks, strict=True) for block in own]
         rows = self._rows([(each.query, each.documents[block]) for each, block in flat], instruction)
-        seqs = [
-            self._seq(ids, index, each, block.start, params.adapter)
-            for index, ((each, block), ids) in enumerate(zip(flat, rows, strict=True))
-        ]
-        scoring = ListScoring(
-            offsets_of(np.array([block.stop - block.start for _, block in flat], np.int64)),
-            offsets_of(np.array([len(own) for own in blocks], np.int64)),
-        )
+        numbered = enumerate(zip(flat, rows, strict=True))
+        seqs = [self._seq(ids, index, each, block.start, params.adapter) for index, ((each, block), ids) in numbered]
+        sizes = np.array([block.stop - block.start for _, block in flat], np.int64)
+        scoring = ListScoring(offsets_of(sizes), offsets_of(np.array([len(own) for own in blocks], np.int64)))
         return seqs, scoring, sum(each.num_cut for each in cut)
 
     def _limits(self, params: ListParams, instruction: str, *, num_lists: int) -> _Limits:
@@ -123,11 +116,9 @@ class ListTokenizer:
         fixed = self._rows([("", [""])], instruction)[0].size
         if fixed >= self._max_length or fixed * num_lists > self._max_request_tokens:
             prompts = f"{num_lists:,} prompts have" if num_lists > 1 else "the prompt has"
-            message = (
-                f"{prompts} {fixed:,} tokens around the texts; the limits are {self._max_length:,} for each and "
-                f"{self._max_request_tokens:,} for all. Shorten the instruction, or send fewer texts at once."
-            )
-            raise TooLong(message, param="instruction")
+            limits = f"the limits are {self._max_length:,} for each and {self._max_request_tokens:,} for all"
+            remedy = "Shorten the instruction, or send fewer texts at once."
+            raise TooLong(f"{prompts} {fixed:,} tokens around the texts; {limits}. {remedy}", param="instruction")
         return _Limits(
             params.max_query_tokens or self._template.max_query_tokens,
             params.max_document_tokens or self._template.max_document_tokens,
@@ -208,13 +199,11 @@ class ListTokenizer:
         """Return the ids of each prompt. Each distinct piece of text is tokenized once."""
         pieces = [self._pieces(query, documents, instruction) for query, documents in prompts]
         ids = self._plain.encode_unique(texts for texts, _ in pieces)
-        none = np.empty(0, np.int32)
-        return [
-            np.concatenate(
-                [each for text, control in zip(texts, [*controls, none], strict=True) for each in (ids[text], control)]
-            )
-            for texts, controls in pieces
-        ]
+        rows = list[Int32Array]()
+        for (first, *others), controls in pieces:
+            after = [each for control, text in zip(controls, others, strict=True) for each in (control, ids[text])]
+            rows.append(np.concatenate([ids[first], *after]))
+        return rows
 
     def _pieces(self, query: str, documents: Sequence[str], instruction: str) -> tuple[list[str], list[Int32Array]]:
         """Return the texts of a prompt, and the control token after each but the last."""

@@ -39,17 +39,9 @@ class PairTemplate:
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
-    def seq(
-        self,
-        first: Int32Array,
-        second: Int32Array,
-        index: int,
-        limit: TruncationLimit,
-        adapter: int = -1,
-        *,
-        only_first: bool = False,
-    ) -> Seq:
+    def seq(self, texts: tuple[Int32Array, Int32Array], index: int, limit: TruncationLimit, *, only_first: bool = False) -> Seq:
         """Return the seq of two texts, truncated to the limit: the longer one first, or `only_first`. Raises TooLong."""
+        first, second = texts
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:
             raise InvalidRequest("the pair has no tokens.", item=index)
@@ -64,7 +56,7 @@ class PairTemplate:
             first, second = limit.cut(first, num_first), limit.cut(second, num_second)
         ids = np.concatenate((self.before, first, self.between, second, self.after))
         next_type = 0 if self.shift is None else self.before.size + first.size + self.shift
-        return Seq(ids, index, 0, self.type_id, next_type, truncated=truncated, adapter=adapter)
+        return Seq(ids, index, 0, self.type_id, next_type, truncated=truncated)
 
 
 def find_template(tokenizer: tokenizers.Tokenizer, num_types: int) -> PairTemplate | None:

@@ -78,8 +78,6 @@ def _check_labels(tokenizer: Tokenizer, prompt: SpanPrompt, labels: tuple[str, .
             reason = "has no tokens" if not ids else f"holds {prompt.label_token} or {prompt.end_token}, which part the labels"
             raise InvalidRequest(f"{reason}; give another word.", param="labels", item=index)
     if len(encoding.ids) >= limit.max_length:
-        raise InvalidRequest(
-            f"the labels have {len(encoding.ids):,} tokens, which leaves none of {limit.max_length:,} for a text; give fewer.",
-            param="labels",
-        )
+        left = f"which leaves none of {limit.max_length:,} for a text"
+        raise InvalidRequest(f"the labels have {len(encoding.ids):,} tokens, {left}; give fewer.", param="labels")
     return before

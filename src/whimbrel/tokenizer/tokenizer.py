@@ -17,21 +17,14 @@ import tokenizers
 from numpy.typing import NDArray
 
 from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.tokenizer import validation
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds
 from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
 from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.static_rules import find_static_rules
-from whimbrel.tokenizer.validation import (
-    MAX_CHARACTERS_PER_TOKEN,
-    LengthBounds,
-    TruncationLimit,
-    check_ids,
-    check_pairs,
-    check_texts,
-    has_ids,
-)
+from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, SpanPrompt, TextFormat
 from whimbrel.types.plan import Plan
@@ -81,7 +74,6 @@ class ChatFrame:
     end: Int32Array
     """Last tokens of the template, which are never cut."""
     prompt: str
-    """Prompt that the frame holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ class Tokenizer:
         static = card.tokenizer.static
         self.card = card
         self.backend = BackendTokenizer(
-            raw, special=static is None, max_characters=MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
+            raw, special=static is None, max_characters=validation.MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
         )
         self.special = find_special_tokens(raw, card)
         self._template = card.text_template
@@ -134,21 +126,20 @@ class Tokenizer:
         seqs = [self.seq(ids, index, params, shortened=index in shortened) for index, ids in enumerate(rows)]
         if params.form is None:
             return self._with_prefixes(seqs, params)
-        if has_ids(texts):
+        if validation.has_ids(texts):
             return [replace(seq, is_query=params.is_query) for seq in seqs]
         return [add_markers_and_expansion(seq, params.form, is_query=params.is_query) for seq in seqs]
 
     def encode_pairs(self, pairs: Sequence[object], params: EncodeParams, *, only_first: bool = False) -> list[Seq]:
         """Tokenise pairs, each distinct text once. Of a pair above the limit the longer text is cut, or `only_first`."""
-        template, checked = self._pair_template(), check_pairs(pairs)
+        template, checked = self._pair_template(), validation.check_pairs(pairs)
         if params.prompt:
             prompted = {first: params.prompt + first for first, _ in checked}
             checked = [(prompted[first], second) for first, second in checked]
         ids = self.backend.encode_unique(checked)
-        return [
-            template.seq(ids[first], ids[second], index, params.limit, params.adapter, only_first=only_first)
-            for index, (first, second) in enumerate(checked)
-        ]
+        texts = ((ids[first], ids[second]) for first, second in checked)
+        seqs = [template.seq(pair, index, params.limit, only_first=only_first) for index, pair in enumerate(texts)]
+        return seqs if params.adapter < 0 else [replace(seq, adapter=params.adapter) for seq in seqs]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
         names = map(self.backend.raw.id_to_token, ids.tolist())
@@ -192,9 +183,9 @@ class Tokenizer:
 
     def rows(self, texts: Sequence[object], params: EncodeParams) -> tuple[list[Int32Array], frozenset[int]]:
         """Return the ids of each text with prompt and special tokens, and the indices of texts truncated by characters."""
-        if has_ids(texts):
-            return check_ids(texts, self.card.encoder.vocab_size), frozenset()
-        strings = check_texts(texts)
+        if validation.has_ids(texts):
+            return validation.check_ids(texts, self.card.encoder.vocab_size), frozenset()
+        strings = validation.check_texts(texts)
         if params.frame is not None:
             return self.backend.ids(self._framed(strings, params.frame), special=False), frozenset()
         if self.static is None or not self.static.shortens(params.limit):

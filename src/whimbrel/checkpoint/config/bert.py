@@ -33,7 +33,6 @@ def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = F
 
 
 read_roberta = partial(read_bert, family="roberta", after_padding=True)
-"""Reader of RoBERTa, CamemBERT and XLM-RoBERTa."""
 
 
 def read_electra(config: JsonFile) -> Encoder:
@@ -112,10 +111,7 @@ def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gat
         activation=config.choice("hidden_act", ACTIVATIONS),
         positions="rotary",
         gated=gated,
-        qkv_bias=biases,
-        out_bias=biases,
-        up_bias=biases and not gated,
-        down_bias=biases,
+        **(common.biases(attention=biases, mlp=biases) | {"up_bias": biases and not gated}),
     )
 
 

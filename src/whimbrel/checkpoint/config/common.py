@@ -154,9 +154,8 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
     base, scaling = parameters.pop("rope_theta"), parameters["rope_type"]
     width = int(head_width * fraction) if _is_number(fraction) else 0
     if width <= 0 or width % 2 or width > head_width or not _is_number(base):
-        raise config.error(
-            f"theta {base!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
-        )
+        columns = f"{fraction!r:.80} of {head_width} columns"
+        raise config.error(f"theta {base!r:.80} over {columns} is not supported.", "rope_parameters")
     if scaling in ("default", None):
         return Rotary(float(base), width)
     if not isinstance(scaling, str) or scaling not in _SCALINGS:
@@ -166,9 +165,8 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
     optional = {key: parameters[key] for key in _OPTIONAL & parameters.keys()}
     wrong += [key for key, value in optional.items() if not isinstance(value, bool | None) and not _is_number(value)]
     if unknown or wrong:
-        raise config.error(
-            f"{scaling} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
-        )
+        names = ", ".join(sorted({*unknown, *wrong}))
+        raise config.error(f"{scaling} with {names} unknown, missing or no positive number.", "rope_scaling")
     if scaling == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
     if scaling == "dynamic":  # it begins beyond max_position_embeddings, and no text is longer

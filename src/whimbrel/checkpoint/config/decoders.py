@@ -74,9 +74,8 @@ def read_qwen3(config: JsonFile) -> Encoder:
     if not _is_voyage(config):
         return read_llama(config, "qwen3")
     allow_auto_map(config)
-    config.require_values(
-        {"use_bidirectional_attention": (True, None), "is_causal": (False, None), "use_sliding_window": (False, None)}
-    )
+    config.require_values(dict.fromkeys(("is_causal", "use_sliding_window"), (False, None)))
+    config.require_values({"use_bidirectional_attention": (True, None)})
     if config.data.get("use_bidirectional_attention") is None and config.data.get("architectures") != [_VOYAGE[0]]:
         raise config.error("is missing; without it the model's own code may see one way only.", "use_bidirectional_attention")
     return replace(read_llama(config, "qwen3"), causal=False)
@@ -113,10 +112,8 @@ def read_internlm3(config: JsonFile) -> Encoder:
     """Read InternLM3, whose own code and transformers have different names for biases."""
     allow_auto_map(config)
     encoder = read_llama(config)
-    bias = config.get("bias", bool, encoder.up_bias)
-    return replace(
-        encoder, qkv_bias=config.get("qkv_bias", bool, encoder.qkv_bias), out_bias=bias, up_bias=bias, down_bias=bias
-    )
+    qkv_bias, bias = config.get("qkv_bias", bool, encoder.qkv_bias), config.get("bias", bool, encoder.up_bias)
+    return replace(encoder, qkv_bias=qkv_bias, out_bias=bias, up_bias=bias, down_bias=bias)
 
 
 def read_mistral(config: JsonFile) -> Encoder:
@@ -187,7 +184,10 @@ def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
     )
     attention = Layer(rotary=common.read_rotary(config, 1_000_000.0, sizes["head_width"]))
     conv = Layer(conv_width=config.positive("conv_L_cache", 3))
-    kinds = _lfm2_kinds(config, common.read_depth(config))
+    depth = common.read_depth(config)
+    attending = cast(list[object], config.get("full_attn_idxs", list, [*range(depth)]))  # in older configs
+    default = [FULL if i in attending else CONV for i in range(depth)]
+    kinds = common.read_layer_types(config, depth, default, known=(FULL, CONV))
     return Encoder(
         family="lfm2",
         **dict(sizes, intermediate_size=_lfm2_inner(config, sizes["intermediate_size"])),
@@ -228,14 +228,6 @@ def read_lfm2_moe(config: JsonFile) -> Encoder:
             corrected=config.get("use_expert_bias", bool, True),
             eps=1e-6,
         ),
-    )
-
-
-def _lfm2_kinds(config: JsonFile, num_layers: int) -> list[str]:
-    """Return FULL or CONV for each layer. Older configs list the layers with attention."""
-    attending = cast(list[object], config.get("full_attn_idxs", list, [*range(num_layers)]))
-    return common.read_layer_types(
-        config, num_layers, [FULL if i in attending else CONV for i in range(num_layers)], known=(FULL, CONV)
     )
 
 

@@ -34,7 +34,6 @@ OWN_HEADS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 _SCORED: Final = frozenset({"GPT2ForSequenceClassification"})
 """Classes with the head of transformers' generic ones, of which they are not made."""
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
-"""Model types whose positions begin after the padding id."""
 _BYPASS: Final = "does not pass through transformers' attention interface"
 _UNPACKABLE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("big_bird", "longformer"), f"its sparse attention {_BYPASS}"),
@@ -52,7 +51,6 @@ _UNREAD: Final[Mapping[str, str]] = {
     **dict.fromkeys(("chinese_clip", "clip", "siglip", "siglip2"), _VISION),
     "dpr": "its encoders of questions and passages are read only as Sentence Transformers saves them",
 }
-"""Model type -> reason why it is not read."""
 _CHANGING: Final = ("dynamic", "longrope")
 """Kinds of rotary scaling whose frequencies depend on the longest text of the batch."""
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {

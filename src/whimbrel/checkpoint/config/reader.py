@@ -56,7 +56,8 @@ def read_config(root: Path) -> JsonFile:
     Sentence Transformers goes by `auto_map`, else by `model_type`, not by `architectures`. So if that is missing or empty, or
     names classes of a family for other tasks, it is replaced by the class that AutoModel takes. Other values stay.
     """
-    return with_architecture(JsonFile.read(root, "config.json"), _ending_for_task(root))
+    task = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
+    return with_architecture(JsonFile.read(root, "config.json"), _ENDING_FOR_TASK.get(str(task), "Model"))
 
 
 def with_architecture(config: JsonFile, ending: str = "Model") -> JsonFile:
@@ -67,12 +68,6 @@ def with_architecture(config: JsonFile, ending: str = "Model") -> JsonFile:
     names = cast(list[object], stated or [])
     name = _class_of_family(config, names) if names else _class_of_type(config, ending)
     return config if name is None else JsonFile(config.name, {**config.data, "architectures": [name]})
-
-
-def _ending_for_task(root: Path) -> str:
-    """Return how classes for the task of the Transformer in `root` are called, as Sentence Transformers states it."""
-    task: object = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
-    return _ENDING_FOR_TASK.get(task, "Model") if isinstance(task, str) else "Model"
 
 
 def _class_of_family(config: JsonFile, names: list[object]) -> str | None:
@@ -104,11 +99,13 @@ def read_encoder(config: JsonFile) -> Encoder:
     names = cast(list[object], config.get("architectures", list, []))
     if names == ["HF_ColBERT"]:
         names = list[object]([_colbert_architecture(config)])
-    if not _is_native(config, names) and is_offered(config, names):
+    known = [isinstance(name, str) and name in _ARCHITECTURES for name in names]
+    is_native = config.get("model_type", str, "") in _MODEL_TYPES or any(known)  # with or without these heads
+    if not is_native and is_offered(config, names):
         encoder = read_fallback(config)
         config.require_values(_FIXED)
         return _check_encoder(config, encoder)
-    if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
+    if not all(known):
         reject_auto_map(config)
     if not names:
         raise _missing(config)
@@ -131,12 +128,6 @@ def read_encoder(config: JsonFile) -> Encoder:
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
     """Raise CheckpointError if a fallback's config has a key that is neither known nor declared by transformers' class."""
     config.reject_unknown_keys(_INERT, _FIXED, undeclared_keys(config), declared)
-
-
-def _is_native(config: JsonFile, names: list[object]) -> bool:
-    """Return whether Whimbrel runs the family, with or without these heads."""
-    model_type = config.get("model_type", str, "")
-    return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in names)
 
 
 def _missing(config: JsonFile) -> CheckpointError:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, cast, get_args
+from typing import Final, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -26,6 +26,8 @@ from whimbrel.types.heads import Head, Normalize
 from whimbrel.types.late_interaction import StatedPooling, TokenPooling
 from whimbrel.types.request import InputType
 
+IdsOf: TypeAlias = Callable[[Iterable[str]], tuple[int, ...]]
+"""Words -> the ids of those that are tokens."""
 _SIDES: Final[tuple[InputType, ...]] = get_args(InputType)
 _TOKENS: Final[Feature] = "token_embeddings"
 
@@ -41,10 +43,6 @@ class _Side:
     """The vectors are normalised before the first step."""
     is_masked: bool = False
 
-    @property
-    def is_clustered(self) -> bool:
-        return any(step.pool_factor > 1 for step in self.steps)
-
 
 def token_output(width: int, head: tuple[Head, ...], skip_ids: Iterable[int]) -> Output:
     """Return the output with a vector of each token, in documents without those of `skip_ids`."""
@@ -54,13 +52,8 @@ def token_output(width: int, head: tuple[Head, ...], skip_ids: Iterable[int]) ->
     )
 
 
-def read_token_chain(
-    folder: Path, rows: Rows, width: int, *, ids_of: Callable[[Iterable[str]], tuple[int, ...]], fills_up: bool
-) -> Output:
-    """Read the modules `rows` after a Transformer of `width` columns. `ids_of` gives the ids of the words that are tokens.
-
-    `fills_up`: queries are filled up with tokens, to which a MultiVectorMask gives vectors. Raises CheckpointError.
-    """
+def read_token_chain(folder: Path, rows: Rows, width: int, *, ids_of: IdsOf, fills_up: bool) -> Output:
+    """Read the modules `rows` after a Transformer of `width` columns. `fills_up`: queries are filled up with tokens."""
     features = dict(tokens(width))
     sides: dict[InputType, _Side] = {side: _Side() for side in _SIDES}
     for kind, path in rows:
@@ -76,9 +69,8 @@ def read_token_chain(
             raise CheckpointError(message, file=MODULES)
         _follow_poolings(path, sides, features[_TOKENS].token_head[len(before.token_head) :])
     if fills_up and not sides["query"].is_masked:
-        raise CheckpointError(
-            "queries are filled up, but no MultiVectorMask keeps those tokens (query_expansion).", file=MODULES
-        )
+        message = "queries are filled up, but no MultiVectorMask keeps those tokens (query_expansion)."
+        raise CheckpointError(message, file=MODULES)
     query, document = sides["query"], sides["document"]
     if document.keep_ids is not None and not document.keep_ids:
         raise CheckpointError("the keep_only_token_ids of all MultiVectorMasks have no token in common.", file=MODULES)
@@ -102,14 +94,7 @@ def _follow_poolings(path: str, sides: Mapping[InputType, _Side], heads: tuple[H
         side.steps[-1] = msgspec.structs.replace(side.steps[-1], normalize_embeddings=True)
 
 
-def _read_mask(
-    folder: Path,
-    path: str,
-    sides: Mapping[InputType, _Side],
-    ids_of: Callable[[Iterable[str]], tuple[int, ...]],
-    *,
-    fills_up: bool,
-) -> None:
+def _read_mask(folder: Path, path: str, sides: Mapping[InputType, _Side], ids_of: IdsOf, *, fills_up: bool) -> None:
     file = JsonFile.read(folder, f"{path}/config.json")
     file.reject_unknown_keys({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
     skip_ids = ids_of(read_words(file, default=[]))
@@ -118,11 +103,11 @@ def _read_mask(
         raise file.error("must be a list of token ids.", "keep_only_token_ids")
     for name, side in sides.items():
         skipped, kept = skip_ids if name in tasks else (), set[int](keep_ids if name == "document" else ())
-        if side.is_clustered and (skipped or kept or (fills_up and name == "query")):
-            message = (
-                f"{path!r} chooses tokens of a {name} after a HierarchicalTokenPooling, whose vectors are of no one token."
-            )
-            raise CheckpointError(message, file=MODULES, hint="save the model with the mask before the pooling")
+        is_clustered = any(step.pool_factor > 1 for step in side.steps)
+        if is_clustered and (skipped or kept or (fills_up and name == "query")):
+            reason = "after a HierarchicalTokenPooling, whose vectors are of no one token."
+            hint = "save the model with the mask before the pooling"
+            raise CheckpointError(f"{path!r} chooses tokens of a {name} {reason}", file=MODULES, hint=hint)
         side.skip_ids.update(skipped)
         if kept:
             side.keep_ids = kept if side.keep_ids is None else side.keep_ids & kept

@@ -1,10 +1,9 @@
 """Layouts of late-interaction checkpoints.
 
 There are three: Stanford's (HF_ColBERT, with artifact.metadata), PyLate's (with config_sentence_transformers.json) and that of
-Sentence Transformers 6 (a MultiVectorEncoder, with that file, sentence_bert_config.json and modules of its own).
-A marker is an inserted token in the first two, and the text of a prompt in the third. For a
-punctuation mark, Stanford's layout skips the first token of its encoding. Words without a token are not skipped: otherwise
-every unknown word of a document would be.
+Sentence Transformers 6 (a MultiVectorEncoder, with that file, sentence_bert_config.json and modules of its own). A marker is an
+inserted token in the first two, and the text of a prompt in the third. For a punctuation mark, Stanford's layout skips the
+first token of its encoding. Words without a token are not skipped: otherwise every unknown word of a document would be.
 
 Sources: stanford-futuredata/ColBERT, colbert/modeling and colbert/infra/config; lightonai/pylate, models/colbert.py and
 Dense.py; sentence_transformers/multi_vector_encoder and base/modules/transformer.py (6.2).
@@ -28,16 +27,7 @@ from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE,
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import (
-    Card,
-    Encoder,
-    Output,
-    PoolingOption,
-    QueryExpansion,
-    TextFormat,
-    TokenizerCard,
-    TokenizerReading,
-)
+from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerCard, TokenizerReading
 from whimbrel.types.heads import Dense
 from whimbrel.types.request import InputType, OutputName
 
@@ -72,7 +62,6 @@ _INERT_METADATA: Final = """
     warmup warmup_bert
 """.split()
 _MARKERS: Final[Mapping[InputType, str]] = {"query": "[Q] ", "document": "[D] "}
-"""PyLate's default markers."""
 _FIXED_METADATA: Final[Mapping[str, tuple[object, ...]]] = {
     "interaction": ("colbert", None),
     "pool_factor": (1, None),
@@ -97,7 +86,7 @@ def find_layout(folder: Path) -> Layout | None:
 
 
 def read_multi_vector(
-    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: PoolingOption | None
+    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: str | None
 ) -> Card:
     """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
     if pooling is not None:

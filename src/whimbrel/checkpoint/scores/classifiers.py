@@ -34,7 +34,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "ForRewardModel": "reward",
     "ForProcessRewardModel": "step",
 }
-"""Suffix of an architecture's name -> kind of head."""
 _STEP_TAG: Final = "<extra_0>"
 """The token at the end of each step in Qwen's process reward models."""
 
@@ -49,7 +48,6 @@ class _Layers:
     """Names and activations of the layers before it, as wide as the model."""
     mode: PoolingMode = "cls"
     bias: bool = True
-    """True if the last layer has a bias."""
 
 
 _POOLER: Final = _Layers("classifier", (("pooler.dense", "tanh"),))
@@ -69,9 +67,7 @@ _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     "eurobert": _Layers("classifier", (("dense", "gelu"),)),
     **dict.fromkeys((*_DECODERS, "internlm2"), _SCORE),
 }
-"""Family -> layers of a text classifier."""
 _PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
-"""Default padding ids of families."""
 
 _ACTIVATIONS: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -207,16 +203,12 @@ def find_entailment(config: JsonFile, labels: Sequence[str]) -> int | None:
 
     Source: transformers/pipelines/zero_shot_classification.py (5.23), which goes by label2id alone.
     """
-    places = [index for index, label in enumerate(labels) if _means_entailment(label)]
+    places = [index for index, label in enumerate(labels) if label.lower().startswith("entail")]
     stated = config.get("label2id", dict, {})
     if len(labels) < 2 or len(places) != 1:
         return None
-    named = [str(stated[label]) for label in stated if _means_entailment(label)]
+    named = [str(stated[label]) for label in stated if label.lower().startswith("entail")]
     return places[0] if not stated or named == [str(places[0])] else None
-
-
-def _means_entailment(label: str) -> bool:
-    return label.lower().startswith("entail")
 
 
 _POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {
@@ -240,16 +232,12 @@ def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output)
 def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:
     width = encoder.hidden_size
     stated = config.choice("pooler_hidden_act", ACTIVATIONS, "gelu") if encoder.family in DEBERTA else None
-    before: tuple[Head, ...] = tuple(
-        Dense(None, name, width, width, bias=True, activation=stated or activation) for name, activation in layers.before
-    )
+    before: list[Head] = [Dense(None, name, width, width, bias=True, activation=stated or act) for name, act in layers.before]
     if encoder.family == "modernbert":
         bias = config.get("classifier_bias", bool, False)
         activation = config.choice("classifier_activation", ACTIVATIONS, "gelu")
-        before = (
-            Dense(None, "head.dense", width, width, bias=bias, activation=activation),
-            LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias),
-        )
+        before.append(Dense(None, "head.dense", width, width, bias=bias, activation=activation))
+        before.append(LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias))
     last = Dense(None, layers.last, width, num_labels, bias=layers.bias, activation="identity")
     return Output(num_labels, head=(*before, last))
 

@@ -31,7 +31,7 @@ from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, RerankerName, TokenizerReading
 from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActivation
-from whimbrel.types.template import Template, fill
+from whimbrel.types.template import fill
 
 _FILE: Final = "sentence_bert_config.json"
 _KINDS: Final[Mapping[str, str]] = {
@@ -105,12 +105,15 @@ def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerNa
         heads = _score(config, encoder)
     activation = stated_activation(config, JsonFile("", {}), _SCORE_ACTIVATIONS)
     activated = convention.activated if activation is None else activation == "sigmoid"
-    mode = read_stated_pooling(config) or "lasttoken"
+    mode, template = read_stated_pooling(config) or "lasttoken", convention.template
+    limit = convention.max_length
+    if template.body_length is not None:  # a token has at least one byte
+        limit = template.body_length + sum(len(fill(text).encode()) for text in template.texts)
     return replace(
         card,
         outputs={"scores": Output(1, modes=(mode,), head=heads, activation="sigmoid", activated=activated)},
-        max_length=min(card.max_length, convention.max_length or _max_tokens(convention.template) or card.max_length),
-        template=convention.template,
+        max_length=min(card.max_length, limit or card.max_length),
+        template=template,
     )
 
 
@@ -152,12 +155,6 @@ def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
     if temperature <= 0:
         raise config.error(f"must be positive, is {temperature}.", "temperature")
     return (dense,) if temperature == 1.0 else (dense, DivideBy(temperature))
-
-
-def _max_tokens(template: Template) -> int | None:
-    """Return the maximum tokens of a template, as a token has at least one byte."""
-    length = template.body_length
-    return None if length is None else length + sum(len(fill(text).encode()) for text in template.texts)
 
 
 def _add_modules(card: Card, folder: Path, config: JsonFile, tokenizer: JsonFile) -> Card:

@@ -13,6 +13,7 @@ sparse_static_embedding.py (6.2); model2vec/model.py and model2vec/persistence/p
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, Literal
@@ -35,6 +36,7 @@ _TABLES: Final = ("embedding.weight", "embeddings")
 UNLIMITED: Final = 2**22
 """Tokens per text without a limit: more than any accepted text has."""
 _MODEL2VEC_LENGTH: Final = 512
+_SIDES: Final[Mapping[str, Literal["right", "left"]]] = {"Right": "right", "Left": "left"}
 # Keys of model2vec's config.json about the table's origin, or that repeat the tensors' shapes.
 _INERT: Final = """
     apply_pca apply_zipf architectures embedding_dtype head_config hidden_dim language pooling seq_length sif_coefficient
@@ -87,9 +89,12 @@ def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
         normalized = config.get("normalize", bool, False)
         config.reject_unread_keys(_INERT, {"max_length", "model_type"})
         bare = StaticTokenizer(encoder.vocab_size, drop_unknown=True, cut_characters=length is not None)
-        return encoder, _tokenizer(bare), limit, normalized
-    limit, side = _truncation(tokenizer)
-    return encoder, _tokenizer(StaticTokenizer(encoder.vocab_size), side), limit, None
+        return encoder, _bare_tokenizer(bare), limit, normalized
+    limit, side, truncation = UNLIMITED, "right", tokenizer.section("truncation")
+    if truncation.data:  # Sentence Transformers keeps it
+        truncation.reject_unknown_keys({"direction", "max_length", "strategy", "stride"})
+        limit, side = truncation.positive("max_length"), truncation.choice("direction", _SIDES, "Right")
+    return encoder, _bare_tokenizer(StaticTokenizer(encoder.vocab_size), side), limit, None
 
 
 def _read_sparse_table(folder: Path, path: str, reading: TokenizerReading | None) -> tuple[Encoder, TokenizerCard, int, Output]:
@@ -102,7 +107,11 @@ def _read_sparse_table(folder: Path, path: str, reading: TokenizerReading | None
     tokenizer = read_tokenizer(folder, path, none, stated, reading=reading, lowercase=False)
     idf = None
     if config.data.get("path") is not None:
-        idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
+        file = config.get("path", str)
+        if Path(file).name != file or not file.endswith(".json"):
+            raise config.error(f"{file!r:.80} is no JSON file of this folder.", "path")
+        places = (f"{path}/{file}".lstrip("/"), file)  # in the module's folder or the checkpoint's
+        idf = next((place for place in places if (folder / place).exists()), None)
         if idf is None:
             raise config.error("this file is not in the checkpoint.", "path")
         ids, _ = read_vocabulary(root, tokenizer, vocab_size=2**31)
@@ -115,31 +124,13 @@ def _read_sparse_table(folder: Path, path: str, reading: TokenizerReading | None
     return encoder, replace(tokenizer, static=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
 
 
-def _beside(config: JsonFile, path: str) -> list[str]:
-    """Return the paths that the file of weights may have: in the module's folder or the checkpoint's."""
-    name = config.get("path", str)
-    if Path(name).name != name or not name.endswith(".json"):
-        raise config.error(f"{name!r:.80} is no JSON file of this folder.", "path")
-    return [f"{path}/{name}".lstrip("/"), name]
-
-
 def _table_encoder(vocab_size: int, width: int) -> Encoder:
     return Encoder(family="static", vocab_size=vocab_size, hidden_size=width, max_positions=UNLIMITED, **NO_LAYERS)
 
 
-def _tokenizer(bare: StaticTokenizer, side: Literal["right", "left"] = "right") -> TokenizerCard:
+def _bare_tokenizer(bare: StaticTokenizer, side: Literal["right", "left"] = "right") -> TokenizerCard:
     """Return the card of tokenizer.json without any other file, which all versions run as it is."""
     return TokenizerCard("tokenizer.json", truncate=side, static=bare, reading="file")
-
-
-def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
-    """Return (limit in tokens, side) of tokenizer.json's truncation, which Sentence Transformers keeps."""
-    truncation = tokenizer.section("truncation")
-    if not truncation.data:
-        return UNLIMITED, "right"
-    truncation.reject_unknown_keys({"direction", "max_length", "strategy", "stride"})
-    sides: dict[str, Literal["right", "left"]] = {"Right": "right", "Left": "left"}
-    return truncation.positive("max_length"), truncation.choice("direction", sides, "Right")
 
 
 def _shapes(root: Path) -> dict[str, list[int]]:

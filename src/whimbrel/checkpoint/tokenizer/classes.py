@@ -58,9 +58,7 @@ class Tokens:
     """Special tokens by role, and ids of all tokens."""
 
     names: Mapping[str, str]
-    """Role -> token."""
     ids: Mapping[str, int]
-    """Token -> id."""
 
     def name(self, role: str) -> str:
         if role not in self.names:

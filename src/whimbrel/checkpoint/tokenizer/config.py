@@ -61,7 +61,6 @@ _TYPES: Final[Mapping[TokenizerClass, str]] = {
 _IMPLIED: Final[Mapping[str, TokenizerClass]] = {
     model_type: kind for kind, model_types in _TYPES.items() for model_type in model_types.split()
 }
-"""Model type -> default tokenizer class."""
 _FILE_ALONE: Final = """
     ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm2
     internlm3 iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert
@@ -119,8 +118,7 @@ def read_tokenizer(
 ) -> TokenizerCard:
     """Return the card of the tokenizer at `path` in the checkpoint's folder. Raises CheckpointError.
 
-    `reading` is the user's choice, or None if the files decide. `lowercase` is Sentence Transformers' do_lower_case; `pairs`
-    says that the model scores pairs of texts without a template.
+    `lowercase` is Sentence Transformers' do_lower_case; `pairs`: the model scores pairs of texts without a template.
     """
     tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
@@ -175,9 +173,8 @@ def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> tuple
         return _IMPLIED[model_type], f"the default of model_type {model_type!r} ({config.name}), as no {_CLASS} is stated"
     kind = owner.choice(_CLASS, _TOKENIZER_CLASSES)
     stated = f"named in {owner.name}: {_CLASS} is {owner.data[_CLASS]!r}"
-    if kind != "LlamaTokenizer" or not (root / "tokenizer.json").exists():
-        return kind, stated
-    if '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
+    is_llama = kind == "LlamaTokenizer" and (root / _VOCABULARY).exists()
+    if is_llama and '"ByteLevel"' in find_file(root, _VOCABULARY).read_text(encoding="utf-8"):
         return "tokenizer.json", stated  # many checkpoints with another tokenizer name this class
     return kind, stated
 
@@ -250,10 +247,8 @@ def _with_sentinels(tokenizer: JsonFile, extra: tuple[AddedToken, ...]) -> tuple
     count = tokenizer.get("extra_ids", int, _SENTINELS)
     stated = sum("<extra_id_" in token["content"] for token in extra)
     if count not in (0, _SENTINELS) or stated not in (0, count):
-        message = (
-            f"{count} is not supported with {stated} tokens <extra_id_N> in additional_special_tokens; must be {_SENTINELS}."
-        )
-        raise tokenizer.error(message, "extra_ids")
+        given = f"{stated} tokens <extra_id_N> in additional_special_tokens"
+        raise tokenizer.error(f"{count} is not supported with {given}; must be {_SENTINELS}.", "extra_ids")
     return extra if stated else (*extra, *({"content": f"<extra_id_{i}>", "special": True} for i in range(count)))
 
 

@@ -38,18 +38,18 @@ _PARTS: Final = {
 def check_growth(file: JSON) -> None:
     """Raise CheckpointError if the tokenizer may make texts much longer."""
     for part in ("normalizer", "decoder"):
-        growth = _growth(list(_steps(file, part)))
+        growth = _growth(list(steps_of(file, part)))
         if growth > _MAX_GROWTH:
             raise _error(f"makes of one character up to {growth:,.0f}; the limit is {_MAX_GROWTH}.", part)
-    kinds = [step.get("type") for step in _steps(file, "pre_tokenizer")]
+    kinds = [step.get("type") for step in steps_of(file, "pre_tokenizer")]
     if kinds.count("ByteLevel") > _MAX_BYTE_LEVELS or kinds.count("Metaspace") > _MAX_PREPENDING:
         raise _error("lengthens the words of a text again and again.", "pre_tokenizer")
-    for step in _steps(file, "post_processor"):
+    for step in steps_of(file, "post_processor"):
         for name in ("single", "pair"):
             _check_template(step, name)
 
 
-def _steps(file: JSON, part: str) -> Iterator[JSON]:
+def steps_of(file: JSON, part: str) -> Iterator[JSON]:
     """Yield the steps of a part in order, those within sequences too."""
     waiting: list[Any] = [file.get(part)]
     while waiting:
