@@ -7,7 +7,7 @@ library become errors that name the text of the request. Knows nothing of specia
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -82,14 +82,14 @@ class BackendTokenizer:
         slices = self.encode_batches(texts, prompt, indices=indices, special=special)
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
 
-    def encode_unique(self, rows: Iterable[Iterable[str]]) -> dict[str, Int32Array]:
-        """Return the ids of each distinct text in rows of texts, without special tokens. Each text is tokenised once."""
+    def encode_pieces(self, rows: Sequence[Sequence[Int32Array | str]]) -> list[list[Int32Array]]:
+        """Return the ids of each text in rows of texts, without special tokens; ids among them stay. Equal texts run once."""
         first: dict[str, Index] = {}
         for index, row in enumerate(rows):
-            for part, text in enumerate(row):
+            for part, text in enumerate(piece for piece in row if isinstance(piece, str)):
                 first.setdefault(text, (index, part))
-        texts = list(first)
-        return dict(zip(texts, self.ids(texts, indices=list(first.values()), special=False), strict=True))
+        ids = dict(zip(first, self.ids(list(first), indices=list(first.values()), special=False), strict=True))
+        return [[ids[piece] if isinstance(piece, str) else piece for piece in row] for row in rows]
 
     def encode_batches(
         self,

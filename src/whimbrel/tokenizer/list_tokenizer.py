@@ -198,24 +198,20 @@ class ListTokenizer:
     def _rows(self, prompts: Sequence[tuple[str, Sequence[str]]], instruction: str) -> list[Int32Array]:
         """Return the ids of each prompt. Each distinct piece of text is tokenized once."""
         pieces = [self._pieces(query, documents, instruction) for query, documents in prompts]
-        ids = self._plain.encode_unique(texts for texts, _ in pieces)
-        rows = list[Int32Array]()
-        for (first, *others), controls in pieces:
-            after = [each for control, text in zip(controls, others, strict=True) for each in (control, ids[text])]
-            rows.append(np.concatenate([ids[first], *after]))
-        return rows
+        return [np.concatenate(row) for row in self._plain.encode_pieces(pieces)]
 
-    def _pieces(self, query: str, documents: Sequence[str], instruction: str) -> tuple[list[str], list[Int32Array]]:
-        """Return the texts of a prompt, and the control token after each but the last."""
-        texts, controls = [""], list[Int32Array]()
+    def _pieces(self, query: str, documents: Sequence[str], instruction: str) -> list[Int32Array | str]:
+        """Return the texts of a prompt, with a control token between each two."""
+        pieces, before = list[Int32Array | str](), ""
 
         def add(segments: Sequence[Segment], **values: object) -> None:
+            nonlocal before
             for segment in segments:
                 if segment.is_control:
-                    controls.append(self._ids[segment.text])
-                    texts.append("")
+                    pieces.extend((before, self._ids[segment.text]))
+                    before = ""
                 else:
-                    texts[-1] += segment.text.format(query=query, instruction=instruction, **values)
+                    before += segment.text.format(query=query, instruction=instruction, **values)
 
         query = self._template.clean(query)
         opening, document, closing = self._segments[bool(instruction)]
@@ -223,7 +219,7 @@ class ListTokenizer:
         for index, text in enumerate(documents):
             add(document, index=index, document=self._template.clean(text))
         add(closing)
-        return texts, controls
+        return [*pieces, before]
 
     def _seq(self, ids: Int32Array, index: int, texts: _CutList, document: int, adapter: int) -> Seq:
         if ids.size > self._max_length:  # a text has other tokens within the prompt than alone

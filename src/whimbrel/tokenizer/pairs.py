@@ -39,7 +39,7 @@ class PairTemplate:
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
-    def seq(self, texts: tuple[Int32Array, Int32Array], index: int, limit: TruncationLimit, *, only_first: bool = False) -> Seq:
+    def seq(self, texts: Sequence[Int32Array], index: int, limit: TruncationLimit, *, only_first: bool = False) -> Seq:
         """Return the seq of two texts, truncated to the limit: the longer one first, or `only_first`. Raises TooLong."""
         first, second = texts
         num_tokens = self.num_special + first.size + second.size

@@ -114,13 +114,13 @@ class TemplateTokenizer:
         return [with_prefix(seq, prefixes[query], self._max_prefix_tokens) for seq, (query, _) in zip(seqs, pairs, strict=True)]
 
     def _rows(self, parts: Sequence[Pair], form: _Pieces, instruction: str) -> list[list[Int32Array]]:
-        """Return the ids of each piece of each pair. Each distinct text is tokenised once."""
-        runs = [
-            [fill(run, query=query, document=document, instruction=instruction) for run in form if isinstance(run, str)]
-            for query, document in parts
-        ]
-        ids = self._plain.encode_unique(runs)
-        return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form] for texts in map(iter, runs)]
+        """Return the ids of each piece of each pair."""
+
+        def filled(query: str, document: str) -> list[Int32Array | str]:
+            values = {"query": query, "document": document, "instruction": instruction}
+            return [fill(piece, **values) if isinstance(piece, str) else piece for piece in form]
+
+        return self._plain.encode_pieces([filled(*pair) for pair in parts])
 
     def _limits(self, different: Sequence[list[Int32Array]], form: _Pieces, limit: TruncationLimit) -> _Limits:
         template, first_run = self._template, next(i for i, piece in enumerate(form) if isinstance(piece, str))

@@ -136,9 +136,8 @@ class Tokenizer:
         if params.prompt:
             prompted = {first: params.prompt + first for first, _ in checked}
             checked = [(prompted[first], second) for first, second in checked]
-        ids = self.backend.encode_unique(checked)
-        texts = ((ids[first], ids[second]) for first, second in checked)
-        seqs = [template.seq(pair, index, params.limit, only_first=only_first) for index, pair in enumerate(texts)]
+        rows = self.backend.encode_pieces(checked)
+        seqs = [template.seq(texts, index, params.limit, only_first=only_first) for index, texts in enumerate(rows)]
         return seqs if params.adapter < 0 else [replace(seq, adapter=params.adapter) for seq in seqs]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
