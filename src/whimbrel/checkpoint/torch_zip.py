@@ -21,10 +21,18 @@ class _Shape(tuple[int, ...]):
     """Shape of a tensor, in place of the tensor."""
 
 
+def _tensor(_storage: object, _offset: object, shape: tuple[int, ...], *_: object) -> _Shape:
+    return _Shape(shape)
+
+
+def _parameter(tensor: object, *_: object) -> object:
+    return tensor
+
+
 _KNOWN: Final[Mapping[tuple[str, str], Callable[..., object]]] = {
     ("collections", "OrderedDict"): OrderedDict,
-    ("torch._utils", "_rebuild_tensor_v2"): lambda _storage, _offset, shape, *_: _Shape(shape),
-    ("torch._utils", "_rebuild_parameter"): lambda tensor, *_: tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): _tensor,
+    ("torch._utils", "_rebuild_parameter"): _parameter,
 }
 
 

@@ -200,7 +200,7 @@ def _read_names(config: JsonFile, key: str = "lora_adaptations") -> tuple[str, .
 def _read_peft(config: JsonFile, expected: frozenset[str]) -> tuple[int, float]:
     config.require_values(_PEFT_FIXED)
     config.get("peft_type", str)
-    targets = config.get("target_modules", list)
+    targets = cast(list[object], config.get("target_modules", list))
     if not expected <= set(map(str, targets)) <= expected | {_TOP}:
         raise config.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
     rank = config.positive("r")

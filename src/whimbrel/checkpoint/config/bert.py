@@ -111,7 +111,7 @@ def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gat
         activation=config.choice("hidden_act", ACTIVATIONS),
         positions="rotary",
         gated=gated,
-        **(common.biases(attention=biases, mlp=biases) | {"up_bias": biases and not gated}),
+        **dict(common.biases(attention=biases, mlp=biases), up_bias=biases and not gated),
     )
 
 

@@ -49,7 +49,7 @@ KINDS: Final[Mapping[str, str]] = {
 
 def stated_classes(folder: Path) -> list[str]:
     """Return the classes that modules.json names. Empty without the file."""
-    values = read_json(folder, MODULES) if has_modules(folder) else []
+    values: object = read_json(folder, MODULES) if has_modules(folder) else []
     rows = cast(list[object], values) if isinstance(values, list) else []
     types = [cast(dict[str, object], row).get("type") for row in rows if isinstance(row, dict)]
     return [kind for kind in types if isinstance(kind, str)]
