@@ -10,12 +10,13 @@ transformers/utils/chat_template_utils.py (5.23).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.json_file import JSON, JsonFile, find_file
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.template import Template, TextTemplate, fields, fill, from_examples
 
@@ -25,14 +26,7 @@ _MARKS: Final = {"query": "\ue000query\ue001", "document": "\ue000document\ue001
 """Placeholders made of private-use characters."""
 _ASCII: Final = "".join(map(chr, range(1, 128)))
 _LONG: Final = "\u00e9\u2028 \U0001f600" * 900
-_PROBES: Final = (
-    ("a b", "c d"),
-    (" q\n", "\n\n d "),
-    ("", "d"),
-    ("q", ""),
-    (_ASCII, _ASCII[::-1]),
-    ("1", _LONG),
-)
+_PROBES: Final = (("a b", "c d"), (" q\n", "\n\n d "), ("", "d"), ("q", ""), (_ASCII, _ASCII[::-1]), ("1", _LONG))
 _TEXTS: Final = ("a b", " q\n", "", _ASCII, _LONG)
 _PROMPTS: Final = ("i", "\n i ", _ASCII)
 _MAX_WORDS: Final = 24
@@ -45,7 +39,7 @@ _Render: TypeAlias = Callable[[str, str, str | None], str]
 
 
 def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, variables: Mapping[str, Any]) -> Template:
-    """Return the template of the checkpoint in `root`. Raises CheckpointError. `structured`: messages hold lists of parts."""
+    """Return the template of the checkpoint in `root`. `structured`: messages hold lists of parts. Raises CheckpointError."""
     file, render_messages, _ = _renderer(root, tokenizer, structured, variables)
 
     def render(query: str, document: str, instruction: str | None) -> str:
@@ -53,8 +47,8 @@ def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
         return render_messages([*system, ("query", query), ("document", document)])
 
     plain = _text(file, render, None)
-    strips = next((strips for strips in (False, True) if _holds(render, plain, None, strips=strips)), None)
-    if strips is None:
+    strips = not _holds(render, plain, None, strips=False)
+    if strips and not _holds(render, plain, None, strips=True):
         raise CheckpointError("does more with query and document than to put them somewhere.", file=file, key="chat_template")
     try:
         text = _text(file, render, _MARKS["instruction"])
@@ -68,10 +62,7 @@ def read_chat_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
 
 
 def read_text_template(root: Path, tokenizer: JsonFile, *, structured: bool, variables: Mapping[str, Any]) -> TextTemplate:
-    """Return the template of one text, a message of a user, and of a prompt, a system message before it.
-
-    Raises CheckpointError. `structured`: messages hold lists of parts.
-    """
+    """Return the template of one text, a user's message, and of a prompt, a system message. Raises CheckpointError."""
     file, render, words = _renderer(root, tokenizer, structured, variables)
 
     def rendered(text: str, prompt: str | None) -> str:
@@ -86,10 +77,12 @@ def read_text_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
     tried = (*words, *("".join(pair) for pair in product(words, (*words, "x"))), *("x" + word for word in words))
     texts = [*_TEXTS, *filter(is_taken, tried)]
     plain = _around(file, rendered(_MARKS["document"], None))
-    strips = _strips(plain, lambda text: rendered(text, None), texts)
-    if strips is None:
+    expected = [(text, rendered(text, None)) for text in texts]
+    for alone in (TextTemplate(plain), TextTemplate(plain, strip_text=True)):
+        if all(alone.wrap(text, "") == whole for text, whole in expected):
+            break
+    else:
         raise CheckpointError("does more with a text than to put it somewhere.", file=file, key="chat_template")
-    alone = TextTemplate(plain, strip_text=strips)
     try:
         prompted = _around(file, rendered(_MARKS["document"], _MARKS["instruction"]))
     except CheckpointError:
@@ -97,7 +90,7 @@ def read_text_template(root: Path, tokenizer: JsonFile, *, structured: bool, var
     if not any("instruction" in fields(part) for part in prompted):
         return alone
     for strips_prompt in (False, True):
-        template = TextTemplate(plain, prompted, strip_text=strips, strip_prompt=strips_prompt)
+        template = replace(alone, prompted=prompted, strip_prompt=strips_prompt)
         if all(template.wrap(text, prompt) == rendered(text, prompt) for prompt in _PROMPTS for text in texts):
             return template
     raise CheckpointError("does more with a system message than to put it somewhere.", file=file, key="chat_template")
@@ -111,22 +104,11 @@ def _around(file: str, rendered: str) -> tuple[str, str]:
     return parts[0], parts[1]
 
 
-def _strips(plain: tuple[str, str], rendered: Callable[[str], str], texts: Iterable[str]) -> bool | None:
-    """Return whether the template strips a text. None if it changes texts otherwise."""
-    expected = [(text, rendered(text)) for text in texts]
-    for strips in (False, True):
-        template = TextTemplate(plain, strip_text=strips)
-        if all(template.wrap(text, "") == whole for text, whole in expected):
-            return strips
-    return None
-
-
 def _source(root: Path, tokenizer: JsonFile) -> tuple[str, str]:
     """Return (file, template). A template file overrides tokenizer_config.json."""
-    if (root / _FILE).exists():
-        file, source = _FILE, find_file(root, _FILE).read_text(encoding="utf-8")
-    else:
-        file, source = tokenizer.name, _stated_template(tokenizer)
+    has_file = (root / _FILE).exists()
+    file = _FILE if has_file else tokenizer.name
+    source = find_file(root, _FILE).read_text(encoding="utf-8") if has_file else _stated_template(tokenizer)
     if len(source) > _MAX_CHARACTERS:
         message = f"has {len(source):,} characters; the limit is {_MAX_CHARACTERS:,}."
         raise CheckpointError(message, file=file, key="chat_template")
@@ -192,12 +174,9 @@ def _renderer(
 
 
 def _special_tokens(tokenizer: JsonFile) -> dict[str, str]:
-    tokens = dict[str, str]()
-    for key, value in tokenizer.data.items():
-        content: object = cast(dict[str, Any], value).get("content") if isinstance(value, dict) else value
-        if key.endswith("_token") and isinstance(content, str):
-            tokens[key] = content
-    return tokens
+    stated = ((key, value) for key, value in tokenizer.data.items() if key.endswith("_token"))
+    contents = ((key, cast(JSON, value).get("content") if isinstance(value, dict) else value) for key, value in stated)
+    return {key: content for key, content in contents if isinstance(content, str)}
 
 
 def _text(file: str, render: _Render, instruction: str | None) -> str:

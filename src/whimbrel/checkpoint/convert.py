@@ -12,8 +12,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
@@ -54,22 +53,28 @@ def convert(
     source = checkpoint.folder
     pickles = _pickles_of_modules(source, path)
     _check_place(out, source)
-    with _no_space_is_an_error(out), _staging(out) as staging:
-        progress("copying files")
-        _copy_others(source, staging, {source / each / name for each, names in pickles.items() for name in (*names, _INDEX)})
-        progress("reading pickles")
-        num_tensors = num_bytes = 0
-        for each, files in pickles.items():
-            tensors = _unpickle(source, each, staging, files)
-            if (source / each / _INDEX).is_file():
-                _write_index(source / each, staging / each, tensors)
-            num_tensors += sum(map(len, tensors.values()))
-            num_bytes += sum((staging / each / name).stat().st_size for name in tensors)
-        progress("checking the new checkpoint")
-        check(staging)
-        if out.exists():
-            out.rmdir()
-        staging.rename(out)
+    try:
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.absolute().parent, ignore_cleanup_errors=True) as name:
+            staging = Path(name)
+            staging.chmod(0o755)
+            progress("copying files")
+            _copy_others(source, staging, {source / each / file for each in pickles for file in (*pickles[each], _INDEX)})
+            progress("reading pickles")
+            num_tensors = num_bytes = 0
+            for each, files in pickles.items():
+                tensors = _unpickle(source, each, staging, files)
+                if (source / each / _INDEX).is_file():
+                    _write_index(source / each, staging / each, tensors)
+                num_tensors += sum(map(len, tensors.values()))
+                num_bytes += sum((staging / each / file).stat().st_size for file in tensors)
+            progress("checking the new checkpoint")
+            check(staging)
+            if out.exists():
+                out.rmdir()
+            staging.rename(out)
+    except OSError as error:
+        reason = f"{error.strerror or error}. Nothing is left of it."
+        raise SetupError(f"writing {out} failed: {reason}", hint="check the disk, or choose another --out") from None
     return Converted(out, num_tensors, num_bytes)
 
 
@@ -89,8 +94,6 @@ def _pickles_of_modules(source: Path, path: str) -> dict[str, list[str]]:
 def _pickles(folder: Path) -> list[str]:
     """Return the names of the pickles that hold a folder's weights. Raises CheckpointError."""
     names = sorted(set(_places(folder).values())) if (folder / _INDEX).is_file() else [_WEIGHTS]
-    if not names or any(name != Path(name).name for name in names):
-        raise CheckpointError("names no files of weights beside it.", file=_INDEX)
     for name in names:
         if not (folder / name).is_file():
             raise CheckpointError(f"not found in {folder}; there is nothing to convert.", file=name)
@@ -100,7 +103,7 @@ def _pickles(folder: Path) -> list[str]:
 def _places(folder: Path) -> dict[str, str]:
     """Return the file of each tensor by the index. Raises CheckpointError."""
     places = cast(dict[str, object], JsonFile.read(folder, _INDEX).get("weight_map", dict))
-    if not all(isinstance(file, str) for file in places.values()):
+    if not places or any(not isinstance(file, str) or file != Path(file).name for file in places.values()):
         raise CheckpointError("names no files of weights beside it.", file=_INDEX)
     return cast(dict[str, str], places)
 
@@ -116,33 +119,10 @@ def _check_place(out: Path, source: Path) -> None:
         raise SetupError(f"--out {out}: there is no folder {out.absolute().parent}.", hint="make it first")
 
 
-@contextmanager
-def _staging(out: Path) -> Generator[Path]:
-    """Give a folder beside `out`, which is removed at the end if it is still there."""
-    folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.absolute().parent))
-    folder.chmod(0o755)
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextmanager
-def _no_space_is_an_error(out: Path) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise SetupError(
-            f"writing {out} failed: {error.strerror or error}. Nothing is left of it.",
-            hint="check the disk, or choose another --out",
-        ) from None
-
-
 def _copy_others(source: Path, out: Path, left_out: set[Path]) -> None:
     """Copy all files but some. Links, of which the hub's cache is made, become files.
 
-    Raises CheckpointError for links to folders, and for links out of the checkpoint: it must not copy other files of this
-    machine.
+    Links to folders and out of the checkpoint are refused: other files of this machine must not be copied.
     """
     for folder, subfolders, names in os.walk(source):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
@@ -158,10 +138,7 @@ def _copy_others(source: Path, out: Path, left_out: set[Path]) -> None:
 
 
 def _unpickle(source: Path, path: str, staging: Path, files: Sequence[str]) -> dict[str, list[str]]:
-    """Write the tensors of pickles in the subfolder `path` as safetensors, in another process. Return their names by new file.
-
-    Raises CheckpointError, and OSError if they cannot be written.
-    """
+    """Write the pickles in the subfolder `path` as safetensors, in another process. Return names of tensors by new file."""
     for file in files:
         if is_lfs_pointer(find_file(source, Path(path, file).as_posix())):  # and no link out of the checkpoint
             raise lfs_error(Path(path, file).as_posix())
@@ -169,46 +146,28 @@ def _unpickle(source: Path, path: str, staging: Path, files: Sequence[str]) -> d
     command = [sys.executable, "-P", "-m", "whimbrel.model.unpickle", str(os.getpid())]
     command += [str(source.absolute() / path), str(staging / path)]
     command += [name for file in files for name in (file, _new_name(file))]
-    with subprocess.Popen(  # noqa: S603 - our own module, with names of files
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    ) as process:
-        try:
-            told, errors = process.communicate()
-        finally:
-            with suppress(ProcessLookupError):
-                process.kill()
+    done = subprocess.run(  # noqa: S603 - our own module, with names of files
+        command, stdin=subprocess.DEVNULL, capture_output=True, env=environment, start_new_session=True, check=False
+    )
     try:
-        answer: dict[str, Any] = json.loads(told)
+        answer: dict[str, Any] = json.loads(done.stdout)
     except ValueError:
-        reason = errors.decode(errors="replace").strip().split("\n")[-1][-300:]
-        raise CheckpointError(
-            f"the process that read it ended with {process.returncode}{f': {reason}' if reason else ''}.",
-            file=Path(path, files[0]).as_posix(),
-            hint="was there enough memory?",
-        ) from None
+        reason = done.stderr.decode(errors="replace").strip().split("\n")[-1][-300:]
+        message = f"the process that read it ended with {done.returncode}{f': {reason}' if reason else ''}."
+        file = Path(path, files[0]).as_posix()
+        raise CheckpointError(message, file=file, hint="was there enough memory?") from None
     if "error" in answer:
         file = Path(path, answer["file"]).as_posix()
         if answer["kind"] == "memory":
-            raise CheckpointError(
-                "there is no memory to read it.", file=file, hint="free some, or convert it on a larger machine"
-            )
+            hint = "free some, or convert it on a larger machine"
+            raise CheckpointError("there is no memory to read it.", file=file, hint=hint)
         if answer["kind"] == "unfit":
             raise CheckpointError(answer["error"], file=file, hint="ask who made it for safetensors")
         raise OSError(0, f"{file}: {answer['error']}")
+    os.umask(mask := os.umask(0o077))  # it cannot be read otherwise
     for name in answer["tensors"]:
-        (staging / path / name).chmod(0o666 & ~_umask())  # as the files that are copied; safetensors writes for its user alone
+        (staging / path / name).chmod(0o666 & ~mask)  # as the files that are copied; safetensors writes for its user alone
     return answer["tensors"]
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)  # it cannot be read otherwise
-    os.umask(mask)
-    return mask
 
 
 def _new_name(file: str) -> str:

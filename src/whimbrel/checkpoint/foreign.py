@@ -5,7 +5,6 @@ Only asked when a file that is needed is not there.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
 from typing import Final
@@ -17,45 +16,32 @@ _CONFIG: Final = "config.json"
 _ADAPTER: Final = "adapter_config.json"
 
 
-@dataclass(frozen=True, slots=True)
-class _Form:
-    """A form of weights. The first file that matches one of `patterns` is named."""
-
-    patterns: str
-    message: str
-    hint: str
-
-
 _ORIGINAL: Final = "name the folder or hub id of the model from which it was made, with model.safetensors"
-_FORMS: Final = (
-    _Form(
-        "pytorch_model.bin pytorch_model.bin.index.json pytorch_model-*.bin",
-        "only pickled weights are here; pytorch_model.bin is not read, as it can run code.",
-        "write them as safetensors: whimbrel convert {folder} --out DIR",
-    ),
-    _Form("*.gguf", "is a GGUF file, which llama.cpp and Ollama read, and Whimbrel does not.", _ORIGINAL),
-    _Form(
-        "*.onnx onnx/*.onnx",
-        "is an ONNX file, which is not read: Whimbrel runs a model by its own code, from safetensors.",
-        _ORIGINAL,
-    ),
-    _Form("openvino_model.xml openvino/*.xml", "is a model of OpenVINO, which is not read.", _ORIGINAL),
-    _Form("model.bin *.ftz", "is a model of fastText or CTranslate2, which are not read.", _ORIGINAL),
-    _Form("tf_model.h5", "are weights of TensorFlow, which are not read.", _ORIGINAL),
-    _Form("flax_model*.msgpack", "are weights of Flax, which are not read.", _ORIGINAL),
-)
+_PICKLED: Final = "only pickled weights are here; pytorch_model.bin is not read, as it can run code."
+_ONNX: Final = "is an ONNX file, which is not read: Whimbrel runs a model by its own code, from safetensors."
+_FORMS: Final = {
+    "pytorch_model.bin pytorch_model.bin.index.json pytorch_model-*.bin": _PICKLED,
+    "*.gguf": "is a GGUF file, which llama.cpp and Ollama read, and Whimbrel does not.",
+    "*.onnx onnx/*.onnx": _ONNX,
+    "openvino_model.xml openvino/*.xml": "is a model of OpenVINO, which is not read.",
+    "model.bin *.ftz": "is a model of fastText or CTranslate2, which are not read.",
+    "tf_model.h5": "are weights of TensorFlow, which are not read.",
+    "flax_model*.msgpack": "are weights of Flax, which are not read.",
+}
+"""Patterns of files -> message over the first file that matches."""
 
 
 def explain_foreign(folder: Path) -> CheckpointError | None:
     """Return the error that says what `folder` holds instead of a checkpoint's weights. None if nothing is known."""
     if is_adapter(folder):
         return _explain_adapter(folder)
-    for form in _FORMS:
-        for file in (path for pattern in form.patterns.split() for path in sorted(folder.glob(pattern))):
+    for patterns, message in _FORMS.items():
+        for file in (path for pattern in patterns.split() for path in sorted(folder.glob(pattern))):
             name = file.relative_to(folder).as_posix()
             if is_lfs_pointer(file):
                 return lfs_error(name)
-            return CheckpointError(form.message, file=name, hint=form.hint.format(folder=quote(str(folder))))
+            convert = f"write them as safetensors: whimbrel convert {quote(str(folder))} --out DIR"
+            return CheckpointError(message, file=name, hint=convert if message is _PICKLED else _ORIGINAL)
     return None
 
 

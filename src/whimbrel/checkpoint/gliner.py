@@ -16,9 +16,9 @@ from whimbrel.checkpoint.config.reader import read_encoder, with_architecture
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import read_max_length
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
-from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Output, SpanPrompt, TokenizerReading
 from whimbrel.types.heads import SpanHead
+from whimbrel.types.request import OutputName
 
 GLINER: Final = "gliner_config.json"
 GLINER_PREFIX: Final = "token_rep_layer.bert_layer.model."
@@ -30,13 +30,11 @@ _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("relations_layer", "triples_layer", "span_encoder_config"), (None,)),
     "precomputed_prompts_mode": (False, None),
 }  # fmt: skip
-_INERT: Final = frozenset(
-    """
-    _attn_implementation augment_data_prob blank_entity_prob decoder_mode dropout dtype fine_tune full_decoder_context
-    has_rnn id_to_classes max_neg_type_ratio max_types model_name model_type name neg_spans_ratio num_post_fusion_layers
-    represent_spans root_dir span_loss_coef token_loss_coef transformers_version vocab_size
-    """.split()
-)
+_INERT: Final = """
+    augment_data_prob blank_entity_prob decoder_mode dropout dtype fine_tune full_decoder_context has_rnn id_to_classes
+    max_neg_type_ratio max_types model_type name neg_spans_ratio num_post_fusion_layers represent_spans root_dir span_loss_coef
+    token_loss_coef vocab_size
+""".split()
 _TOKENS_PER_WORD: Final = 8
 """Positions that a text without position embeddings may have, for each word; the labels need some too."""
 
@@ -51,12 +49,9 @@ def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Ca
     config.require_values(_FIXED)
     stated = config.data.get("encoder_config")
     if stated is None:
-        raise CheckpointError(
-            "is missing: this folder names the model inside, and does not hold its config.",
-            file=GLINER,
-            key="encoder_config",
-            hint="load it with the package gliner, and save it with save_pretrained(DIR, safe_serialization=True)",
-        )
+        message = "is missing: this folder names the model inside, and does not hold its config."
+        hint = "load it with the package gliner, and save it with save_pretrained(DIR, safe_serialization=True)"
+        raise config.error(message, "encoder_config", hint)
     config.ignore("encoder_config")
     encoder_config = with_architecture(JsonFile(f"{GLINER} (encoder_config)", stated))
     encoder = read_encoder(encoder_config)
@@ -67,22 +62,13 @@ def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Ca
     if num_lstms < 0 or width % 2:
         raise config.error("must not be negative, and hidden_size even.", "num_rnn_layers")
     head = SpanHead(encoder.hidden_size, width, config.positive("max_width", 12), num_lstms)
-    prompt = SpanPrompt(
-        config.get("ent_token", str, "<<ENT>>"),
-        config.positive("class_token_index"),
-        config.get("sep_token", str, "<<SEP>>"),
-        max_words,
-    )
+    label, end = config.get("ent_token", str, "<<ENT>>"), config.get("sep_token", str, "<<SEP>>")
+    prompt = SpanPrompt(label, config.positive("class_token_index"), end, max_words)
     config.reject_unread_keys(_INERT)
     if encoder.family == DEBERTA[0]:  # distances alone limit no text
         encoder = replace(encoder, max_positions=max(encoder.max_positions, _TOKENS_PER_WORD * max_words))
     files = JsonFile.read(folder, "tokenizer_config.json")
-    return Card(
-        name=name,
-        path="",
-        encoder=encoder,
-        outputs={"token_scores": Output(1, rows="span", spans=head, activation="sigmoid")},
-        max_length=read_max_length(encoder, JsonFile("", {}), files),
-        tokenizer=read_tokenizer(folder, "", encoder_config, files, reading=reading, lowercase=False),
-        span_prompt=prompt,
-    )
+    outputs: dict[OutputName, Output] = {"token_scores": Output(1, rows="span", spans=head, activation="sigmoid")}
+    max_length = read_max_length(encoder, JsonFile("", {}), files)
+    tokenizer = read_tokenizer(folder, "", encoder_config, files, reading=reading, lowercase=False)
+    return Card(name, "", encoder, outputs, max_length, tokenizer, span_prompt=prompt)

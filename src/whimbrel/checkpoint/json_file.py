@@ -16,13 +16,14 @@ from difflib import get_close_matches
 from pathlib import Path
 from shlex import quote
 from textwrap import shorten
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 from whimbrel.checkpoint.metadata import METADATA
 from whimbrel.errors import CheckpointError, SetupError
 
 T = TypeVar("T")
-_REQUIRED: Final[Any] = object()
+JSON: TypeAlias = dict[str, Any]
+REQUIRED: Final[Any] = object()
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 
 
@@ -39,7 +40,6 @@ class _Accepted:
 
 
 _accepted: ContextVar[_Accepted] = ContextVar("accepted")
-"""A context, as all readers read through this module."""
 
 
 @contextmanager
@@ -61,10 +61,8 @@ def check_accepted() -> None:
             hint = f"did you mean {' or '.join(near)}?" if near else "leave it out, or check its spelling"
             raise SetupError(f"--accept-config {key}: no JSON file of the checkpoint has this key.", hint=hint)
         if key in accepted.read - accepted.used:
-            raise SetupError(
-                f"--accept-config {key}: Whimbrel knows this key and goes by its value.",
-                hint="leave it out; only unknown keys can be accepted",
-            )
+            hint = "leave it out; only unknown keys can be accepted"
+            raise SetupError(f"--accept-config {key}: Whimbrel knows this key and goes by its value.", hint=hint)
 
 
 def find_file(folder: Path, file: str) -> Path:
@@ -134,15 +132,19 @@ class JsonFile:
         """Read a file, or return an empty object if it does not exist."""
         return cls.read(folder, name) if (folder / name).exists() else cls(name, {})
 
-    def error(self, message: str, key: str) -> CheckpointError:
-        return CheckpointError(message, file=self.name, key=key)
+    def error(self, message: str, key: str, hint: str | None = None) -> CheckpointError:
+        return CheckpointError(message, file=self.name, key=key, hint=hint)
 
-    def get(self, key: str, kind: type[T], default: T = _REQUIRED) -> T:
+    def section(self, key: str) -> JsonFile:
+        """Return the object within this one, empty if it is missing."""
+        return JsonFile(f"{self.name}: {key}", self.get(key, dict, {}))
+
+    def get(self, key: str, kind: type[T], default: T = REQUIRED) -> T:
         """Return the value of `key`, which must be a `kind`. A missing key or null gives `default`, if there is one."""
         value: Any = self.data.get(key)
         self._note_read(key)
         if value is None:
-            if default is _REQUIRED:
+            if default is REQUIRED:
                 raise self.error("is missing.", key)
             return default
         if kind is float and type(value) is int:
@@ -170,7 +172,7 @@ class JsonFile:
     def was_read(self, key: str) -> bool:
         return key in self._read
 
-    def positive(self, key: str, default: int = _REQUIRED) -> int:
+    def positive(self, key: str, default: int = REQUIRED) -> int:
         value = self.get(key, int, default)
         if value <= 0:
             raise self.error(f"must be positive, is {value}.", key)
@@ -189,20 +191,12 @@ class JsonFile:
     def reject_unknown_keys(self, *known: Collection[str]) -> None:
         """Raise CheckpointError if a key is in none of `known`."""
         for key, value in self.data.items():
-            if any(key in keys for keys in (*known, METADATA)):
+            if any(key in keys for keys in (*known, METADATA)) or self.accepts(key):
                 continue
-            if key in self._accepted.keys:
-                self._accepted.used.add(key)
-            else:
-                near = get_close_matches(key, self._accepted.keys, n=1)
-                raise CheckpointError(
-                    f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors.",
-                    file=self.name,
-                    key=key,
-                    hint="if you know that it does not, accept it: "
-                    f"--accept-config {quote(key)}, in Python accept_config=({key!r},)"
-                    + (f"; {near[0]}, which is accepted, is another key" if near else ""),
-                )
+            accept = f"--accept-config {quote(key)}, in Python accept_config=({key!r},)"
+            near = [f"; {each}, which is accepted, is another key" for each in get_close_matches(key, self._accepted.keys, n=1)]
+            message = f"this key (value {_short(value)}) is not known to Whimbrel, and may change the vectors."
+            raise self.error(message, key, f"if you know that it does not, accept it: {accept}{''.join(near)}")
 
     def reject_unread_keys(self, *known: Collection[str]) -> None:
         """Raise CheckpointError if a key is unread and in none of `known`."""
@@ -212,14 +206,11 @@ class JsonFile:
         """Raise CheckpointError if a key of `fixed` has another value than those listed there."""
         for key, allowed in fixed.items():
             self._note_read(key)
-            if key in self.data and not any(_same(self.data[key], value) for value in allowed):
-                supported = " or ".join(repr(value) for value in allowed if value is not None) or "absent"
-                raise self.error(f"{_short(self.data[key])} is not supported; must be {supported}.", key)
-
-
-def _same(value: object, allowed: object) -> bool:
-    """Return whether the values are equal and both or neither are booleans."""
-    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+            value = self.data.get(key)
+            same = [each for each in allowed if each == value and isinstance(each, bool) == isinstance(value, bool)]
+            if key in self.data and not same:
+                supported = " or ".join(repr(each) for each in allowed if each is not None) or "absent"
+                raise self.error(f"{_short(value)} is not supported; must be {supported}.", key)
 
 
 def _short(value: object) -> str:

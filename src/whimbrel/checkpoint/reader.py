@@ -24,21 +24,13 @@ from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.gliner import GLINER, is_gliner, read_gliner
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
-from whimbrel.checkpoint.late_interaction.layouts import find_layout, read_multi_vector
+from whimbrel.checkpoint.late_interaction.colbert import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores import classifiers, list_rerankers, llm_rerankers
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, cut_output, finish_output, tokens
 from whimbrel.checkpoint.sentence_transformers.instructor import OWN_LENGTH, is_instructor
-from whimbrel.checkpoint.sentence_transformers.modules import (
-    KINDS,
-    MODULES,
-    SENTENCE,
-    WITH_TASKS,
-    Rows,
-    has_modules,
-    has_own_classes,
-)
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, WITH_TASKS, Rows, has_modules
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static_card import is_model2vec, read_static_card
@@ -47,7 +39,6 @@ from whimbrel.checkpoint.tokenizer.reading import find_reading
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName, TokenizerReading
 from whimbrel.types.request import OutputName
-from whimbrel.types.template import TextTemplate
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
 _SPARSE_PIPELINES: Final = (["Transformer", "SpladePooling"], ["MLMTransformer", "SpladePooling"], ["SparseStaticEmbedding"])
@@ -140,12 +131,12 @@ def _without_pooling(config: JsonFile, stated: JsonFile) -> CheckpointError:
         classes = f"{name.removesuffix('Model')}ForSequenceClassification"
         message = "is missing, so this may be a model of vectors or of classes, such as a reranker."
         hint = f'for vectors {say[:-1]}; for classes write into config.json: "architectures": ["{classes}"]'
-        return CheckpointError(message, file=config.name, key="architectures", hint=hint)
+        return config.error(message, "architectures", hint)
     return CheckpointError(f"not found, so nothing says how tokens are pooled; {say}", file=MODULES)
 
 
 def _read_modules(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
-    rows = modules.read_modules(folder, KINDS)
+    rows = modules.read_modules(folder, modules.KINDS)
     router = next((i for i, (kind, _) in enumerate(rows) if kind == "Router"), None)
     if router is None:
         return _read_jina_v5(folder, name, rows, reading) or _read_tower(folder, name, rows, reading)
@@ -207,26 +198,22 @@ def _read_transformer_card(
     is_chain, has_tasks = is_chain_of_scores(folder, rows), kind == WITH_TASKS
     has_classes = is_chain or (len(rows) == 1 and pooling is None)
     config = read_config(root)
-    if has_classes:
-        classifiers.note_keys(config)
-    else:
-        classifiers.ignore_activation(config)
+    note_keys = classifiers.note_keys if has_classes else classifiers.ignore_activation
+    note_keys(config)
     encoder = read_adapter_folders(root, read_encoder(config))
     if has_tasks and not encoder.adapters:
-        message = (
-            f"{kind!r} is code of the checkpoint's own, which is not run; known is that of jina-embeddings-v3 and v5 only."
-        )
+        message = f"{kind!r} is code of the checkpoint's own, which is not run; only jina-embeddings-v3's and v5's is known."
         raise CheckpointError(message, file=MODULES, key="type")
     transformer = _settings(root, rows, cross_encoder=has_classes and is_cross_encoder(root))
     files = JsonFile.read_optional(root, "tokenizer_config.json")
-    sentence = (
-        modules.read_sentence(folder, "CrossEncoder", classifiers.OWN_KEYS)
-        if has_classes
-        else modules.read_sentence(folder, modules.model_kind(rows))
-    )
+    model, own_keys = ("CrossEncoder", classifiers.OWN_KEYS) if has_classes else (modules.model_kind(rows), ())
+    sentence = modules.read_sentence(folder, model, own_keys)
     lowercase = transformer.get("do_lower_case", bool, False)
     tokenizer = read_tokenizer(folder, path, config, files, reading=reading, lowercase=lowercase, pairs=has_classes)
-    chat = None if has_classes else _read_chat(root, transformer, files)
+    chat = None
+    if not has_classes and (stated := modules.read_chat_format(transformer)) is not None:
+        chat = read_text_template(root, files, structured=stated[0], variables=stated[1])
+    is_grit = chat is None and is_gritlm(config)
     if is_chain:
         outputs, labels = classifiers.read_chained_classes(folder, rows, config, encoder, sentence)
     elif has_classes:
@@ -236,7 +223,7 @@ def _read_transformer_card(
         labels = llm_rerankers.STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)
-            if is_gritlm(config) and chat is None:  # its instruction gives no vectors, and its own code normalises
+            if is_grit:  # its instruction gives no vectors, and its own code normalises
                 dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
             if is_instructor(folder, name, rows, encoder):
@@ -255,7 +242,7 @@ def _read_transformer_card(
         outputs=outputs,
         labels=labels,
         entailment=classifiers.find_entailment(config, labels) if "scores" in outputs else None,
-        max_length=OWN_LENGTH if has_own_classes(folder) else modules.read_max_length(encoder, transformer, files),
+        max_length=OWN_LENGTH if modules.has_own_classes(folder) else modules.read_max_length(encoder, transformer, files),
         tokenizer=tokenizer,
         prompts=read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
         default_prompt_name=default_prompt_name,
@@ -263,28 +250,22 @@ def _read_transformer_card(
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),
-        instruction=_GRITLM if is_gritlm(config) and chat is None else None,
+        instruction=_GRITLM if is_grit else None,
         text_template=chat,
     )
 
 
 def _settings(root: Path, rows: Rows, *, cross_encoder: bool) -> JsonFile:
-    fills_masks = rows[-1][0] == "SpladePooling"
-    stated = classifiers.FIXED_TRANSFORMER if cross_encoder else FILL_MASK if fills_masks else modules.WITH_CHAT
-    used = [
-        *(["model_args"] if rows[0][0] == WITH_TASKS else []),
-        *(["processing_kwargs"] if stated is modules.WITH_CHAT else []),
-    ]
-    settings = modules.read_transformer(root, used=used, stated=stated)
-    if fills_masks and rows[0][0] == "Transformer":
+    """Return the settings of the Transformer, which must be those of the module after it."""
+    used = ["model_args"] if rows[0][0] == WITH_TASKS else []
+    if cross_encoder:
+        return modules.read_transformer(root, used=used, stated=classifiers.FIXED_TRANSFORMER)
+    if rows[-1][0] != "SpladePooling":
+        return modules.read_transformer(root, used=[*used, "processing_kwargs"], stated=modules.WITH_CHAT)
+    settings = modules.read_transformer(root, used=used, stated=FILL_MASK)
+    if rows[0][0] == "Transformer":
         settings.get("transformer_task", str)
     return settings
-
-
-def _read_chat(root: Path, transformer: JsonFile, tokenizer: JsonFile) -> TextTemplate | None:
-    """Return the chat template into which each text goes. None without one."""
-    chat = modules.read_chat_format(transformer)
-    return None if chat is None else read_text_template(root, tokenizer, structured=chat[0], variables=chat[1])
 
 
 def _read_outputs(
@@ -297,8 +278,7 @@ def _read_outputs(
     if pooling == "math-shepherd":
         return {"token_scores": llm_rerankers.read_step_rewards(folder, config, encoder)}
     if pooling is not None:
-        dense = replace(states["token_embeddings"], rows="text", modes=(pooling,), activated=False)
-        return {"dense": dense}
+        return {"dense": replace(states["token_embeddings"], rows="text", modes=(pooling,), activated=False)}
     if rows[1][0] == "SpladePooling":
         settings = JsonFile.read(folder, f"{rows[1][1]}/config.json")
         return {"sparse": read_splade(config, encoder, settings, max_entries)}

@@ -31,13 +31,13 @@ def count_parameters(folder: Path) -> int | None:
 def weight_shapes(files: Sequence[Path]) -> list[tuple[str, list[int]]] | None:
     """Return the names and shapes of all tensors in safetensors files. None if there is no file, or one cannot be read."""
     try:
-        return [row for file in files for row in _shapes(file)] if files else None
+        return [row for file in files for row in read_shapes(file)] if files else None
     except (OSError, msgspec.DecodeError):
         return None
 
 
-def _shapes(path: Path) -> list[tuple[str, list[int]]]:
-    """Return names and shapes of the tensors in one file. Source: safetensors' format, 8 bytes of length, then JSON."""
+def read_shapes(path: Path) -> list[tuple[str, list[int]]]:
+    """Return names and shapes of a file's tensors: 8 bytes of length, then JSON. Raises OSError and msgspec.DecodeError."""
     with path.open("rb") as file:
         header = file.read(min(int.from_bytes(file.read(8), "little"), _MAX_HEADER))
     tensors = msgspec.json.decode(header, type=dict[str, _Tensor])

@@ -9,7 +9,6 @@ import pickle
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,13 +17,12 @@ from whimbrel.errors import CheckpointError
 _MAX_PICKLE: Final = 2**20
 
 
-@dataclass(frozen=True, slots=True)
-class _Shape:
-    shape: tuple[int, ...]
+class _Shape(tuple[int, ...]):
+    """Shape of a tensor, in place of the tensor."""
 
 
 def _tensor(_storage: object, _offset: object, shape: tuple[int, ...], *_: object) -> _Shape:
-    return _Shape(tuple(shape))
+    return _Shape(shape)
 
 
 def _parameter(tensor: object, *_: object) -> object:
@@ -66,4 +64,4 @@ def tensor_shapes(path: Path, name: str) -> dict[str, tuple[int, ...]]:
     if not isinstance(loaded, dict):
         raise CheckpointError("holds something else than tensors by name.", file=name)
     items = cast(dict[object, object], loaded).items()
-    return {str(key): value.shape for key, value in items if isinstance(value, _Shape)}
+    return {str(key): value for key, value in items if isinstance(value, _Shape)}

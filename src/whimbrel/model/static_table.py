@@ -18,7 +18,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.model.ops.attention import AttentionLayout
@@ -33,7 +32,7 @@ class IdfWeights:
 
     def __init__(self, folder: Path, card: Card) -> None:
         spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
-        ids, _ = read_vocabulary(read_tokenizer_file(folder / card.path).data, card.tokenizer, spec.vocab_size)
+        ids, _ = read_vocabulary(folder / card.path, card.tokenizer, spec.vocab_size)
         self.file: str = file.name
         self._weight = torch.zeros(spec.vocab_size)
         for token in file.data:

@@ -7,7 +7,7 @@ library become errors that name the text of the request. Knows nothing of specia
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -18,8 +18,8 @@ import tokenizers
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_content
 from whimbrel.checkpoint.tokenizer.growth import check_growth
-from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, check_characters, location_of
+from whimbrel.errors import CheckpointError, InvalidRequest, Location
+from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, Indices, check_characters, location_of
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo
@@ -50,9 +50,8 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
     tokenizer.no_padding()
     tokenizer.no_truncation()
     if (vocab_size := tokenizer.get_vocab_size()) > card.encoder.vocab_size:
-        raise CheckpointError(
-            f"has {vocab_size:,} tokens; the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size).", file=_FILE
-        )
+        embedded = f"the model embeds {card.encoder.vocab_size:,} (config.json: vocab_size)"
+        raise CheckpointError(f"has {vocab_size:,} tokens; {embedded}.", file=_FILE)
     return tokenizer
 
 
@@ -78,32 +77,26 @@ class BackendTokenizer:
         self._special = special
         self._max_characters = max_characters
 
-    def ids(
-        self, texts: Sequence[str], prompt: str = "", *, indices: Sequence[Index] | None = None, special: bool = True
-    ) -> list[Int32Array]:
-        """Return the ids of prompt + text for each text. Errors locate the texts by `indices`, or as item 0 and so on.
-
-
-        Raises InvalidRequest and TooLarge.
-        """
+    def ids(self, texts: Sequence[str], prompt: str = "", *, indices: Indices = None, special: bool = True) -> list[Int32Array]:
+        """Return the ids of prompt + text for each text. Errors locate the texts by `indices`, or as item 0 and so on."""
         slices = self.encode_batches(texts, prompt, indices=indices, special=special)
         return [row for encodings in slices for row in _flat([encoding.ids for encoding in encodings])]
 
-    def encode_unique(self, rows: Iterable[Iterable[str]]) -> dict[str, Int32Array]:
-        """Return the ids of each distinct text in rows of texts, without special tokens. Each text is tokenised once."""
+    def encode_pieces(self, rows: Sequence[Sequence[Int32Array | str]]) -> list[list[Int32Array]]:
+        """Return the ids of each text in rows of texts, without special tokens; ids among them stay. Equal texts run once."""
         first: dict[str, Index] = {}
         for index, row in enumerate(rows):
-            for part, text in enumerate(row):
+            for part, text in enumerate(piece for piece in row if isinstance(piece, str)):
                 first.setdefault(text, (index, part))
-        texts = list(first)
-        return dict(zip(texts, self.ids(texts, indices=list(first.values()), special=False), strict=True))
+        ids = dict(zip(first, self.ids(list(first), indices=list(first.values()), special=False), strict=True))
+        return [[ids[piece] if isinstance(piece, str) else piece for piece in row] for row in rows]
 
     def encode_batches(
         self,
         texts: Sequence[str],
         prompt: str = "",
         *,
-        indices: Sequence[Index] | None = None,
+        indices: Indices = None,
         special: bool = True,
         with_offsets: bool = False,
     ) -> Iterator[list[tokenizers.Encoding]]:
@@ -116,10 +109,7 @@ class BackendTokenizer:
             try:
                 encodings = encode(prompted, add_special_tokens=special and self._special)
             except BaseException as error:
-                if not _is_backend_error(error):
-                    raise
-                surrogate = find_surrogate(texts, indices, prompt=prompt)
-                raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
+                raise _refusal(error, texts, indices, prompt) from None
             yield encodings
 
     def encode_words(self, rows: Sequence[Sequence[str]]) -> list[tokenizers.Encoding]:
@@ -128,10 +118,7 @@ class BackendTokenizer:
         try:
             return self.raw.encode_batch(rows, is_pretokenized=True)
         except BaseException as error:
-            if not _is_backend_error(error):
-                raise
-            surrogate = find_surrogate(["".join(row) for row in rows])
-            raise surrogate or InvalidRequest(f"cannot be tokenised: {error}.", param="input") from None
+            raise _refusal(error, ["".join(row) for row in rows]) from None
 
     def tokens(self, texts: Sequence[str], prompt: str = "", *, special: bool = True) -> list[TokenInfo]:
         """Return ids, strings, offsets and special-token masks of prompt + text. Raises InvalidRequest and TooLarge."""
@@ -141,30 +128,30 @@ class BackendTokenizer:
     def texts(self, rows: Sequence[Int32Array], *, special: bool = True) -> list[str]:
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
-    def check_sizes(self, sizes: Sequence[int], indices: Sequence[Index] | None = None) -> None:
+    def check_sizes(self, sizes: Sequence[int], indices: Indices = None) -> None:
         check_characters(sizes, self._max_characters, indices)
 
 
-def find_surrogate(texts: Sequence[str], indices: Sequence[Index] | None = None, **before: str) -> InvalidRequest | None:
+def find_surrogate(texts: Sequence[str], indices: Indices = None, **before: str) -> InvalidRequest | None:
     """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
-    for name, text in before.items():
-        if not _is_unicode(text):
-            return InvalidRequest(_SURROGATE, param=name)
-    for number, text in enumerate(texts):
-        if not _is_unicode(text):
-            return InvalidRequest(_SURROGATE, location=location_of(number, indices))
-    return None
+    found = (_surrogate(text, Location(name)) for name, text in before.items())
+    of_texts = (_surrogate(text, location_of(number, indices)) for number, text in enumerate(texts))
+    return next((error for error in chain(found, of_texts) if error is not None), None)
 
 
-_SURROGATE: Final = "holds a lone surrogate, which is not valid Unicode."
-
-
-def _is_unicode(text: str) -> bool:
+def _surrogate(text: str, place: Location) -> InvalidRequest | None:
     try:
         text.encode()
     except UnicodeEncodeError:
-        return False
-    return True
+        return InvalidRequest("holds a lone surrogate, which is not valid Unicode.", location=place)
+    return None
+
+
+def _refusal(error: BaseException, texts: Sequence[str], indices: Indices = None, prompt: str = "") -> BaseException:
+    """Return the error over texts that the backend did not encode; `error` itself if the backend did not raise it."""
+    if not _is_backend_error(error):
+        return error
+    return find_surrogate(texts, indices, prompt=prompt) or InvalidRequest(f"cannot be tokenised: {error}.", param="input")
 
 
 def _is_backend_error(error: BaseException) -> bool:

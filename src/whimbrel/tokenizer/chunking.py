@@ -26,6 +26,7 @@ from whimbrel.errors import InvalidRequest, TooLarge, TooLong
 from whimbrel.outputs.merge import ChunkMerge
 from whimbrel.tokenizer.backend import find_surrogate
 from whimbrel.tokenizer.offsets import encode_with_offsets
+from whimbrel.tokenizer.prefixes import common_start
 from whimbrel.tokenizer.tokenizer import EncodeParams, Tokenizer
 from whimbrel.tokenizer.validation import check_texts, has_ids
 from whimbrel.types.arrays import Int32Array
@@ -61,13 +62,14 @@ def encode_split(
 def encode_document(tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
     """Return texts as one seq with a span for each of them. Raises as Tokenizer.encode does."""
     chunks, limit = check_texts(texts), params.limit.max_length
-    ids, offsets_T2 = _encode_with_offsets(tokenizer, chunks, params.prompt)
+    try:
+        ((encoding,),) = tokenizer.backend.encode_batches([params.prompt + "".join(chunks)], with_offsets=True)
+    except InvalidRequest as error:
+        raise find_surrogate(chunks, prompt=params.prompt) or error from None
+    ids, offsets_T2 = np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
     if ids.size > limit:
-        raise TooLong(
-            f"the texts have {ids.size:,} tokens together; the limit is {limit:,}, and late chunking runs "
-            "them in one pass. Send fewer of them.",
-            param="input",
-        )
+        reason = f"the limit is {limit:,}, and late chunking runs them in one pass"
+        raise TooLong(f"the texts have {ids.size:,} tokens together; {reason}. Send fewer of them.", param="input")
     known = tokenizer.known(ids)
     ids, offsets_T2 = ids[known], offsets_T2[known]
     first, end = tokenizer.special.before.size, ids.size - tokenizer.special.after.size
@@ -83,10 +85,7 @@ def encode_document(tokenizer: Tokenizer, texts: Sequence[object], params: Encod
 def encode_fixed_chunks(
     tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams, size: int
 ) -> tuple[list[Seq], list[TokenOffsets]]:
-    """Return texts with a span for every `size` of their tokens, and the offsets of all tokens.
-
-    The parameters cut nothing. Raises as Tokenizer.encode.
-    """
+    """Return texts with a span for every `size` of their tokens, and the offsets of all tokens. The parameters cut nothing."""
     if has_ids(texts):
         raise InvalidRequest("chunks of tokens are of texts; token ids have no characters.", param="input")
     if tokenizer.static is not None:
@@ -101,19 +100,11 @@ def _fixed_spans(num_tokens: int, size: int) -> Int32Array:
     return np.stack((starts, np.minimum(starts + np.int32(size), np.int32(num_tokens))), axis=1)
 
 
-def _encode_with_offsets(tokenizer: Tokenizer, texts: list[str], prompt: str) -> tuple[Int32Array, NDArray[np.int64]]:
-    try:
-        ((encoding,),) = tokenizer.backend.encode_batches([prompt + "".join(texts)], with_offsets=True)
-    except InvalidRequest as error:
-        raise find_surrogate(texts, prompt=prompt) or error from None
-    return np.array(encoding.ids, np.int32), np.array(encoding.offsets, np.int64).reshape(-1, 2)
-
-
 def _pieces(tokenizer: Tokenizer, ids: Int32Array, prompt: Int32Array, max_length: int) -> list[tuple[Int32Array, int]]:
     """Split a text as `split` does. Each chunk keeps the special tokens and the prompt or instruction."""
     special, before, after = tokenizer.special, 0, 0
     if special.surround(ids):
-        before = special.before.size + common_prefix(ids[special.before.size :], prompt)
+        before = special.before.size + common_start(ids[special.before.size :], prompt)
         before, after = max(before, tokenizer.count_instruction(ids)), special.after.size
     if ids.size > max_length <= before + after:
         raise InvalidRequest(f"of {before:,} tokens leaves no room for the text.", param="prompt")
@@ -143,9 +134,3 @@ def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tup
     room = max_length - before - after
     pieces = [own[start : start + room] for start in range(0, own.size, room)]
     return [(np.concatenate((ids[:before], piece, ids[ids.size - after :])), piece.size) for piece in pieces]
-
-
-def common_prefix(first: Int32Array, second: Int32Array) -> int:
-    size = min(first.size, second.size)
-    differs = np.flatnonzero(first[:size] != second[:size])
-    return int(differs[0]) if differs.size else size

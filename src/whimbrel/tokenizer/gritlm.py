@@ -24,11 +24,8 @@ class InstructionFinder:
         opening, closing = _ids(tokenizer, instruction.opening), _ids(tokenizer, instruction.closing)
         both = _ids(tokenizer, f"{instruction.opening}\n{instruction.closing}")
         if not opening.size or not closing.size or not np.array_equal(both[: opening.size], opening):
-            raise CheckpointError(
-                f"does not keep {instruction.opening!r} and {instruction.closing!r} apart from the text around them.",
-                file="tokenizer.json",
-                key="model",
-            )
+            message = f"does not keep {instruction.opening!r} and {instruction.closing!r} apart from the text around them."
+            raise CheckpointError(message, file="tokenizer.json", key="model")
         self._prefix = prefix
         self._opening = opening
         self._first = closing

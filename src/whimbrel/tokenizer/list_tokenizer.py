@@ -9,7 +9,7 @@ Source: `rerank`, `_truncate_texts` and `format_docs_prompts_func` in modeling.p
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from sys import maxsize
 from typing import Final
 
@@ -18,7 +18,7 @@ import numpy as np
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.template import control_tokens, escape_control_tokens
+from whimbrel.tokenizer.template import plain_backend
 from whimbrel.tokenizer.validation import Index, check_pairs
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import offsets_of
@@ -54,8 +54,7 @@ class _Limits:
     document: int
     fixed: int
     """Tokens of a prompt around one empty document and an empty query."""
-    can_cut: bool
-    from_left: bool
+    truncate: Truncate
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -81,13 +80,10 @@ class ListTokenizer:
         self._template = card.list_template
         self._backend = backend
         self._max_length, self._max_request_tokens = plan.max_length, plan.max_request_tokens
-        controls = control_tokens(backend.raw, "".join(self._template.parts(instructed=True)))
-        self._ids = {control: self._id(control) for control in controls}
-        self._plain = BackendTokenizer(escape_control_tokens(backend.raw, controls), special=False, max_characters=maxsize)
-        self._segments = {
-            instructed: [split(part, controls) for part in self._template.parts(instructed=instructed)]
-            for instructed in (False, True)
-        }
+        controls, self._plain = plain_backend(backend.raw, "".join(self._template.parts(instructed=True)))
+        self._ids = {control: np.array([backend.raw.token_to_id(control)], np.int32) for control in controls}
+        forms = {instructed: self._template.parts(instructed=instructed) for instructed in (False, True)}
+        self._segments = {instructed: [split(part, controls) for part in parts] for instructed, parts in forms.items()}
         self._check()
         last = self._template.max_documents - 1
         marker = self._ids[self._template.document_marker].size
@@ -108,14 +104,10 @@ class ListTokenizer:
         blocks = [list(self._blocks(each, limits)) for each in cut]
         flat = [(each, block) for each, own in zip(cut, blocks, strict=True) for block in own]
         rows = self._rows([(each.query, each.documents[block]) for each, block in flat], instruction)
-        seqs = [
-            self._seq(ids, index, each, block.start, params.adapter)
-            for index, ((each, block), ids) in enumerate(zip(flat, rows, strict=True))
-        ]
-        scoring = ListScoring(
-            offsets_of(np.array([block.stop - block.start for _, block in flat], np.int64)),
-            offsets_of(np.array([len(own) for own in blocks], np.int64)),
-        )
+        numbered = enumerate(zip(flat, rows, strict=True))
+        seqs = [self._seq(ids, index, each, block.start, params.adapter) for index, ((each, block), ids) in numbered]
+        sizes = np.array([block.stop - block.start for _, block in flat], np.int64)
+        scoring = ListScoring(offsets_of(sizes), offsets_of(np.array([len(own) for own in blocks], np.int64)))
         return seqs, scoring, sum(each.num_cut for each in cut)
 
     def _limits(self, params: ListParams, instruction: str, *, num_lists: int) -> _Limits:
@@ -123,17 +115,14 @@ class ListTokenizer:
         fixed = self._rows([("", [""])], instruction)[0].size
         if fixed >= self._max_length or fixed * num_lists > self._max_request_tokens:
             prompts = f"{num_lists:,} prompts have" if num_lists > 1 else "the prompt has"
-            message = (
-                f"{prompts} {fixed:,} tokens around the texts; the limits are {self._max_length:,} for each and "
-                f"{self._max_request_tokens:,} for all. Shorten the instruction, or send fewer texts at once."
-            )
-            raise TooLong(message, param="instruction")
+            limits = f"the limits are {self._max_length:,} for each and {self._max_request_tokens:,} for all"
+            remedy = "Shorten the instruction, or send fewer texts at once."
+            raise TooLong(f"{prompts} {fixed:,} tokens around the texts; {limits}. {remedy}", param="instruction")
         return _Limits(
             params.max_query_tokens or self._template.max_query_tokens,
             params.max_document_tokens or self._template.max_document_tokens,
             fixed,
-            can_cut=params.truncate != "never",
-            from_left=params.truncate == "left",
+            params.truncate,
         )
 
     def _cut(self, first: int, pairs: Sequence[Pair], limits: _Limits) -> _CutList:
@@ -149,10 +138,10 @@ class ListTokenizer:
         sizes = self._bounds(documents, indices)
         documents, sizes, num_cut = self._shorten(documents, sizes, limit, limits, indices)
         texts = _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
-        if len(list(self._blocks(texts, limits))) > -(-len(documents) // self._template.max_documents):
-            _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, limits, indices)
-            return _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
-        return texts
+        if len(list(self._blocks(texts, limits))) <= -(-len(documents) // self._template.max_documents):
+            return texts
+        _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, limits, indices)
+        return replace(texts, sizes=sizes)
 
     def _bounds(self, texts: Sequence[str], indices: Sequence[Index]) -> list[int]:
         """Return upper bounds of the tokens of texts: a token has at least one byte. Raises InvalidRequest and TooLarge."""
@@ -176,12 +165,12 @@ class ListTokenizer:
             sizes[i] = min(row.size, limit)
             if row.size <= limit:
                 continue
-            if not limits.can_cut:
+            if limits.truncate == "never":
                 item, part = indices[i]
                 kind = "document" if part else "query"
                 message = f"the {kind} has {row.size:,} tokens; the limit is {limit:,}. Pass truncate to cut it."
                 raise TooLong(message, item=item, part=part)
-            (texts[i],) = self._backend.texts([row[-limit:] if limits.from_left else row[:limit]])
+            (texts[i],) = self._backend.texts([row[-limit:] if limits.truncate == "left" else row[:limit]])
             num_cut += 1
         return texts, sizes, num_cut
 
@@ -208,26 +197,20 @@ class ListTokenizer:
     def _rows(self, prompts: Sequence[tuple[str, Sequence[str]]], instruction: str) -> list[Int32Array]:
         """Return the ids of each prompt. Each distinct piece of text is tokenized once."""
         pieces = [self._pieces(query, documents, instruction) for query, documents in prompts]
-        ids = self._plain.encode_unique(texts for texts, _ in pieces)
-        none = np.empty(0, np.int32)
-        return [
-            np.concatenate(
-                [each for text, control in zip(texts, [*controls, none], strict=True) for each in (ids[text], control)]
-            )
-            for texts, controls in pieces
-        ]
+        return [np.concatenate(row) for row in self._plain.encode_pieces(pieces)]
 
-    def _pieces(self, query: str, documents: Sequence[str], instruction: str) -> tuple[list[str], list[Int32Array]]:
-        """Return the texts of a prompt, and the control token after each but the last."""
-        texts, controls = [""], list[Int32Array]()
+    def _pieces(self, query: str, documents: Sequence[str], instruction: str) -> list[Int32Array | str]:
+        """Return the texts of a prompt, with a control token between each two."""
+        pieces, before = list[Int32Array | str](), ""
 
         def add(segments: Sequence[Segment], **values: object) -> None:
+            nonlocal before
             for segment in segments:
                 if segment.is_control:
-                    controls.append(self._ids[segment.text])
-                    texts.append("")
+                    pieces.extend((before, self._ids[segment.text]))
+                    before = ""
                 else:
-                    texts[-1] += segment.text.format(query=query, instruction=instruction, **values)
+                    before += segment.text.format(query=query, instruction=instruction, **values)
 
         query = self._template.clean(query)
         opening, document, closing = self._segments[bool(instruction)]
@@ -235,20 +218,13 @@ class ListTokenizer:
         for index, text in enumerate(documents):
             add(document, index=index, document=self._template.clean(text))
         add(closing)
-        return texts, controls
+        return [*pieces, before]
 
     def _seq(self, ids: Int32Array, index: int, texts: _CutList, document: int, adapter: int) -> Seq:
         if ids.size > self._max_length:  # a text has other tokens within the prompt than alone
             message = f"the prompt with this document has {ids.size:,} tokens; the limit is {self._max_length:,}."
             raise TooLong(message, item=texts.first + document, part=1)
         return Seq(ids, index, adapter=adapter, truncated=texts.num_cut > 0)
-
-    # Loading
-
-    def _id(self, control: str) -> Int32Array:
-        number = self._backend.raw.token_to_id(control)
-        assert number is not None  # it is one of the tokenizer's added tokens
-        return np.array([number], np.int32)
 
     def _check(self) -> None:
         """Raise CheckpointError unless the pieces have the same tokens as the whole prompt, and a short one fits."""

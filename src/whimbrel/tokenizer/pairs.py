@@ -39,31 +39,24 @@ class PairTemplate:
     def num_special(self) -> int:
         return self.before.size + self.between.size + self.after.size
 
-    def seq(
-        self,
-        first: Int32Array,
-        second: Int32Array,
-        index: int,
-        limit: TruncationLimit,
-        adapter: int = -1,
-        *,
-        only_first: bool = False,
-    ) -> Seq:
-        """Return the seq of two texts, truncated to the limit: the longer one first, or `only_first`.
-
-        Raises TooLong, and InvalidRequest if it would be empty.
-        """
+    def seq(self, texts: Sequence[Int32Array], index: int, limit: TruncationLimit, *, only_first: bool = False) -> Seq:
+        """Return the seq of two texts, truncated to the limit: the longer one first, or `only_first`. Raises TooLong."""
+        first, second = texts
         num_tokens = self.num_special + first.size + second.size
         if num_tokens == 0:
             raise InvalidRequest("the pair has no tokens.", item=index)
         if truncated := limit.exceeded(num_tokens, "pair", index):
             room = limit.max_length - self.num_special
-            sizes = cut_first(second.size, room, limit, index) if only_first else cut_pair(first.size, second.size, room)
-            num_first, num_second = sizes
+            if only_first and second.size >= room:
+                reason = f"which leaves none of {limit.max_length:,} for the text"
+                raise TooLong(f"its hypothesis has {second.size:,} tokens, {reason}. Shorten it.", item=index, part=1)
+            num_first, num_second = cut_pair(first.size, second.size, room)
+            if only_first:
+                num_first, num_second = room - second.size, second.size
             first, second = limit.cut(first, num_first), limit.cut(second, num_second)
         ids = np.concatenate((self.before, first, self.between, second, self.after))
         next_type = 0 if self.shift is None else self.before.size + first.size + self.shift
-        return Seq(ids, index, 0, self.type_id, next_type, truncated=truncated, adapter=adapter)
+        return Seq(ids, index, 0, self.type_id, next_type, truncated=truncated)
 
 
 def find_template(tokenizer: tokenizers.Tokenizer, num_types: int) -> PairTemplate | None:
@@ -119,14 +112,6 @@ def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:
     return (long, short) if first > second else (short, long)
 
 
-def cut_first(second: int, room: int, limit: TruncationLimit, index: int) -> tuple[int, int]:
-    """Return the number of tokens that a text and its hypothesis keep, where only the text may be cut. Raises TooLong."""
-    if second >= room:
-        message = f"its hypothesis has {second:,} tokens, which leaves none of {limit.max_length:,} for the text. Shorten it."
-        raise TooLong(message, item=index, part=1)
-    return room - second, second
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class SideCuts:
     """The distinct queries and documents that their own limits cut, and what was left of them."""
@@ -135,10 +120,7 @@ class SideCuts:
     shortened: tuple[frozenset[str], frozenset[str]] = (frozenset(), frozenset())
 
     def count(self, texts: Sequence[tuple[str, int]], seqs: Sequence[Seq]) -> int:
-        """Return the number of texts that were cut here or, as seqs, later. `texts` are those of the seqs, each with its part.
-
-        A text that was cut twice counts once.
-        """
+        """Return the number of texts that were cut, here or as seqs. `texts` are those of the seqs, each with its part."""
         cut_later = (text not in self.shortened[part] for (text, part), seq in zip(texts, seqs, strict=True) if seq.truncated)
         return self.num_texts + sum(cut_later)
 

@@ -22,46 +22,26 @@ from whimbrel.types.card import Card
 Probe: TypeAlias = str | tuple[str, str]
 
 TEXTS: Final = (
-    "bird",
-    "Two birds.",
-    " a space before",
-    "a space after ",
-    "two  spaces",
-    "three   spaces   each",
-    "a line\nand another",
-    "a paragraph\n\nand another",
-    "a line of Windows\r\nand another",
-    "\ta tab\tin it",
-    "no\u00a0break",
-    "UPPER and lower",
-    "Ünïcode, café, straße",
-    "ﬁne ½ ① ㎏",
-    "don't, we'll, it's",
-    "1234567 3.14159 100,000",
-    "snake_case/path-name.txt",
-    "https://example.org/a?b=1&c=2",
-    "``quoted'' “quoted”",
-    "日本語と中文",
-    "한국어 עברית русский",
-    "🙂🙂",
-)
+    "bird", "Two birds.", " a space before", "a space after ", "two  spaces", "three   spaces   each", "a line\nand another",
+    "a paragraph\n\nand another", "a line of Windows\r\nand another", "\ta tab\tin it", "no\u00a0break", "UPPER and lower",
+    "Ünïcode, café, straße", "ﬁne ½ ① ㎏", "don't, we'll, it's", "1234567 3.14159 100,000", "snake_case/path-name.txt",
+    "https://example.org/a?b=1&c=2", "``quoted'' “quoted”", "日本語と中文", "한국어 עברית русский", "🙂🙂",
+)  # fmt: skip
 """Texts that tokenizers' classes and files are known to read in different ways, after two that they mostly do not."""
 _PAIR: Final = ("bird", "Two birds.")
 _MAX_TOKENS: Final = 12
-"""Tokens of an example that are shown."""
 
 
-def compare_with_files(folder: Path, card: Card, loaded: Sequence[tokenizers.Tokenizer] = ()) -> str:
-    """Return how tokenizer.json, run as it is, differs from our tokenizer over the probe texts. Empty: not at all.
+def compare_with_files(folder: Path, card: Card, loaded: Sequence[tokenizers.Tokenizer]) -> str:
+    """Return how tokenizer.json, run as it is, differs from the tokenizers of the card's towers over the probe texts.
 
-    `loaded` are the tokenizers of the card's towers, if they are there. Added tokens that no model embeds do not count.
+    Empty if it does not. Added tokens that no model embeds do not count.
     """
-    towers = card.towers or (card,)
-    notes = (_compare(folder, tower, loaded[number] if loaded else None) for number, tower in enumerate(towers))
+    notes = (_compare(folder, tower, ours) for tower, ours in zip(card.towers or (card,), loaded, strict=True))
     return next((note for note in notes if note), "")
 
 
-def _compare(folder: Path, card: Card, ours: tokenizers.Tokenizer | None) -> str:
+def _compare(folder: Path, card: Card, ours: tokenizers.Tokenizer) -> str:
     if card.tokenizer.reading == "file" or not (folder / card.path / "tokenizer.json").exists():
         return ""
     as_stored = replace(card, tokenizer=replace(card.tokenizer, reading="file"))
@@ -70,7 +50,6 @@ def _compare(folder: Path, card: Card, ours: tokenizers.Tokenizer | None) -> str
     first, second = ({key: value for key, value in each.items() if key not in _NOT_RUN} for each in contents)
     if first == second:
         return ""
-    ours = ours or load_tokenizer(folder, card)
     try:
         theirs = load_tokenizer(folder, as_stored)
     except CheckpointError as error:

@@ -27,10 +27,7 @@ _WORD: Final = re.compile(r"\w+(?:[-_]\w+)*|\S")
 def encode_spans(
     tokenizer: Tokenizer, texts: Sequence[object], labels: tuple[str, ...], params: EncodeParams
 ) -> tuple[list[Seq], list[TokenOffsets]]:
-    """Return the seq of each text, whose spans are its labels' and words' tokens, and the characters of its words.
-
-    Raises InvalidRequest, TooLarge and TooLong.
-    """
+    """Return the seq of each text, whose spans are its labels' and words' tokens, and the characters of its words."""
     prompt = tokenizer.card.span_prompt
     assert prompt is not None
     limit = params.limit
@@ -81,8 +78,6 @@ def _check_labels(tokenizer: Tokenizer, prompt: SpanPrompt, labels: tuple[str, .
             reason = "has no tokens" if not ids else f"holds {prompt.label_token} or {prompt.end_token}, which part the labels"
             raise InvalidRequest(f"{reason}; give another word.", param="labels", item=index)
     if len(encoding.ids) >= limit.max_length:
-        raise InvalidRequest(
-            f"the labels have {len(encoding.ids):,} tokens, which leaves none of {limit.max_length:,} for a text; give fewer.",
-            param="labels",
-        )
+        left = f"which leaves none of {limit.max_length:,} for a text"
+        raise InvalidRequest(f"the labels have {len(encoding.ids):,} tokens, {left}; give fewer.", param="labels")
     return before

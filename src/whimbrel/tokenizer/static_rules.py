@@ -41,12 +41,8 @@ class StaticRules:
 
 
 def find_static_rules(tokenizer: tokenizers.Tokenizer, card: StaticTokenizer) -> StaticRules:
-    unknown_id = _unknown_id(tokenizer) if card.drop_unknown else None
+    model: dict[str, object] = json.loads(tokenizer.to_str())["model"] if card.drop_unknown else {}
+    name, number = model.get("unk_token"), model.get("unk_id")
+    unknown_id = tokenizer.token_to_id(name) if isinstance(name, str) else number if isinstance(number, int) else None
     token_size = int(np.median([len(token) for token in tokenizer.get_vocab()])) if card.cut_characters else 0
     return StaticRules(card.empty_id, unknown_id, token_size)
-
-
-def _unknown_id(tokenizer: tokenizers.Tokenizer) -> int | None:
-    model: dict[str, object] = json.loads(tokenizer.to_str())["model"]
-    name, number = model.get("unk_token"), model.get("unk_id")
-    return tokenizer.token_to_id(name) if isinstance(name, str) else number if isinstance(number, int) else None

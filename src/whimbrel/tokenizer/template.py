@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from sys import maxsize
-from typing import Final
+from typing import Final, TypeAlias
 
 import numpy as np
 import tokenizers
@@ -35,20 +35,8 @@ _DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
 _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", "Find facts. ")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _TokenizedTemplate:
-    pieces: tuple[Int32Array | str, ...]
-    """Token ids, and format strings that are tokenised per pair."""
-
-    @property
-    def runs(self) -> list[str]:
-        return [piece for piece in self.pieces if isinstance(piece, str)]
-
-    @property
-    def lead(self) -> int:
-        """Tokens before the first format string."""
-        sizes = [0 if isinstance(piece, str) else piece.size for piece in self.pieces]
-        return sum(sizes[: next(i for i, piece in enumerate(self.pieces) if isinstance(piece, str))])
+_Pieces: TypeAlias = tuple[Int32Array | str, ...]
+"""Tokens of a template, and format strings that are tokenised per pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +61,7 @@ class TemplateTokenizer:
         self.backend = self.of_ids.backend
         self._full = self.backend.raw
         own = (*card.template.texts, *(card.template.texts_with_instruction or ()))
-        controls = control_tokens(self._full, "".join(map(fill, own)))
-        self._plain = BackendTokenizer(escape_control_tokens(self._full, controls), special=False, max_characters=maxsize)
+        controls, self._plain = plain_backend(self._full, "".join(map(fill, own)))
         none = np.empty(0, np.int32)
         self._around = self.of_ids.special if card.template.add_special_tokens else SpecialTokens(none, none)
         if card.template.add_special_tokens and self._around.num_tokens == 0:
@@ -82,7 +69,8 @@ class TemplateTokenizer:
         self._forms = {
             form: self._form(form, controls) for form in (card.template.texts, card.template.texts_with_instruction) if form
         }
-        least = 1 + max(self._least_size(form) for form in self._forms.values())
+        empty = [self._rows([("", "")], form, "")[0] for form in self._forms.values()]
+        least = 1 + self._around.num_tokens + max(sum(piece.size for piece in pieces) for pieces in empty)
         if plan.max_length < least:
             raise CheckpointError(f"max length {plan.max_length} leaves no room in the template.", file=_FILE)
         self.lengths = LengthBounds(least, plan.max_length, plan.max_length)
@@ -114,7 +102,7 @@ class TemplateTokenizer:
         return seqs if adapter < 0 else [replace(seq, adapter=adapter) for seq in seqs]
 
     def _with_prefixes(
-        self, seqs: Sequence[Seq], pairs: Sequence[Pair], form: _TokenizedTemplate, instruction: str, limits: _Limits
+        self, seqs: Sequence[Seq], pairs: Sequence[Pair], form: _Pieces, instruction: str, limits: _Limits
     ) -> list[Seq]:
         """Return the seqs with the lengths of their prefixes: the template and the query before the document."""
         queries = list(dict.fromkeys(query for query, _ in pairs))
@@ -124,20 +112,18 @@ class TemplateTokenizer:
         prefixes = {query: probed_prefix(ids[2 * i : 2 * i + 2]) for i, query in enumerate(queries)}
         return [with_prefix(seq, prefixes[query], self._max_prefix_tokens) for seq, (query, _) in zip(seqs, pairs, strict=True)]
 
-    def _rows(self, parts: Sequence[Pair], form: _TokenizedTemplate, instruction: str) -> list[list[Int32Array]]:
-        """Return the ids of each piece of each pair. Each distinct text is tokenised once."""
-        runs = [
-            [fill(run, query=query, document=document, instruction=instruction) for run in form.runs]
-            for query, document in parts
-        ]
-        ids = self._plain.encode_unique(runs)
-        return [[ids[next(texts)] if isinstance(piece, str) else piece for piece in form.pieces] for texts in map(iter, runs)]
+    def _rows(self, parts: Sequence[Pair], form: _Pieces, instruction: str) -> list[list[Int32Array]]:
+        """Return the ids of each piece of each pair."""
 
-    def _least_size(self, form: _TokenizedTemplate) -> int:
-        return self._around.num_tokens + sum(piece.size for piece in self._rows([("", "")], form, "")[0])
+        def filled(query: str, document: str) -> list[Int32Array | str]:
+            values = {"query": query, "document": document, "instruction": instruction}
+            return [fill(piece, **values) if isinstance(piece, str) else piece for piece in form]
 
-    def _limits(self, different: Sequence[list[Int32Array]], form: _TokenizedTemplate, limit: TruncationLimit) -> _Limits:
-        template, lead = self._template, form.lead
+        return self._plain.encode_pieces([filled(*pair) for pair in parts])
+
+    def _limits(self, different: Sequence[list[Int32Array]], form: _Pieces, limit: TruncationLimit) -> _Limits:
+        template, first_run = self._template, next(i for i, piece in enumerate(form) if isinstance(piece, str))
+        lead = sum(map(len, form[:first_run]))
         first, second = (np.concatenate(pieces).tolist() for pieces in different)
         tail = common_end(first, second) + self._around.after.size
         total = limit.max_length
@@ -148,22 +134,18 @@ class TemplateTokenizer:
             raise InvalidRequest("leaves no room for query and document.", param="instruction")
         return _Limits(total, int(body * template.query_share), self._around.before.size + lead, tail, limit.truncate)
 
-    def _seq(self, pieces: list[Int32Array], index: int, form: _TokenizedTemplate, limits: _Limits, *, shortened: bool) -> Seq:
+    def _seq(self, pieces: list[Int32Array], index: int, form: _Pieces, limits: _Limits, *, shortened: bool) -> Seq:
         size = self._around.num_tokens + sum(piece.size for piece in pieces)
         if self._template.query_share < 1:
             pieces = [
                 ids[: limits.query] if isinstance(piece, str) and "document" not in fields(piece) else ids
-                for piece, ids in zip(form.pieces, pieces, strict=True)
+                for piece, ids in zip(form, pieces, strict=True)
             ]
         ids = np.concatenate((self._around.before, *pieces, self._around.after))
         cut = shortened or ids.size < size or ids.size > limits.total
         if cut and limits.truncate == "never":
-            raise TooLong(
-                f"query and document come to {size:,} tokens; the limit is {limits.total:,}, of which the query may take "
-                f"{min(limits.query, limits.total):,}.",
-                item=index,
-                hint=Hint.TRUNCATE_PAIR,
-            )
+            limit = f"the limit is {limits.total:,}, of which the query may take {min(limits.query, limits.total):,}"
+            raise TooLong(f"query and document come to {size:,} tokens; {limit}.", item=index, hint=Hint.TRUNCATE_PAIR)
         if ids.size > limits.total:
             kept = limits.total - limits.tail if limits.truncate == "right" else limits.head
             ids = np.concatenate((ids[:kept], ids[ids.size - (limits.total - kept) :]))
@@ -171,48 +153,37 @@ class TemplateTokenizer:
 
     # Loading
 
-    def _form(self, texts: Sequence[str], controls: Collection[str]) -> _TokenizedTemplate:
-        pieces = list[Int32Array | str]()
-        for text in texts:
-            text_pieces = self._pieces(text, controls)
-            self._check(text, text_pieces)
-            pieces += text_pieces
-        return _TokenizedTemplate(tuple(pieces))
-
-    def _pieces(self, text: str, controls: Collection[str]) -> list[Int32Array | str]:
-        return [
-            segment.text
-            if segment.fields
-            else np.array(self._full.encode(segment.fixed, add_special_tokens=False).ids, np.int32)
-            for segment in split(text, controls)
-        ]
-
-    def _check(self, text: str, pieces: Sequence[Int32Array | str]) -> None:
-        """Raise CheckpointError unless the pieces have the same tokens as the whole text."""
+    def _form(self, texts: Sequence[str], controls: Collection[str]) -> _Pieces:
+        """Return the pieces of format strings. Raises CheckpointError unless they have the same tokens as the whole."""
         query, document, instruction = _EXAMPLE
-        row = self._rows([(query, document)], _TokenizedTemplate(tuple(pieces)), instruction)[0]
-        whole = self._full.encode(fill(text, query=query, document=document, instruction=instruction), add_special_tokens=False)
-        if np.concatenate(row).tolist() != whole.ids:
-            raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
+
+        def encode(text: str) -> list[int]:
+            return self._full.encode(text, add_special_tokens=False).ids
+
+        form: _Pieces = ()
+        for text in texts:
+            segments = split(text, controls)
+            pieces = tuple(each.text if each.fields else np.array(encode(each.fixed), np.int32) for each in segments)
+            (row,) = self._rows([(query, document)], pieces, instruction)
+            if np.concatenate(row).tolist() != encode(fill(text, query=query, document=document, instruction=instruction)):
+                raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
+            form += pieces
+        return form
 
 
-def control_tokens(tokenizer: tokenizers.Tokenizer, own: str) -> frozenset[str]:
-    """Return the special tokens, and other added tokens in a template's own text except line breaks."""
-    added = tokenizer.get_added_tokens_decoder().values()
-    return frozenset(
-        token.content for token in added if token.special or (token.content in own and not token.content.isspace())
-    )
+def plain_backend(tokenizer: tokenizers.Tokenizer, own: str) -> tuple[frozenset[str], BackendTokenizer]:
+    """Return the control tokens of a template, and a backend that reads them as plain text. Raises CheckpointError.
 
-
-def escape_control_tokens(tokenizer: tokenizers.Tokenizer, controls: Collection[str]) -> tokenizers.Tokenizer:
-    """Return a copy of the tokenizer that reads `controls` as plain text."""
+    Those are the special tokens, and other added tokens in the template's `own` text except line breaks.
+    """
     file = json.loads(tokenizer.to_str())
     for token in file["added_tokens"]:
-        token["special"] = token["special"] or token["content"] in controls
+        token["special"] = token["special"] or (token["content"] in own and not token["content"].isspace())
+    controls = frozenset(token["content"] for token in file["added_tokens"] if token["special"])
     plain = tokenizers.Tokenizer.from_str(json.dumps(file))
     plain.encode_special_tokens = True
     ids = {tokenizer.token_to_id(control) for control in controls}
     for control in sorted(controls):
         if not ids.isdisjoint(plain.encode(control, add_special_tokens=False).ids):
             raise CheckpointError(f"cannot read the special token {control!r} as plain text.", file=_FILE)
-    return plain
+    return controls, BackendTokenizer(plain, special=False, max_characters=maxsize)

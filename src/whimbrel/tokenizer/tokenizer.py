@@ -17,21 +17,14 @@ import tokenizers
 from numpy.typing import NDArray
 
 from whimbrel.errors import CheckpointError, InvalidRequest
+from whimbrel.tokenizer import validation
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds
 from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
 from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.static_rules import find_static_rules
-from whimbrel.tokenizer.validation import (
-    MAX_CHARACTERS_PER_TOKEN,
-    LengthBounds,
-    TruncationLimit,
-    check_ids,
-    check_pairs,
-    check_texts,
-    has_ids,
-)
+from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, SpanPrompt, TextFormat
 from whimbrel.types.plan import Plan
@@ -81,7 +74,6 @@ class ChatFrame:
     end: Int32Array
     """Last tokens of the template, which are never cut."""
     prompt: str
-    """Prompt that the frame holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +102,7 @@ class Tokenizer:
         static = card.tokenizer.static
         self.card = card
         self.backend = BackendTokenizer(
-            raw, special=static is None, max_characters=MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
+            raw, special=static is None, max_characters=validation.MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
         )
         self.special = find_special_tokens(raw, card)
         self._template = card.text_template
@@ -129,32 +121,24 @@ class Tokenizer:
             _check_label_token(raw, card.span_prompt)
 
     def encode(self, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
-        """Tokenise texts, or use ids unchanged.
-
-        Raises InvalidRequest (wrong type, no tokens, id outside the vocabulary), TooLarge and TooLong.
-        """
+        """Tokenise texts, or use ids unchanged. Raises InvalidRequest, TooLarge and TooLong."""
         rows, shortened = self.rows(texts, params)
         seqs = [self.seq(ids, index, params, shortened=index in shortened) for index, ids in enumerate(rows)]
         if params.form is None:
             return self._with_prefixes(seqs, params)
-        if has_ids(texts):
+        if validation.has_ids(texts):
             return [replace(seq, is_query=params.is_query) for seq in seqs]
         return [add_markers_and_expansion(seq, params.form, is_query=params.is_query) for seq in seqs]
 
     def encode_pairs(self, pairs: Sequence[object], params: EncodeParams, *, only_first: bool = False) -> list[Seq]:
-        """Tokenise pairs, each distinct text once. Of a pair above the limit the longer text is cut, or `only_first`.
-
-        Raises as `encode`.
-        """
-        template, checked = self._pair_template(), check_pairs(pairs)
+        """Tokenise pairs, each distinct text once. Of a pair above the limit the longer text is cut, or `only_first`."""
+        template, checked = self._pair_template(), validation.check_pairs(pairs)
         if params.prompt:
             prompted = {first: params.prompt + first for first, _ in checked}
             checked = [(prompted[first], second) for first, second in checked]
-        ids = self.backend.encode_unique(checked)
-        return [
-            template.seq(ids[first], ids[second], index, params.limit, params.adapter, only_first=only_first)
-            for index, (first, second) in enumerate(checked)
-        ]
+        rows = self.backend.encode_pieces(checked)
+        seqs = [template.seq(texts, index, params.limit, only_first=only_first) for index, texts in enumerate(rows)]
+        return seqs if params.adapter < 0 else [replace(seq, adapter=params.adapter) for seq in seqs]
 
     def tokens(self, ids: Int32Array) -> tuple[str, ...]:
         names = map(self.backend.raw.id_to_token, ids.tolist())
@@ -181,12 +165,8 @@ class Tokenizer:
 
     def lengths(self, form: TextFormat | None = None) -> LengthBounds:
         """Return the length bounds of a text in a format."""
-        least = self.special.num_tokens + 1
-        return (
-            LengthBounds(least, self._max_length, self._max_length)
-            if form is None
-            else length_bounds(form, least, self._max_length)
-        )
+        least, most = self.special.num_tokens + 1, self._max_length
+        return LengthBounds(least, most, most) if form is None else length_bounds(form, least, most)
 
     def pair_lengths(self) -> LengthBounds:
         """Return the length bounds of a pair. Raises InvalidRequest if the model takes none."""
@@ -202,9 +182,9 @@ class Tokenizer:
 
     def rows(self, texts: Sequence[object], params: EncodeParams) -> tuple[list[Int32Array], frozenset[int]]:
         """Return the ids of each text with prompt and special tokens, and the indices of texts truncated by characters."""
-        if has_ids(texts):
-            return check_ids(texts, self.card.encoder.vocab_size), frozenset()
-        strings = check_texts(texts)
+        if validation.has_ids(texts):
+            return validation.check_ids(texts, self.card.encoder.vocab_size), frozenset()
+        strings = validation.check_texts(texts)
         if params.frame is not None:
             return self.backend.ids(self._framed(strings, params.frame), special=False), frozenset()
         if self.static is None or not self.static.shortens(params.limit):
@@ -243,8 +223,7 @@ class Tokenizer:
         return probed_prefix(self.backend.ids(list(PROBES), prompt, special=special))
 
     def known(self, ids: Int32Array) -> slice | NDArray[np.bool_]:
-        unknown_id = None if self.static is None else self.static.unknown_id
-        return slice(None) if unknown_id is None else ids != unknown_id
+        return slice(None) if self.static is None or self.static.unknown_id is None else ids != self.static.unknown_id
 
     def count_instruction(self, ids: Int32Array) -> int:
         """Return the number of leading tokens that belong to an instruction within the text."""
@@ -275,9 +254,8 @@ class Tokenizer:
         forms = self.card.text_formats.values()
         for bounds in map(self.lengths, (None, *forms)):
             if bounds.default < bounds.minimum:
-                raise CheckpointError(
-                    f"max length {bounds.default} leaves no room: every text has {bounds.minimum} tokens or more.", file=_FILE
-                )
+                reason = f"every text has {bounds.minimum} tokens or more"
+                raise CheckpointError(f"max length {bounds.default} leaves no room: {reason}.", file=_FILE)
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
 

@@ -23,6 +23,8 @@ MAX_CHARACTERS_PER_TOKEN: Final = 32
 
 Index: TypeAlias = "tuple[int, int | None]"
 """The item of a request that a text is, and its part."""
+Indices: TypeAlias = Sequence[Index] | None
+"""Those of several texts; None: each text is the item of its number."""
 
 
 def has_ids(texts: Sequence[object]) -> bool:
@@ -64,33 +66,27 @@ def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
             raise InvalidRequest("must be a text, or an array of token ids of one dimension.", item=index)
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
-            raise InvalidRequest(
-                f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries. Were these ids made by "
-                "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False).",
-                item=index,
-                part=int(wrong[0]),
+            found = f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries."
+            remedy = (
+                "Were these ids made by another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False)."
             )
+            raise InvalidRequest(f"{found} {remedy}", item=index, part=int(wrong[0]))
     return [ids.astype(np.int32) for ids in cast(Sequence[Int64Array], texts)]
 
 
-def location_of(text: int, indices: Sequence[Index] | None) -> Location:
-    """Return the location of a text in the request. Without `indices` it is the item of the same number."""
+def location_of(text: int, indices: Indices) -> Location:
     return Location("input", text) if indices is None else Location("input", *indices[text])
 
 
-def check_characters(sizes: Sequence[int], limit: int, indices: Sequence[Index] | None = None) -> None:
+def check_characters(sizes: Sequence[int], limit: int, indices: Indices = None) -> None:
     """Raise TooLarge if texts of these sizes exceed the limit, in characters. Errors locate them by `indices`."""
     if (total := sum(sizes)) > limit:
-        raise TooLarge(
-            f"the texts have {total:,} characters, prompts included; the limit is {limit:,}. Send fewer texts at once.",
-            param="input",
-        )
+        message = f"the texts have {total:,} characters, prompts included; the limit is {limit:,}. Send fewer texts at once."
+        raise TooLarge(message, param="input")
     for index, size in enumerate(sizes):
         if size > MAX_CHARACTERS:
-            raise TooLarge(
-                f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it.",
-                location=location_of(index, indices),
-            )
+            message = f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it."
+            raise TooLarge(message, location=location_of(index, indices))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +126,6 @@ class LengthBounds:
         """Return the limit of a request, which may ask for one. Raises InvalidRequest."""
         max_tokens = self.default if requested is None else requested
         if not self.minimum <= max_tokens <= self.maximum:
-            raise InvalidRequest(
-                f"{max_tokens:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}.", param="max_tokens"
-            )
+            message = f"{max_tokens:,} tokens per text; this model takes {self.minimum} to {self.maximum:,}."
+            raise InvalidRequest(message, param="max_tokens")
         return TruncationLimit(max_tokens, truncate, requested is not None)

@@ -328,28 +328,28 @@ class TokenizerCard:
 
     tokenizer_class: TokenizerClass
     """transformers' class that builds the tokenizer, or "tokenizer.json" for the file as it is."""
-    truncate: Literal["right", "left"]
-    lowercase: bool
+    truncate: Literal["right", "left"] = "right"
+    lowercase: bool = False
     """Sentence Transformers' do_lower_case, applied first."""
-    do_lower_case: bool
-    strip_accents: bool | None
-    tokenize_chinese_chars: bool
-    add_prefix_space: bool | None
-    legacy: bool
+    do_lower_case: bool = True
+    strip_accents: bool | None = None
+    tokenize_chinese_chars: bool = True
+    add_prefix_space: bool | None = None
+    legacy: bool = False
     """LlamaTokenizer's `legacy`: prefix every piece between special tokens with a space, not only the first."""
-    split_by_punct: bool
+    split_by_punct: bool = False
     """DebertaV2Tokenizer's `split_by_punct`: each punctuation mark is a piece of its own."""
-    ends: bool
+    ends: bool = False
     """Append the eos token to every text, regardless of tokenizer.json."""
-    special_tokens: Mapping[str, AddedToken | None]
+    special_tokens: Mapping[str, AddedToken | None] = field(default_factory=dict[str, AddedToken | None])
     """Role ("cls", "sep", ..., or a custom name) -> token, or None if the file says null."""
-    extra_tokens: tuple[AddedToken, ...] | None
+    extra_tokens: tuple[AddedToken, ...] | None = None
     """Special tokens without a role; None: not stated."""
-    second_type: bool
+    second_type: bool = False
     """Give the second text of a pair its own token type, if there are types."""
-    legacy_tokens: tuple[str, ...]
+    legacy_tokens: tuple[str, ...] = ()
     """Tokens of added_tokens.json, for checkpoints whose tokenizer_config.json does not list them."""
-    added_tokens: tuple[AddedToken, ...] | None
+    added_tokens: tuple[AddedToken, ...] | None = None
     """Added tokens of tokenizer_config.json, with ids and flags; None: not stated."""
     static: StaticTokenizer | None = None
     """Settings of static embeddings; None: a transformer."""

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, cast
 
 from whimbrel.checkpoint.config.common import read_positive
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.errors import CheckpointError, SetupError
+from whimbrel.errors import SetupError
 from whimbrel.types.card import Encoder, LoraAdapter
 
 T = TypeVar("T", int, float)
@@ -98,19 +98,18 @@ def name_task_folders(config: JsonFile, default: str) -> dict[str, Any]:
 
 def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
     """Return the encoder with the rank and scale of its adapters' folders. Unchanged without folders."""
-    files = [JsonFile.read(root, f"{path}/{_ADAPTER}") for path in encoder.adapter_paths]
-    settings = [_read_peft(file, _TARGETS[encoder.family]) for file in files]
-    for file, setting in zip(files, settings, strict=True):
-        if setting != settings[0]:
+    for i, path in enumerate(encoder.adapter_paths):
+        file = JsonFile.read(root, f"{path}/{_ADAPTER}")
+        rank, scale = _read_peft(file, _TARGETS[encoder.family])
+        if i == 0:
+            encoder = replace(encoder, adapter_rank=rank, adapter_scale=scale)
+        elif (rank, scale) != (encoder.adapter_rank, encoder.adapter_scale):
             raise file.error("differs from that of the first adapter.", "r, lora_alpha")
-    return replace(encoder, adapter_rank=settings[0][0], adapter_scale=settings[0][1]) if settings else encoder
+    return encoder
 
 
 def add_adapters(encoder: Encoder, model: str, folders: Mapping[str, str]) -> Encoder:
-    """Return the encoder of `model`, a hub id or a folder's name, with the adapters in some folders, by name.
-
-    Raises SetupError and CheckpointError.
-    """
+    """Return the encoder of `model`, a hub id or a folder's name, with adapters by name. Raises SetupError, CheckpointError."""
     if not folders:
         return encoder
     if encoder.adapters:
@@ -123,59 +122,47 @@ def add_adapters(encoder: Encoder, model: str, folders: Mapping[str, str]) -> En
 
 def _read_adapter(name: str, folder: Path, model: str) -> LoraAdapter:
     if not re.fullmatch(r"\w[\w.-]*", name) or name == "latest":
-        raise SetupError(
-            f"{name!r:.100} is no name of an adapter.", hint="letters, digits, _ . and -, but not latest: --adapter NAME=FOLDER"
-        )
+        hint = "letters, digits, _ . and -, but not latest: --adapter NAME=FOLDER"
+        raise SetupError(f"{name!r:.100} is no name of an adapter.", hint=hint)
     if not folder.is_dir():
         raise SetupError(f"no folder {folder} for the adapter {name!r}.", hint="--adapter NAME=FOLDER, as PEFT saves it")
     config = JsonFile.read(folder, _ADAPTER)
     config.require_values({key: values for key, values in _PEFT_FIXED.items() if key not in _PEFT_FREE})
     config.get("peft_type", str)
     config.ignore("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern")
-    adapter = LoraAdapter(
-        name,
-        str(folder.absolute()),
-        config.positive("r"),
-        read_positive(config, "lora_alpha", 8.0),
-        _read_pattern(config, "rank_pattern", int),
-        _read_pattern(config, "alpha_pattern", float),
-        config.get("use_rslora", bool, False),
-        _read_other_base(config, model),
-    )
+    rank, alpha = config.positive("r"), read_positive(config, "lora_alpha", 8.0)
+    patterns = _read_pattern(config, "rank_pattern", int), _read_pattern(config, "alpha_pattern", float)
+    by_root, other_base = config.get("use_rslora", bool, False), _read_other_base(config, model)
     config.reject_unread_keys(_PEFT_INERT)
-    return adapter
+    return LoraAdapter(name, str(folder.absolute()), rank, alpha, *patterns, by_root, other_base)
 
 
 def _read_other_base(config: JsonFile, model: str) -> str:
     """Return the hub id of the model that an adapter was made for, if it is not that of `model`; or "".
 
-    Ids are compared by their last part, and capitals do not count: copies of a model often keep its name. Raises
-    CheckpointError if `model` is a hub id too, unless the user accepts the key. A folder may have any name.
+    Copies of a model often keep its name, so only that is compared. Two hub ids may differ only if the user accepts the key.
     """
     base = config.get(_BASE, str, "")
     if not _HUB_ID.fullmatch(base) or base.rpartition("/")[2].lower() == model.rpartition("/")[2].lower():
         return ""
     if "/" in model and not config.accepts(_BASE):
-        raise CheckpointError(
-            f"the adapter was made for {base}, and the model is {model}.",
-            file=config.name,
-            key=_BASE,
-            hint=f"if both are the same model: --accept-config {_BASE}, in Python accept_config=({_BASE!r},)",
-        )
+        hint = f"if both are the same model: --accept-config {_BASE}, in Python accept_config=({_BASE!r},)"
+        raise config.error(f"the adapter was made for {base}, and the model is {model}.", _BASE, hint)
     return base
 
 
 def _read_pattern(config: JsonFile, key: str, kind: type[T]) -> dict[str, T]:
     """Return positive numbers by patterns of modules' names."""
-    stated = JsonFile(f"{config.name}: {key}", config.get(key, dict, {}))
-    for pattern in stated.data:
+    stated = config.section(key)
+    numbers = {pattern: stated.get(pattern, kind) for pattern in stated.data}
+    for pattern, number in numbers.items():
         try:
             re.compile(pattern)
         except re.error:
             raise stated.error("is no regular expression.", pattern) from None
-        if stated.get(pattern, kind) <= 0:  # pyright: ignore[reportOperatorIssue]
+        if number <= 0:
             raise stated.error("must be positive.", pattern)
-    return {pattern: stated.get(pattern, kind) for pattern in stated.data}
+    return numbers
 
 
 def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: JsonFile) -> dict[str, str]:
@@ -193,7 +180,7 @@ def read_instructions(config: JsonFile, adapters: tuple[str, ...], prompts: Json
 
 def read_default_adapter(transformer: JsonFile, adapters: tuple[str, ...]) -> str | None:
     """Return the default task of custom_st.py. Texts without a task use its adapter but not its instruction."""
-    arguments = JsonFile(transformer.name, transformer.get("model_args", dict, {}))
+    arguments = transformer.section("model_args")
     arguments.reject_unknown_keys({"default_task", "trust_remote_code"})
     name = arguments.get("default_task", str, "")
     if name and name not in adapters:

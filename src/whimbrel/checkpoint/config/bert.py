@@ -24,6 +24,7 @@ def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = F
     return Encoder(
         family=family,
         **common.read_sizes(config),
+        layers=(Layer(),) * common.read_depth(config),
         **common.read_positions(config, after_padding=after_padding),
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
@@ -32,7 +33,6 @@ def read_bert(config: JsonFile, family: str = "bert", *, after_padding: bool = F
 
 
 read_roberta = partial(read_bert, family="roberta", after_padding=True)
-"""Reader of RoBERTa, CamemBERT and XLM-RoBERTa."""
 
 
 def read_electra(config: JsonFile) -> Encoder:
@@ -103,17 +103,15 @@ def _rotary_bert(config: JsonFile, family: str, *, theta: float, types: int, gat
     rotary = common.read_rotary(config, theta, sizes["head_width"])
     return Encoder(
         family=family,
-        **dict(sizes, layers=(Layer(rotary=rotary),) * len(sizes["layers"])),
+        **sizes,
+        layers=(Layer(rotary=rotary),) * common.read_depth(config),
         **common.read_positions(config),
         type_vocab_size=common.read_types(config, types),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=config.choice("hidden_act", ACTIVATIONS),
         positions="rotary",
         gated=gated,
-        qkv_bias=biases,
-        out_bias=biases,
-        up_bias=biases and not gated,
-        down_bias=biases,
+        **dict(common.biases(attention=biases, mlp=biases), up_bias=biases and not gated),
     )
 
 
@@ -132,17 +130,15 @@ def read_modernbert(config: JsonFile) -> Encoder:
         cls_token_id decoder_bias deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout
         reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction
     """.split())  # fmt: skip
-    sizes = common.read_sizes(config)
-    num_layers = len(sizes["layers"])
+    sizes, num_layers = common.read_sizes(config), common.read_depth(config)
     every = config.positive("global_attn_every_n_layers", 3)
     kinds = common.read_layer_types(config, num_layers, [FULL if i % every == 0 else SLIDING for i in range(num_layers)])
     full, sliding = config.get("global_rope_theta", float, 160_000.0), config.get("local_rope_theta", float, 10_000.0)
     window = config.positive("local_attention", 128) // 2
     return Encoder(
         family="modernbert",
-        **dict(
-            sizes, layers=common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
-        ),
+        **sizes,
+        layers=common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window),
         max_positions=config.positive("max_position_embeddings", 8192),
         pad_id=config.get("pad_token_id", int, 50283),
         norm_eps=config.get("norm_eps", float, 1e-5),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import inf
 from typing import Any, Final, cast
 
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import REQUIRED, JsonFile
 from whimbrel.types.card import Layer, Rotary
 from whimbrel.types.heads import Activation
 
@@ -14,6 +14,8 @@ NO_LAYERS: Final[dict[str, Any]] = {
     "intermediate_size": 0, "layers": (), "num_heads": 1, "norm_eps": 0.0, "activation": "identity",
 }  # fmt: skip
 """Fields of an `Encoder` whose layers Whimbrel does not run."""
+DECODER: Final[dict[str, Any]] = {"norm": "rms", "positions": "rotary", "gated": True}
+"""Fields of an `Encoder` that Llama and its descendants have in common."""
 ACTIVATIONS: Final[Mapping[str, Activation]] = {
     **dict.fromkeys(("gelu", "gelu_python"), "gelu"),
     **dict.fromkeys(("gelu_new", "gelu_fast", "gelu_pytorch_tanh"), "gelu_tanh"),
@@ -25,7 +27,7 @@ _MAX_LAYERS: Final = 2**12
 
 
 def read_sizes(config: JsonFile) -> dict[str, Any]:
-    """Return the sizes that nearly all configs name alike."""
+    """Return the sizes that nearly all configs name alike, without the number of layers."""
     hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
     if config.data.get("head_dim") is None and hidden_size % num_heads:
         raise config.error(f"{num_heads} does not divide hidden_size {hidden_size}.", "num_attention_heads")
@@ -33,18 +35,21 @@ def read_sizes(config: JsonFile) -> dict[str, Any]:
         "vocab_size": config.positive("vocab_size"),
         "hidden_size": hidden_size,
         "intermediate_size": config.positive("intermediate_size"),
-        "layers": (Layer(),) * read_depth(config, "num_hidden_layers"),
         "num_heads": num_heads,
         "head_width": config.positive("head_dim", hidden_size // num_heads),
     }
 
 
 def read_biases(config: JsonFile) -> dict[str, Any]:
-    bias, mlp_bias = config.get("attention_bias", bool, False), config.get("mlp_bias", bool, False)
-    return {"qkv_bias": bias, "out_bias": bias, "up_bias": mlp_bias, "down_bias": mlp_bias}
+    return biases(attention=config.get("attention_bias", bool, False), mlp=config.get("mlp_bias", bool, False))
 
 
-def read_depth(config: JsonFile, key: str) -> int:
+def biases(*, attention: bool = False, mlp: bool = False) -> dict[str, Any]:
+    """Return the fields of an `Encoder` that say which layers have biases."""
+    return {"qkv_bias": attention, "out_bias": attention, "up_bias": mlp, "down_bias": mlp}
+
+
+def read_depth(config: JsonFile, key: str = "num_hidden_layers") -> int:
     """Return the number of layers. The limit protects the memory of a list of layers."""
     layers = config.positive(key)
     if layers > _MAX_LAYERS:
@@ -149,9 +154,8 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
     base, scaling = parameters.pop("rope_theta"), parameters["rope_type"]
     width = int(head_width * fraction) if _is_number(fraction) else 0
     if width <= 0 or width % 2 or width > head_width or not _is_number(base):
-        raise config.error(
-            f"theta {base!r:.80} over {fraction!r:.80} of {head_width} columns is not supported.", "rope_parameters"
-        )
+        columns = f"{fraction!r:.80} of {head_width} columns"
+        raise config.error(f"theta {base!r:.80} over {columns} is not supported.", "rope_parameters")
     if scaling in ("default", None):
         return Rotary(float(base), width)
     if not isinstance(scaling, str) or scaling not in _SCALINGS:
@@ -161,9 +165,8 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
     optional = {key: parameters[key] for key in _OPTIONAL & parameters.keys()}
     wrong += [key for key, value in optional.items() if not isinstance(value, bool | None) and not _is_number(value)]
     if unknown or wrong:
-        raise config.error(
-            f"{scaling} with {', '.join(sorted({*unknown, *wrong}))} unknown, missing or no positive number.", "rope_scaling"
-        )
+        names = ", ".join(sorted({*unknown, *wrong}))
+        raise config.error(f"{scaling} with {names} unknown, missing or no positive number.", "rope_scaling")
     if scaling == "llama3" and parameters["high_freq_factor"] <= parameters["low_freq_factor"]:
         raise config.error("high_freq_factor must be greater than low_freq_factor.", "rope_scaling")
     if scaling == "dynamic":  # it begins beyond max_position_embeddings, and no text is longer
@@ -171,7 +174,7 @@ def read_rotary(config: JsonFile, theta: float, head_width: int, kind: str | Non
     return Rotary(float(base), width, scaling=parameters)
 
 
-def read_positive(config: JsonFile, key: str, default: float) -> float:
+def read_positive(config: JsonFile, key: str, default: float = REQUIRED) -> float:
     value = config.get(key, float, default)
     if not _is_number(value):
         raise config.error(f"must be positive, is {value}.", key)

@@ -10,7 +10,7 @@ from typing import Final, cast
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.types.card import Disentangled, Encoder, NeighbourLayer
+from whimbrel.types.card import Disentangled, Encoder, Layer, NeighbourLayer
 
 DEBERTA: Final = ("deberta", "deberta_placed")
 """Families, without and with positions that are added to the embeddings."""
@@ -31,15 +31,19 @@ def read_deberta(config: JsonFile) -> Encoder:
     placed = config.get("position_biased_input", bool, True)
     positions = common.read_positions(config)
     disentangled = _read_disentangled(config, positions["max_positions"])
+    conv_width, conv_act = config.get("conv_kernel_size", int, 0), config.choice("conv_act", ACTIVATIONS, "tanh")
+    if conv_width > 0 and conv_width % 2 == 0:
+        raise config.error(f"must be odd, is {conv_width}.", "conv_kernel_size")
     return Encoder(
         family=DEBERTA[placed],
         **sizes,
+        layers=(Layer(),) * common.read_depth(config),
         **positions,
         type_vocab_size=common.read_types(config, 0),
         norm_eps=config.get("layer_norm_eps", float, 1e-7),
         activation=config.choice("hidden_act", ACTIVATIONS, "gelu"),
         disentangled=disentangled,
-        neighbours=_read_neighbours(config),
+        neighbours=NeighbourLayer(conv_width, conv_act) if conv_width > 0 else None,
         score_scale=(sizes["head_width"] * (1 + disentangled.of_keys + disentangled.of_queries)) ** -0.5,
     )
 
@@ -66,11 +70,3 @@ def _read_disentangled(config: JsonFile, max_positions: int) -> Disentangled:
         shared=config.get("share_att_key", bool, False),
         normed="layer_norm" in norms,
     )
-
-
-def _read_neighbours(config: JsonFile) -> NeighbourLayer | None:
-    width = config.get("conv_kernel_size", int, 0)
-    activation = config.choice("conv_act", ACTIVATIONS, "tanh")
-    if width > 0 and width % 2 == 0:
-        raise config.error(f"must be odd, is {width}.", "conv_kernel_size")
-    return NeighbourLayer(width, activation) if width > 0 else None

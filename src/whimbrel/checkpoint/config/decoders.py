@@ -14,7 +14,7 @@ from math import log
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.config import common
-from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, FULL, SLIDING, allow_auto_map
+from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, DECODER, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Rotary, Routing
 from whimbrel.types.heads import Dense
@@ -74,9 +74,8 @@ def read_qwen3(config: JsonFile) -> Encoder:
     if not _is_voyage(config):
         return read_llama(config, "qwen3")
     allow_auto_map(config)
-    config.require_values(
-        {"use_bidirectional_attention": (True, None), "is_causal": (False, None), "use_sliding_window": (False, None)}
-    )
+    config.require_values(dict.fromkeys(("is_causal", "use_sliding_window"), (False, None)))
+    config.require_values({"use_bidirectional_attention": (True, None)})
     if config.data.get("use_bidirectional_attention") is None and config.data.get("architectures") != [_VOYAGE[0]]:
         raise config.error("is missing; without it the model's own code may see one way only.", "use_bidirectional_attention")
     return replace(read_llama(config, "qwen3"), causal=False)
@@ -113,10 +112,8 @@ def read_internlm3(config: JsonFile) -> Encoder:
     """Read InternLM3, whose own code and transformers have different names for biases."""
     allow_auto_map(config)
     encoder = read_llama(config)
-    bias = config.get("bias", bool, encoder.up_bias)
-    return replace(
-        encoder, qkv_bias=config.get("qkv_bias", bool, encoder.qkv_bias), out_bias=bias, up_bias=bias, down_bias=bias
-    )
+    qkv_bias, bias = config.get("qkv_bias", bool, encoder.qkv_bias), config.get("bias", bool, encoder.up_bias)
+    return replace(encoder, qkv_bias=qkv_bias, out_bias=bias, up_bias=bias, down_bias=bias)
 
 
 def read_mistral(config: JsonFile) -> Encoder:
@@ -134,18 +131,17 @@ def read_llama(config: JsonFile, family: str = "llama") -> Encoder:
     rotary = common.read_rotary(config, 10_000.0, sizes["head_width"])
     causal = config.get("is_causal", bool, True)
     config.require_values({"pretraining_tp": (1, None)})
-    windows = _windows(config, len(sizes["layers"]), causal=causal)
+    windows = _windows(config, common.read_depth(config), causal=causal)
     return Encoder(
         family=family,
-        **dict(sizes, layers=tuple(Layer(window, rotary) for window in windows)),
+        **sizes,
+        layers=tuple(Layer(window, rotary) for window in windows),
         num_kv_heads=config.positive("num_key_value_heads", sizes["num_heads"]),
         **common.read_positions(config),
         causal=causal,
-        norm="rms",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
-        positions="rotary",
-        gated=True,
+        **DECODER,
         **common.read_biases(config),
     )
 
@@ -166,11 +162,6 @@ def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | N
     return [width - causal if kind == SLIDING else None for kind in kinds]
 
 
-_LFM2_INERT: Final = (
-    "conv_use_xavier_init block_mlp_init_scale block_out_init_scale block_use_xavier_init tie_embedding".split()
-)
-
-
 def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
     """Read LFM2, whose layers are short convolutions or attention. LFM2.5's encoders see both ways in both."""
     sizes = common.read_sizes(config)
@@ -178,7 +169,8 @@ def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
         allow_auto_map(config)
         config.ignore("disable_flash_attention")
     eps, width = config.get("norm_eps", float, 1e-5), sizes["hidden_size"]
-    config.ignore(*_LFM2_INERT)
+    config.ignore("conv_use_xavier_init", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init")
+    config.ignore("tie_embedding")
     config.require_values(
         {
             "is_causal": (causal, None),
@@ -192,23 +184,21 @@ def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
     )
     attention = Layer(rotary=common.read_rotary(config, 1_000_000.0, sizes["head_width"]))
     conv = Layer(conv_width=config.positive("conv_L_cache", 3))
-    kinds = _lfm2_kinds(config, len(sizes["layers"]))
-    layers = tuple(attention if kind == FULL else conv for kind in kinds)
+    depth = common.read_depth(config)
+    attending = cast(list[object], config.get("full_attn_idxs", list, [*range(depth)]))  # in older configs
+    default = [FULL if i in attending else CONV for i in range(depth)]
+    kinds = common.read_layer_types(config, depth, default, known=(FULL, CONV))
     return Encoder(
         family="lfm2",
-        **dict(sizes, layers=layers, intermediate_size=_lfm2_inner(config, sizes["intermediate_size"])),
+        **dict(sizes, intermediate_size=_lfm2_inner(config, sizes["intermediate_size"])),
+        layers=tuple(attention if kind == FULL else conv for kind in kinds),
         num_kv_heads=config.positive("num_key_value_heads", 8),
         **common.read_positions(config),
         causal=causal,
-        norm="rms",
         norm_eps=eps,
         activation="silu",
-        positions="rotary",
-        gated=True,
-        qkv_bias=False,
-        out_bias=False,
-        up_bias=False,
-        down_bias=False,
+        **DECODER,
+        **common.biases(),
         conv_bias=config.get("conv_bias", bool, False),
     )
 
@@ -241,14 +231,6 @@ def read_lfm2_moe(config: JsonFile) -> Encoder:
     )
 
 
-def _lfm2_kinds(config: JsonFile, num_layers: int) -> list[str]:
-    """Return FULL or CONV for each layer. Older configs list the layers with attention."""
-    attending = cast(list[object], config.get("full_attn_idxs", list, [*range(num_layers)]))
-    return common.read_layer_types(
-        config, num_layers, [FULL if i in attending else CONV for i in range(num_layers)], known=(FULL, CONV)
-    )
-
-
 def _lfm2_inner(config: JsonFile, inner: int) -> int:
     """Return the width of the MLP, which transformers computes from the one that is stated."""
     inner = config.positive("block_ff_dim", inner)
@@ -262,9 +244,9 @@ def _lfm2_inner(config: JsonFile, inner: int) -> int:
     return -(-int(factor * inner) // multiple) * multiple
 
 
-_DEEPSEEK_INERT: Final = (
-    "aux_loss_alpha ep_size head_dim num_mtp_layers num_nextn_predict_layers output_router_logits qk_head_dim seq_aux".split()
-)
+_DEEPSEEK_INERT: Final = """
+    aux_loss_alpha ep_size head_dim num_mtp_layers num_nextn_predict_layers output_router_logits q_lora_rank qk_head_dim seq_aux
+""".split()
 _DEEPSEEK_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     "moe_layer_freq": (1, None),
     "pretraining_tp": (1, None),
@@ -280,23 +262,20 @@ def read_deepseek(config: JsonFile, *, causal: bool = True) -> Encoder:
     config.require_values({**_DEEPSEEK_FIXED, "is_causal": (True, None) if causal else (False,)})
     if not causal:
         config.get("is_causal", bool)
-    depth, width = common.read_depth(config, "num_hidden_layers"), config.positive("hidden_size")
+    depth, width = common.read_depth(config), config.positive("hidden_size")
     heads, experts = config.positive("num_attention_heads"), config.positive("n_routed_experts", 256)
     config.require_values({"num_key_value_heads": (heads, None)})
     latent = Latent(
-        query_rank=0
-        if "q_lora_rank" in config.data and config.data["q_lora_rank"] is None
-        else config.positive("q_lora_rank", 1536),
+        query_rank=0 if config.data.get("q_lora_rank", 1536) is None else config.positive("q_lora_rank", 1536),
         key_rank=config.positive("kv_lora_rank", 512),
         plain_width=config.positive("qk_nope_head_dim", 128),
         rotary_width=config.positive("qk_rope_head_dim", 64),
         value_width=config.positive("v_head_dim", 128),
     )
-    config.ignore("q_lora_rank")
     if latent.value_width > latent.width:
         raise config.error(f"{latent.value_width} is more than the {latent.width} columns of a key.", "v_head_dim")
     rotary, scale = _deepseek_rotary(config, latent)
-    first, bias = config.get("first_k_dense_replace", int, 3), config.get("attention_bias", bool, False)
+    first = config.get("first_k_dense_replace", int, 3)
     return Encoder(
         family="deepseek",
         vocab_size=config.positive("vocab_size"),
@@ -307,19 +286,14 @@ def read_deepseek(config: JsonFile, *, causal: bool = True) -> Encoder:
         head_width=latent.width,
         **common.read_positions(config),
         causal=causal,
-        norm="rms",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
         activation=config.choice("hidden_act", ACTIVATIONS, "silu"),
-        positions="rotary",
-        gated=True,
         experts_per_token=config.positive("num_experts_per_tok", 8),
         routing=_deepseek_routing(config, experts),
         latent=latent,
         score_scale=scale,
-        qkv_bias=bias,
-        out_bias=bias,
-        up_bias=False,
-        down_bias=False,
+        **DECODER,
+        **common.biases(attention=config.get("attention_bias", bool, False)),
     )
 
 
@@ -376,19 +350,18 @@ def read_gemma(config: JsonFile) -> Encoder:
 
 
 def read_gemma2(config: JsonFile) -> Encoder:
-    sizes = common.read_sizes(config)
-    num_layers = len(sizes["layers"])
+    sizes, num_layers = common.read_sizes(config), common.read_depth(config)
     rotary = common.read_rotary(config, 10_000.0, sizes["head_width"])
     kinds = common.read_layer_types(config, num_layers, [FULL if i % 2 else SLIDING for i in range(num_layers)])
     window = config.positive("sliding_window", 4096) - 1
     config.require_values({"sliding_window_size": (window + 1, None)})
     layers = tuple(Layer(window if kind == SLIDING else None, rotary) for kind in kinds)
-    return _gemma(config, "gemma2", dict(sizes, layers=layers), softcap="attn_logit_softcapping")
+    cap = config.get("attn_logit_softcapping", float, 0.0)
+    return replace(_gemma(config, "gemma2", sizes, layers), softcap=cap or None)
 
 
 def read_gemma3(config: JsonFile) -> Encoder:
-    sizes = common.read_sizes(config)
-    num_layers = len(sizes["layers"])
+    sizes, num_layers = common.read_sizes(config), common.read_depth(config)
     every = config.positive("sliding_window_pattern", config.positive("_sliding_window_pattern", 6))
     kinds = common.read_layer_types(config, num_layers, [SLIDING if (i + 1) % every else FULL for i in range(num_layers)])
     full, sliding = config.get("rope_theta", float, 1_000_000.0), config.get("rope_local_base_freq", float, 10_000.0)
@@ -397,29 +370,22 @@ def read_gemma3(config: JsonFile) -> Encoder:
     window = width // 2 if both_ways else width - 1
     layers = common.read_layers(config, kinds, {FULL: full, SLIDING: sliding}, sizes["head_width"], window=window)
     config.require_values({"attn_logit_softcapping": (None,)})
-    return _gemma(config, "gemma3", dict(sizes, layers=layers), softcap=None)
+    return _gemma(config, "gemma3", sizes, layers)
 
 
-def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], *, softcap: str | None) -> Encoder:
+def _gemma(config: JsonFile, family: str, sizes: dict[str, Any], layers: tuple[Layer, ...]) -> Encoder:
     config.ignore("final_logit_softcapping", "hidden_act")
-    bias = config.get("attention_bias", bool, False)
-    capped = config.get(softcap, float, 0.0) if softcap else 0.0
     return Encoder(
         family=family,
         **sizes,
+        layers=layers,
         num_kv_heads=config.positive("num_key_value_heads"),
         **common.read_positions(config),
         embedding_scale=sizes["hidden_size"] ** 0.5,
         causal=not config.get("use_bidirectional_attention", bool, False),
-        norm="rms_plus_one",
         norm_eps=config.get("rms_norm_eps", float, 1e-6),
         activation=config.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
-        positions="rotary",
-        gated=True,
-        qkv_bias=bias,
-        out_bias=bias,
-        up_bias=False,
-        down_bias=False,
         score_scale=common.read_positive(config, "query_pre_attn_scalar", 256.0) ** -0.5,
-        softcap=capped or None,
+        **(DECODER | {"norm": "rms_plus_one"}),
+        **common.biases(attention=config.get("attention_bias", bool, False)),
     )

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib.util import find_spec
-from typing import Any, Final, TypeAlias, cast
+from typing import Final, cast
 
 from whimbrel.checkpoint.config.common import NO_LAYERS, read_positions
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import JSON, JsonFile
 from whimbrel.types.card import FALLBACK, Encoder
-
-JSON: TypeAlias = dict[str, Any]
 
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
@@ -36,7 +34,6 @@ OWN_HEADS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
 _SCORED: Final = frozenset({"GPT2ForSequenceClassification"})
 """Classes with the head of transformers' generic ones, of which they are not made."""
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
-"""Model types whose positions begin after the padding id."""
 _BYPASS: Final = "does not pass through transformers' attention interface"
 _UNPACKABLE: Final[Mapping[str, str]] = {
     **dict.fromkeys(("big_bird", "longformer"), f"its sparse attention {_BYPASS}"),
@@ -54,7 +51,6 @@ _UNREAD: Final[Mapping[str, str]] = {
     **dict.fromkeys(("chinese_clip", "clip", "siglip", "siglip2"), _VISION),
     "dpr": "its encoders of questions and passages are read only as Sentence Transformers saves them",
 }
-"""Model type -> reason why it is not read."""
 _CHANGING: Final = ("dynamic", "longrope")
 """Kinds of rotary scaling whose frequencies depend on the longest text of the batch."""
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
@@ -85,10 +81,7 @@ _POSITIONS: Final = ("max_position_embeddings", "n_positions")
 
 
 def is_offered(config: JsonFile, names: list[object]) -> bool:
-    """Return whether transformers has classes of these names that compute hidden states.
-
-    Raises CheckpointError if transformers might, but is not installed.
-    """
+    """Return whether transformers has these classes. Raises CheckpointError if it might have them, but is not installed."""
     if config.get("model_type", str, "") in (*_UNPACKABLE, *_UNREAD):
         return True  # to be refused with the reason
     if not names or not all(isinstance(name, str) and name.endswith((*_ENDINGS, *_CLASSES)) for name in names):
@@ -101,10 +94,9 @@ def is_offered(config: JsonFile, names: list[object]) -> bool:
     known = frozenset(dir(transformers)).issuperset(names)
     for name in cast(list[str], names) if known else ():
         if name.endswith(_CLASSES) and not _is_known_head(name):
-            kinds = "the generic ones of decoders (a layer `score`) and those of " + ", ".join((*_POOLED, *_OF_ENCODERS))
-            raise config.error(
-                f"{name} has a head of its own; of the others in transformers these run: {kinds}.", "architectures"
-            )
+            kinds = f"the generic ones of decoders (a layer `score`) and those of {', '.join((*_POOLED, *_OF_ENCODERS))}"
+            message = f"{name} has a head of its own; of the others in transformers these run: {kinds}."
+            raise config.error(message, "architectures")
     return known
 
 
@@ -134,12 +126,8 @@ def _is_known_head(name: str) -> bool:
     import transformers
     from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-    kind = getattr(transformers, name)
-    return (
-        name in _SCORED
-        or name in OWN_HEADS
-        or issubclass(kind, GenericForSequenceClassification | GenericForTokenClassification)
-    )
+    generic = GenericForSequenceClassification | GenericForTokenClassification
+    return name in _SCORED or name in OWN_HEADS or issubclass(getattr(transformers, name), generic)
 
 
 def read_fallback(config: JsonFile) -> Encoder:
@@ -182,6 +170,5 @@ def _key(config: JsonFile, names: tuple[str, ...]) -> str:
 def _refuse_dynamic_scaling(config: JsonFile, key: str, parameters: JSON) -> None:
     """Raise CheckpointError if the scaling of all layers, or of a kind of layers, depends on the batch."""
     for each in (parameters, *(cast(JSON, value) for value in parameters.values() if isinstance(value, dict))):
-        kind = each.get("rope_type", each.get("type"))
-        if kind in _CHANGING:
+        if (kind := each.get("rope_type", each.get("type"))) in _CHANGING:
             raise config.error(f"{kind} is not supported: a text's vector would depend on the longest text of its batch.", key)

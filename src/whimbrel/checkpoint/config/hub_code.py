@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
+from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.adapters import read_stacked_adapters
-from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map, read_depth, read_positions, read_sizes, read_types
+from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
@@ -50,7 +51,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
     bias = config.get("qkv_proj_bias", bool, True)
     gated = config.data.get("activation_function") != "gelu"
     every, experts = _nomic_experts(config, gated=gated)
-    depth = read_depth(config, "n_layer")
+    depth = common.read_depth(config, "n_layer")
     encoder = Encoder(
         family="nomic_bert" if gated else "nomic_bert_ungated",
         vocab_size=_round_up(config.positive("vocab_size"), multiple),
@@ -60,7 +61,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
         num_heads=num_heads,
         max_positions=_nomic_positions(config),
         pad_id=config.get("pad_token_id", int, 0),
-        type_vocab_size=read_types(config, 2),
+        type_vocab_size=common.read_types(config, 2),
         norm_eps=config.get("layer_norm_epsilon", float, 1e-5),
         activation=config.choice("activation_function", {**_GATES, "gelu": "gelu"}),
         positions="rotary",
@@ -89,9 +90,7 @@ def _nomic_experts(config: JsonFile, *, gated: bool) -> tuple[int, int]:
 
 
 def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
-    theta, fraction = config.get("rotary_emb_base", float), config.get("rotary_emb_fraction", float)
-    if theta <= 0:
-        raise config.error(f"must be positive, is {theta}.", "rotary_emb_base")
+    theta, fraction = common.read_positive(config, "rotary_emb_base"), config.get("rotary_emb_fraction", float)
     width = int(head_width * fraction)
     if not 0 < width <= head_width or width % 2:
         raise config.error(f"{fraction} of {head_width} columns is not supported.", "rotary_emb_fraction")
@@ -135,8 +134,9 @@ def read_jina_bert(config: JsonFile) -> Encoder:
     activation = config.choice("hidden_act", ACTIVATIONS, "gelu")
     return Encoder(
         family="jina_bert" if gate else "jina_bert_ungated",
-        **read_sizes(config),
-        **read_positions(config),
+        **common.read_sizes(config),
+        layers=(Layer(),) * common.read_depth(config),
+        **common.read_positions(config),
         type_vocab_size=config.positive("type_vocab_size", 2),
         norm_eps=config.get("layer_norm_eps", float, 1e-12),
         activation=gate or activation,
@@ -159,15 +159,16 @@ def read_jina_roberta(config: JsonFile, family: str = "jina_embeddings_v3") -> E
         raise config.error("adapters are supported for jina-embeddings-v3 only.", "lora_adaptations")
     config.ignore(*JINA_INERT)
     config.get("use_flash_attn", bool, True)
-    sizes, theta = read_sizes(config), config.get("rotary_emb_base", float, 10_000.0)
+    sizes, theta = common.read_sizes(config), config.get("rotary_emb_base", float, 10_000.0)
     if theta <= 0 or sizes["head_width"] % 2:
         raise config.error(f"theta {theta} over {sizes['head_width']} columns is not supported.", "rotary_emb_base")
     rotary = Rotary(theta, sizes["head_width"])
     return Encoder(
         family=family,
-        **dict(sizes, layers=(Layer(rotary=rotary),) * len(sizes["layers"])),
-        **read_positions(config, pad_id=1),
-        type_vocab_size=read_types(config, 1),
+        **sizes,
+        layers=(Layer(rotary=rotary),) * common.read_depth(config),
+        **common.read_positions(config, pad_id=1),
+        type_vocab_size=common.read_types(config, 1),
         norm_eps=config.get("layer_norm_eps", float, 1e-5),
         activation=config.choice("hidden_act", _GELUS, "gelu"),
         positions="rotary",

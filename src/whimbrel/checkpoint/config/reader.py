@@ -26,24 +26,20 @@ from whimbrel.types.card import Encoder
 
 _Reader: TypeAlias = Callable[[JsonFile], Encoder]
 # Keys that never change a vector: training, generation, bookkeeping, heads of other tasks.
-_INERT: Final = frozenset(
-    """
-    _attn_implementation _commit_hash _name_or_path _num_labels architectures attention_dropout attention_probs_dropout_prob
-    attn_implementation bad_words_ids begin_suppress_tokens bos_token_id cache_implementation chunk_size_feed_forward
-    classifier_dropout cross_attention_hidden_size decoder_start_token_id directionality diversity_penalty do_sample dtype
-    early_stopping encoder_no_repeat_ngram_size eos_token_id exponential_decay_length_penalty export_model_type
-    finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing hidden_dropout_prob id2label
-    initializer_range label2id language length_penalty max_length min_length model_type name no_repeat_ngram_size
-    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past
-    output_scores pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head
-    pooler_type prefix problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate
-    sep_token_id summary_activation summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type
-    summary_use_proj suppress_tokens task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings
-    tokenizer_class top_k top_p torch_dtype torchscript transformers.js_config transformers_version typical_p use_bfloat16
-    use_cache use_return_dict xla_device is_matryoshka matryoshka_dimensions gradient_checkpointing_kwargs is_llama_config
-    model_max_length unk_token_id
+_INERT: Final = """
+    _num_labels architectures attention_dropout attention_probs_dropout_prob bad_words_ids begin_suppress_tokens bos_token_id
+    cache_implementation chunk_size_feed_forward classifier_dropout cross_attention_hidden_size decoder_start_token_id
+    directionality diversity_penalty do_sample dtype early_stopping encoder_no_repeat_ngram_size eos_token_id
+    exponential_decay_length_penalty finetuning_task forced_bos_token_id forced_eos_token_id gradient_checkpointing
+    gradient_checkpointing_kwargs hidden_dropout_prob id2label initializer_range is_llama_config is_matryoshka label2id
+    language length_penalty matryoshka_dimensions max_length min_length model_max_length model_type name no_repeat_ngram_size
+    num_beam_groups num_beams num_labels num_return_sequences output_attentions output_hidden_states output_past output_scores
+    pad_token_id pooler_fc_size pooler_num_attention_heads pooler_num_fc_layers pooler_size_per_head pooler_type prefix
+    problem_type remove_invalid_values repetition_penalty return_dict return_dict_in_generate sep_token_id summary_activation
+    summary_first_dropout summary_last_dropout summary_proj_to_labels summary_type summary_use_proj suppress_tokens
+    task_specific_params temperature tf_legacy_loss tie_encoder_decoder tie_word_embeddings tokenizer_class top_k top_p
+    torchscript typical_p unk_token_id use_bfloat16 use_cache use_return_dict xla_device
 """.split()
-)
 # Keys that would change a vector, with the only values that are supported.
 _FIXED: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "add_cross_attention"), (False, None)),
@@ -60,7 +56,8 @@ def read_config(root: Path) -> JsonFile:
     Sentence Transformers goes by `auto_map`, else by `model_type`, not by `architectures`. So if that is missing or empty, or
     names classes of a family for other tasks, it is replaced by the class that AutoModel takes. Other values stay.
     """
-    return with_architecture(JsonFile.read(root, "config.json"), _ending_for_task(root))
+    task = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
+    return with_architecture(JsonFile.read(root, "config.json"), _ENDING_FOR_TASK.get(str(task), "Model"))
 
 
 def with_architecture(config: JsonFile, ending: str = "Model") -> JsonFile:
@@ -71,12 +68,6 @@ def with_architecture(config: JsonFile, ending: str = "Model") -> JsonFile:
     names = cast(list[object], stated or [])
     name = _class_of_family(config, names) if names else _class_of_type(config, ending)
     return config if name is None else JsonFile(config.name, {**config.data, "architectures": [name]})
-
-
-def _ending_for_task(root: Path) -> str:
-    """Return how classes for the task of the Transformer in `root` are called, as Sentence Transformers states it."""
-    task: object = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
-    return _ENDING_FOR_TASK.get(task, "Model") if isinstance(task, str) else "Model"
 
 
 def _class_of_family(config: JsonFile, names: list[object]) -> str | None:
@@ -108,11 +99,13 @@ def read_encoder(config: JsonFile) -> Encoder:
     names = cast(list[object], config.get("architectures", list, []))
     if names == ["HF_ColBERT"]:
         names = list[object]([_colbert_architecture(config)])
-    if not _is_native(config, names) and is_offered(config, names):
+    known = [isinstance(name, str) and name in _ARCHITECTURES for name in names]
+    is_native = config.get("model_type", str, "") in _MODEL_TYPES or any(known)  # with or without these heads
+    if not is_native and is_offered(config, names):
         encoder = read_fallback(config)
         config.require_values(_FIXED)
         return _check_encoder(config, encoder)
-    if not all(isinstance(name, str) and name in _ARCHITECTURES for name in names):
+    if not all(known):
         reject_auto_map(config)
     if not names:
         raise _missing(config)
@@ -135,12 +128,6 @@ def read_encoder(config: JsonFile) -> Encoder:
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
     """Raise CheckpointError if a fallback's config has a key that is neither known nor declared by transformers' class."""
     config.reject_unknown_keys(_INERT, _FIXED, undeclared_keys(config), declared)
-
-
-def _is_native(config: JsonFile, names: list[object]) -> bool:
-    """Return whether Whimbrel runs the family, with or without these heads."""
-    model_type = config.get("model_type", str, "")
-    return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in names)
 
 
 def _missing(config: JsonFile) -> CheckpointError:

@@ -35,10 +35,8 @@ def read_t5(config: JsonFile, projection: str = "relu") -> Encoder:
     if num_buckets < 4 or num_buckets % 2:
         raise config.error(f"must be even and at least 4, is {num_buckets}.", "relative_attention_num_buckets")
     if not num_buckets // 4 < max_distance <= MAX_TOKENS:
-        limits = f"from {num_buckets // 4 + 1:,} to {MAX_TOKENS:,}"
-        raise config.error(
-            f"must be {limits} with {num_buckets} buckets, is {max_distance:,}.", "relative_attention_max_distance"
-        )
+        limits = f"from {num_buckets // 4 + 1:,} to {MAX_TOKENS:,} with {num_buckets} buckets"
+        raise config.error(f"must be {limits}, is {max_distance:,}.", "relative_attention_max_distance")
     return Encoder(
         family="t5_gated" if gated else "t5",
         vocab_size=config.positive("vocab_size"),
@@ -57,10 +55,7 @@ def read_t5(config: JsonFile, projection: str = "relu") -> Encoder:
         num_buckets=num_buckets,
         max_distance=max_distance,
         score_scale=1.0,
-        qkv_bias=False,
-        out_bias=False,
-        up_bias=False,
-        down_bias=False,
+        **common.biases(),
     )
 
 

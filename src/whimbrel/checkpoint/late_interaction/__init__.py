@@ -1,1 +1,1 @@
-"""Readers of late-interaction checkpoints. `layouts.py` recognizes the layout and makes the `Card`."""
+"""Readers of late-interaction checkpoints. `colbert.py` recognizes the layout and makes the `Card`."""

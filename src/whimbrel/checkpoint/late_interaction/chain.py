@@ -11,9 +11,9 @@ Sources: sentence_transformers/multi_vector_encoder/modules/{multi_vector_mask,t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, cast, get_args
+from typing import Final, TypeAlias, cast, get_args
 
 import msgspec
 
@@ -26,6 +26,8 @@ from whimbrel.types.heads import Head, Normalize
 from whimbrel.types.late_interaction import StatedPooling, TokenPooling
 from whimbrel.types.request import InputType
 
+IdsOf: TypeAlias = Callable[[Iterable[str]], tuple[int, ...]]
+"""Words -> the ids of those that are tokens."""
 _SIDES: Final[tuple[InputType, ...]] = get_args(InputType)
 _TOKENS: Final[Feature] = "token_embeddings"
 
@@ -41,30 +43,17 @@ class _Side:
     """The vectors are normalised before the first step."""
     is_masked: bool = False
 
-    @property
-    def is_clustered(self) -> bool:
-        return any(step.pool_factor > 1 for step in self.steps)
+
+def token_output(width: int, head: tuple[Head, ...], skip_ids: Iterable[int]) -> Output:
+    """Return the output with a vector of each token, in documents without those of `skip_ids`."""
+    skips = tuple(sorted(skip_ids))
+    return Output(
+        width, rows="token", head=head, activation="normalize", skip_ids=skips, query_skip_ids=(), keep_in_queries=False
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class TokenChain:
-    """The modules as settings of an output."""
-
-    head: tuple[Head, ...]
-    activated: bool
-    skip_ids: tuple[int, ...]
-    query_skip_ids: tuple[int, ...]
-    keep_ids: tuple[int, ...]
-    token_pooling: Mapping[InputType, StatedPooling]
-
-
-def read_token_chain(
-    folder: Path, rows: Rows, width: int, *, ids_of: Callable[[Iterable[str]], tuple[int, ...]], fills_up: bool
-) -> TokenChain:
-    """Read the modules `rows` after a Transformer of `width` columns. `ids_of` gives the ids of the words that are tokens.
-
-    `fills_up`: queries are filled up with tokens, to which a MultiVectorMask gives vectors. Raises CheckpointError.
-    """
+def read_token_chain(folder: Path, rows: Rows, width: int, *, ids_of: IdsOf, fills_up: bool) -> Output:
+    """Read the modules `rows` after a Transformer of `width` columns. `fills_up`: queries are filled up with tokens."""
     features = dict(tokens(width))
     sides: dict[InputType, _Side] = {side: _Side() for side in _SIDES}
     for kind, path in rows:
@@ -80,23 +69,18 @@ def read_token_chain(
             raise CheckpointError(message, file=MODULES)
         _follow_poolings(path, sides, features[_TOKENS].token_head[len(before.token_head) :])
     if fills_up and not sides["query"].is_masked:
-        raise CheckpointError(
-            "queries are filled up, but no MultiVectorMask keeps those tokens (query_expansion).", file=MODULES
-        )
-    head, activated = without_norm(features[_TOKENS].token_head)
+        message = "queries are filled up, but no MultiVectorMask keeps those tokens (query_expansion)."
+        raise CheckpointError(message, file=MODULES)
     query, document = sides["query"], sides["document"]
-    poolings: dict[InputType, StatedPooling] = {
-        name: StatedPooling(tuple(side.steps), side.normalized) for name, side in sides.items() if side.steps
-    }
     if document.keep_ids is not None and not document.keep_ids:
         raise CheckpointError("the keep_only_token_ids of all MultiVectorMasks have no token in common.", file=MODULES)
-    return TokenChain(
-        head,
-        activated,
-        tuple(sorted(document.skip_ids)),
-        tuple(sorted(query.skip_ids)),
-        tuple(sorted(document.keep_ids or ())),
-        poolings,
+    head, activated = without_norm(features[_TOKENS].token_head)
+    return replace(
+        token_output(features[_TOKENS].width, head, document.skip_ids),
+        activated=activated,
+        query_skip_ids=tuple(sorted(query.skip_ids)),
+        keep_ids=tuple(sorted(document.keep_ids or ())),
+        token_pooling={name: StatedPooling(tuple(side.steps), side.normalized) for name, side in sides.items() if side.steps},
     )
 
 
@@ -104,46 +88,30 @@ def _follow_poolings(path: str, sides: Mapping[InputType, _Side], heads: tuple[H
     """Apply the heads of the module in `path` to pooled vectors: a normalisation becomes part of the last pooling."""
     for side in (side for side in sides.values() if side.steps and heads):
         if any(not isinstance(head, Normalize) for head in heads):
-            message = (
-                f"{path!r} follows a HierarchicalTokenPooling, after which only Normalize is supported: tokens are pooled "
-            )
-            raise CheckpointError(
-                message + "after the model has run.", file=MODULES, hint="save the model with the pooling last"
-            )
+            reason = "after which only Normalize is supported: tokens are pooled after the model has run."
+            message = f"{path!r} follows a HierarchicalTokenPooling, {reason}"
+            raise CheckpointError(message, file=MODULES, hint="save the model with the pooling last")
         side.steps[-1] = msgspec.structs.replace(side.steps[-1], normalize_embeddings=True)
 
 
-def _read_mask(
-    folder: Path,
-    path: str,
-    sides: Mapping[InputType, _Side],
-    ids_of: Callable[[Iterable[str]], tuple[int, ...]],
-    *,
-    fills_up: bool,
-) -> None:
+def _read_mask(folder: Path, path: str, sides: Mapping[InputType, _Side], ids_of: IdsOf, *, fills_up: bool) -> None:
     file = JsonFile.read(folder, f"{path}/config.json")
     file.reject_unknown_keys({"skiplist_words", "skiplist_tasks", "keep_only_token_ids"})
     skip_ids = ids_of(read_words(file, default=[]))
-    tasks, keep_ids = _read_tasks(file, "skiplist_tasks"), _read_ids(file)
+    tasks, keep_ids = _read_tasks(file, "skiplist_tasks"), file.get("keep_only_token_ids", list, [])
+    if not all(type(each) is int for each in keep_ids):
+        raise file.error("must be a list of token ids.", "keep_only_token_ids")
     for name, side in sides.items():
-        skipped, kept = skip_ids if name in tasks else (), keep_ids if name == "document" else set[int]()
-        if side.is_clustered and (skipped or kept or (fills_up and name == "query")):
-            message = (
-                f"{path!r} chooses tokens of a {name} after a HierarchicalTokenPooling, whose vectors are of no one token."
-            )
-            raise CheckpointError(message, file=MODULES, hint="save the model with the mask before the pooling")
+        skipped, kept = skip_ids if name in tasks else (), set[int](keep_ids if name == "document" else ())
+        is_clustered = any(step.pool_factor > 1 for step in side.steps)
+        if is_clustered and (skipped or kept or (fills_up and name == "query")):
+            reason = "after a HierarchicalTokenPooling, whose vectors are of no one token."
+            hint = "save the model with the mask before the pooling"
+            raise CheckpointError(f"{path!r} chooses tokens of a {name} {reason}", file=MODULES, hint=hint)
         side.skip_ids.update(skipped)
         if kept:
             side.keep_ids = kept if side.keep_ids is None else side.keep_ids & kept
         side.is_masked = True
-
-
-def _read_ids(file: JsonFile) -> set[int]:
-    """Return keep_only_token_ids; empty: every token is kept."""
-    values = cast(list[object], file.get("keep_only_token_ids", list, []))
-    if not all(type(value) is int for value in values):
-        raise file.error("must be a list of token ids.", "keep_only_token_ids")
-    return set(cast(list[int], values))
 
 
 def read_words(file: JsonFile, default: list[str]) -> list[str]:

@@ -1,38 +1,54 @@
-"""Settings files of late-interaction models.
+"""Layouts of late-interaction checkpoints.
 
-Stanford's ColBERT has artifact.metadata. PyLate has config_sentence_transformers.json. MultiVectorEncoder of Sentence
-Transformers has both that file and sentence_bert_config.json, and its own modules. `layouts.py` names the sources.
+There are three: Stanford's (HF_ColBERT, with artifact.metadata), PyLate's (with config_sentence_transformers.json) and that of
+Sentence Transformers 6 (a MultiVectorEncoder, with that file, sentence_bert_config.json and modules of its own). A marker is an
+inserted token in the first two, and the text of a prompt in the third. For a punctuation mark, Stanford's layout skips the
+first token of its encoding. Words without a token are not skipped: otherwise every unknown word of a document would be.
+
+Sources: stanford-futuredata/ColBERT, colbert/modeling and colbert/infra/config; lightonai/pylate, models/colbert.py and
+Dense.py; sentence_transformers/multi_vector_encoder and base/modules/transformer.py (6.2).
 """
 
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, TypeAlias, cast
 
+from whimbrel.checkpoint.config.common import read_matryoshka
+from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words
+from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words, token_output
 from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, resolve_features, tokens, without_norm
-from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
+from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
+from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, kinds_of
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Encoder, QueryExpansion, TextFormat, TokenizerCard
-from whimbrel.types.heads import Dense, Head
-from whimbrel.types.late_interaction import StatedPooling
-from whimbrel.types.request import InputType
+from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerCard, TokenizerReading
+from whimbrel.types.heads import Dense
+from whimbrel.types.request import InputType, OutputName
 
-METADATA: Final = "artifact.metadata"
+Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 
+_KINDS: Final[Mapping[str, str]] = {
+    "pylate.models.Dense.Dense": "Dense",
+    **kinds_of("models", "Transformer Dense Dropout Pooling LayerNorm"),
+    **kinds_of("base.modules", "transformer.Transformer dense.Dense normalize.Normalize"),
+    **kinds_of("multi_vector_encoder.modules", "multi_vector_mask.MultiVectorMask token_pooling.HierarchicalTokenPooling"),
+    **kinds_of("sentence_transformer.modules", "pooling.Pooling layer_norm.LayerNorm dropout.Dropout normalize.Normalize"),
+}
+_LENGTHS: Final = ("query_length", "document_length", "query_expansion")
+_METADATA: Final = "artifact.metadata"
 _SIMILARITIES: Final[Mapping[str, str]] = {
     **dict.fromkeys(("MaxSim", "maxsim", "cosine"), "maxsim"),  # "cosine": of the base class, and unused
     "meanmaxsim": "meanmaxsim",
 }
 _MAX_EXPANSION: Final = 1024
 """Limit of query expansion in tokens, so that a short query does not cost as much as a long document."""
-PYLATE_KEYS: Final = frozenset(
+_PYLATE_KEYS: Final = frozenset(
     """
     query_prefix document_prefix query_length document_length do_query_expansion attend_to_expansion_tokens skiplist_words
 """.split()
@@ -45,21 +61,45 @@ _INERT_METADATA: Final = """
     protected_tokens queries query_token rank reranker resume root save_every total_visible_gpus triples use_ib_negatives
     warmup warmup_bert
 """.split()
+_MARKERS: Final[Mapping[InputType, str]] = {"query": "[Q] ", "document": "[D] "}
 _FIXED_METADATA: Final[Mapping[str, tuple[object, ...]]] = {
     "interaction": ("colbert", None),
     "pool_factor": (1, None),
     "relu": (False, None),
     "similarity": ("cosine", None),
 }
-DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
+_DIMENSIONS: Final = ("dim", "colbert_dim", "projection_dim")
 """Keys of config.json in Stanford's layout that may repeat the width."""
 
 
+def find_layout(folder: Path) -> Layout | None:
+    sentence = JsonFile.read_optional(folder, SENTENCE).data
+    if (kind := sentence.get("model_type")) in ("ColBERT", "MultiVectorEncoder"):
+        return "pylate" if kind == "ColBERT" else "sentence_transformers"
+    names: object = JsonFile.read_optional(folder, "config.json").data.get("architectures")
+    architectures = cast(list[object], names) if isinstance(names, list) else []
+    jina = "ColBERTJinaRobertaModel" in architectures
+    is_stanford = "HF_ColBERT" in architectures or (jina and (folder / _METADATA).exists())
+    if is_stanford and "Dense" not in map(_KINDS.get, modules.stated_classes(folder)):  # that of the base model may remain
+        return "stanford"
+    return "pylate" if _PYLATE_KEYS & sentence.keys() else None
+
+
+def read_multi_vector(
+    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: str | None
+) -> Card:
+    """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
+    if pooling is not None:
+        raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
+    return _READERS[layout](_read_base(folder, name, layout, reading))
+
+
 @dataclass(frozen=True, slots=True)
-class Base:
+class _Base:
     """The files and settings that all layouts share."""
 
     folder: Path
+    name: str
     path: str
     modules: Rows
     config: JsonFile
@@ -81,33 +121,46 @@ class Base:
     def text_format(self, max_length: int, marker_id: int | None = None, expansion: QueryExpansion | None = None) -> TextFormat:
         return TextFormat(min(max_length, self.encoder.max_positions), marker_id, expansion)
 
-    def heads(self) -> tuple[tuple[Head, ...], bool]:
-        """Return (heads of each token's vector, whether the vectors are normalised at last)."""
-        rows = [row for row in self.modules if row[0] in CHAINED]
-        features, target = tokens(self.encoder.hidden_size), "token_embeddings"
-        return without_norm(resolve_features(self.folder, rows, features, target, of_dense=target).token_head)
-
     def ids_of(self, words: Iterable[str]) -> tuple[int, ...]:
         """Return the ids of the words that are tokens."""
         return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
 
+    def card(self, output: Output, query: TextFormat, document: TextFormat) -> Card:
+        widths = read_matryoshka(self.config, output.width)
+        outputs: dict[OutputName, Output] = {"multi_vector": output}
+        return replace(
+            Card(self.name, self.path, self.encoder, outputs, self.encoder.max_positions, self.tokenizer_card),
+            matryoshka=self.config.get("is_matryoshka", bool, False) or bool(widths),
+            matryoshka_dimensions=widths,
+            similarity="maxsim",
+            text_formats={"query": query, "document": document},
+        )
 
-@dataclass(frozen=True, slots=True)
-class ParsedLayout:
-    text_formats: Mapping[InputType, TextFormat]
-    head: tuple[Head, ...]
-    skip_ids: tuple[int, ...]
-    query_skip_ids: tuple[int, ...] = ()
-    keep_ids: tuple[int, ...] = ()
-    activated: bool = True
-    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    default_prompt_name: str | None = None
-    similarity: str = "maxsim"
-    token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
+
+def _read_base(folder: Path, name: str, layout: Layout, reading: TokenizerReading | None) -> _Base:
+    rows = [("Transformer", "")] if layout == "stanford" else modules.read_modules(folder, _KINDS)
+    if layout != "sentence_transformers":
+        rows = [row for row in rows if row[0] != "Dropout"]
+    kinds = [kind for kind, _ in rows]
+    if kinds[:1] != ["Transformer"] or "Transformer" in kinds[1:]:
+        raise CheckpointError(f"must begin with one Transformer, is {kinds}.", file=MODULES)
+    path = rows[0][1]
+    root = folder / path
+    config = read_config(root)
+    if layout == "stanford":
+        config.ignore(*_DIMENSIONS)
+    encoder = read_encoder(config)
+    tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
+    used = _LENGTHS if layout == "sentence_transformers" else ()
+    transformer = JsonFile("", {}) if layout == "stanford" else modules.read_transformer(root, used=used)
+    lowercase = transformer.get("do_lower_case", bool, False)
+    card = read_tokenizer(folder, path, config, tokenizer, reading=reading, lowercase=lowercase)
+    ids, roles = read_vocabulary(root, card, encoder.vocab_size)
+    return _Base(folder, name, path, rows[1:], config, encoder, transformer, tokenizer, card, ids, roles)
 
 
 def read_expansion(
-    base: Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
+    base: _Base, file: JsonFile, keys: tuple[str, str], length: int, *, token_id: int, attended: bool
 ) -> QueryExpansion:
     """Return the expansion. Raises CheckpointError if it is not supported. `keys` name the length and `attended`."""
     if length > (limit := min(_MAX_EXPANSION, base.encoder.max_positions)):
@@ -124,7 +177,7 @@ def read_expansion(
     return QueryExpansion(token_id, length, attended)
 
 
-def _fill_token(base: Base, file: JsonFile, key: str) -> int:
+def _fill_token(base: _Base, file: JsonFile, key: str) -> int:
     """Return the id of the default expansion token: the mask, or the end of a text."""
     token = base.roles.get("mask", base.roles.get("eos"))
     if token is None:
@@ -136,15 +189,15 @@ def _read_similarity(file: JsonFile) -> str:
     return file.choice("similarity_fn_name", _SIMILARITIES) if file.data.get("similarity_fn_name") else "maxsim"
 
 
-def read_stanford(base: Base) -> ParsedLayout:
+def _read_stanford(base: _Base) -> Card:
     """Read Stanford's layout, with the defaults of ColBERTConfig and the head's weights among the transformer's.
 
     A padding token in a text becomes an expansion token in a query, and has no vector in a document.
     """
-    file = JsonFile.read(base.folder, METADATA)
+    file = JsonFile.read(base.folder, _METADATA)
     file.require_values(_FIXED_METADATA)
     width = file.positive("dim", 128)
-    base.config.require_values(dict.fromkeys(DIMENSIONS, (width, None)))
+    base.config.require_values(dict.fromkeys(_DIMENSIONS, (width, None)))
     keys = ("query_maxlen", "attend_to_mask_tokens")
     length, attended = file.positive("query_maxlen", 32), file.get("attend_to_mask_tokens", bool, False)
     token_id = _fill_token(base, file, "query_maxlen")
@@ -152,18 +205,16 @@ def read_stanford(base: Base) -> ParsedLayout:
     expansion = replace(read_expansion(base, file, keys, length, token_id=token_id, attended=attended), stands_for=pad_id)
     query_marker = base.token_id(file.get("query_token_id", str, "[unused0]"), file, "query_token_id")
     document_marker = base.token_id(file.get("doc_token_id", str, "[unused1]"), file, "doc_token_id")
-    text_formats: dict[InputType, TextFormat] = {
-        "query": base.text_format(expansion.length, query_marker, expansion),
-        "document": base.text_format(file.positive("doc_maxlen", 220), document_marker),
-    }
+    document = base.text_format(file.positive("doc_maxlen", 220), document_marker)
     skips = string.punctuation if file.get("mask_punctuation", bool, True) else ""
     skip_ids = {*base.ids_of(_first_pieces(base, skips)), *([] if pad_id is None else [pad_id])}
     file.reject_unread_keys(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
-    return ParsedLayout(text_formats, (head,), tuple(sorted(skip_ids)))
+    output = token_output(width, (head,), skip_ids)
+    return base.card(output, base.text_format(expansion.length, query_marker, expansion), document)
 
 
-def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
+def _first_pieces(base: _Base, words: Iterable[str]) -> list[str]:
     """Return the first token of each word's encoding. SentencePiece puts a space before, in the same token if likelier."""
     model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.path).get("model", dict))
     if model.get("type") != "Unigram":
@@ -179,68 +230,52 @@ def _first_pieces(base: Base, words: Iterable[str]) -> list[str]:
     return [first(word) for word in words]
 
 
-def read_pylate(base: Base) -> ParsedLayout:
+def _read_pylate(base: _Base) -> Card:
     """Read PyLate's layout, with the defaults of ColBERT.__init__."""
     if not base.modules or any(kind != "Dense" for kind, _ in base.modules):
         raise CheckpointError(f"must be a Transformer and Dense layers, is {[kind for kind, _ in base.modules]}.", file=MODULES)
     file = JsonFile.read(base.folder, SENTENCE)
-    file.reject_unknown_keys(PYLATE_KEYS, modules.KNOWN_SENTENCE)
+    file.reject_unknown_keys(_PYLATE_KEYS, modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
-    prefixes: dict[InputType, str] = {
-        "query": file.get("query_prefix", str, "[Q] "),
-        "document": file.get("document_prefix", str, "[D] "),
-    }
-    marker_ids: dict[InputType, int | None] = {
-        kind: base.token_id(prefix, file, f"{kind}_prefix") if prefix else None for kind, prefix in prefixes.items()
-    }
-    length = file.positive("query_length", 32)
+    prompts, default = modules.read_prompts(file)
+    markers: dict[InputType, int | None] = {}
+    for kind, marker in _MARKERS.items():
+        prefix = file.get(f"{kind}_prefix", str, marker)
+        markers[kind] = base.token_id(prefix, file, f"{kind}_prefix") if prefix else None
+        if kind in prompts:  # newer files repeat the prefix there
+            prompts[kind] = prompts[kind].removeprefix(prefix)
+    length, attended = file.positive("query_length", 32), file.get("attend_to_expansion_tokens", bool, False)
     expansion = None
-    attended = file.get("attend_to_expansion_tokens", bool, False)
     if file.get("do_query_expansion", bool, True):
         token_id = _fill_token(base, file, "do_query_expansion")
         keys = ("query_length", "attend_to_expansion_tokens")
         expansion = read_expansion(base, file, keys, length, token_id=token_id, attended=attended)
-    text_formats: dict[InputType, TextFormat] = {
-        "query": base.text_format(length, marker_ids["query"], expansion),
-        "document": base.text_format(file.positive("document_length", 180), marker_ids["document"]),
-    }
-    prompts, default = modules.read_prompts(file)
-    for kind, prefix in prefixes.items():  # which newer files repeat in the prompts
-        if kind in prompts:
-            prompts[kind] = prompts[kind].removeprefix(prefix)
-    head, skip_ids = base.heads()[0], base.ids_of(read_words(file, default=list(string.punctuation)))
-    similarity = _read_similarity(file)
-    return ParsedLayout(text_formats, head, skip_ids, prompts=prompts, default_prompt_name=default, similarity=similarity)
+    states = tokens(base.encoder.hidden_size)
+    dense = resolve_features(base.folder, base.modules, states, "token_embeddings", of_dense="token_embeddings")
+    skip_ids = base.ids_of(read_words(file, default=list(string.punctuation)))
+    card = base.card(
+        token_output(dense.width, dense.token_head, skip_ids),
+        base.text_format(length, markers["query"], expansion),
+        base.text_format(file.positive("document_length", 180), markers["document"]),
+    )
+    return replace(card, prompts=prompts, default_prompt_name=default, similarity=_read_similarity(file))
 
 
-def read_multi_vector_encoder(base: Base) -> ParsedLayout:
+def _read_multi_vector_encoder(base: _Base) -> Card:
     file = JsonFile.read(base.folder, SENTENCE)
     file.reject_unknown_keys(modules.KNOWN_SENTENCE)
     file.require_values({"truncate_dim": (None,)})
     expansion = _stated_query_expansion(base)
     width = base.encoder.hidden_size
-    chain = read_token_chain(base.folder, base.modules, width, ids_of=base.ids_of, fills_up=expansion is not None)
+    output = read_token_chain(base.folder, base.modules, width, ids_of=base.ids_of, fills_up=expansion is not None)
     limit = modules.read_max_length(base.encoder, base.transformer, base.tokenizer)
-    text_formats: dict[InputType, TextFormat] = {
-        "query": base.text_format(_query_length(base.transformer, expansion, limit), None, expansion),
-        "document": base.text_format(base.transformer.positive("document_length", limit)),
-    }
+    query = base.text_format(_query_length(base.transformer, expansion, limit), None, expansion)
+    card = base.card(output, query, base.text_format(base.transformer.positive("document_length", limit)))
     prompts, default = modules.read_prompts(file)
-    return ParsedLayout(
-        text_formats,
-        chain.head,
-        chain.skip_ids,
-        chain.query_skip_ids,
-        chain.keep_ids,
-        chain.activated,
-        prompts,
-        default,
-        _read_similarity(file),
-        chain.token_pooling,
-    )
+    return replace(card, prompts=prompts, default_prompt_name=default, similarity=_read_similarity(file))
 
 
-def _stated_query_expansion(base: Base) -> QueryExpansion | None:
+def _stated_query_expansion(base: _Base) -> QueryExpansion | None:
     key = "query_expansion"
     if base.transformer.data.get(key) is None:
         return None
@@ -262,3 +297,10 @@ def _query_length(transformer: JsonFile, expansion: QueryExpansion | None, defau
         raise transformer.error(f"is {length}, but queries are filled up to {expansion.length}.", "query_length")
     is_fixed = transformer.data["query_expansion"]["strategy"] == "fixed"
     return expansion.length if is_fixed else max(length, expansion.length)
+
+
+_READERS: Final[Mapping[Layout, Callable[[_Base], Card]]] = {
+    "stanford": _read_stanford,
+    "pylate": _read_pylate,
+    "sentence_transformers": _read_multi_vector_encoder,
+}

@@ -34,7 +34,6 @@ _KINDS: Final[Mapping[str, _Kind]] = {
     "ForRewardModel": "reward",
     "ForProcessRewardModel": "step",
 }
-"""Suffix of an architecture's name -> kind of head."""
 _STEP_TAG: Final = "<extra_0>"
 """The token at the end of each step in Qwen's process reward models."""
 
@@ -49,7 +48,6 @@ class _Layers:
     """Names and activations of the layers before it, as wide as the model."""
     mode: PoolingMode = "cls"
     bias: bool = True
-    """True if the last layer has a bias."""
 
 
 _POOLER: Final = _Layers("classifier", (("pooler.dense", "tanh"),))
@@ -69,9 +67,7 @@ _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     "eurobert": _Layers("classifier", (("dense", "gelu"),)),
     **dict.fromkeys((*_DECODERS, "internlm2"), _SCORE),
 }
-"""Family -> layers of a text classifier."""
 _PADDING: Final = {"gemma": 0, "gemma2": 0, "gemma3": 0}
-"""Default padding ids of families."""
 
 _ACTIVATIONS: Final[Mapping[str, OutputActivation]] = {
     "torch.nn.modules.linear.Identity": "identity",
@@ -85,7 +81,8 @@ _BY_PROBLEM: Final[Mapping[str, OutputActivation]] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
-_OLD_ACTIVATION: Final = "sbert_ce_default_activation_function"
+ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""Keys of config.json in which versions of CrossEncoder store the activation of scores."""
 
 FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
     "transformer_task": ("sequence-classification",),
@@ -116,14 +113,13 @@ def note_keys(config: JsonFile) -> None:
     """Accept the keys of config.json that `read_classes` reads. Raises CheckpointError if they are not enough."""
     if config.data.get("model_type") == "llama_bidirec":
         raise config.error("does not say how a pair is put to it; say --reranker nemotron.", "architectures")
-    config.ignore("sentence_transformers", _OLD_ACTIVATION, "token_classification_bias")
+    config.ignore(*ACTIVATION_KEYS, "token_classification_bias")
 
 
 def ignore_activation(config: JsonFile) -> None:
     """Ignore the activation of scores, which CrossEncoder writes, in a model that gives vectors. Raises CheckpointError."""
-    inner = JsonFile(f"{config.name}: sentence_transformers", config.get("sentence_transformers", dict, {}))
-    inner.reject_unknown_keys({"activation_fn", "version"})
-    config.ignore(_OLD_ACTIVATION)
+    config.section("sentence_transformers").reject_unknown_keys({"activation_fn", "version"})
+    config.ignore(*ACTIVATION_KEYS)
 
 
 def read_classes(
@@ -207,16 +203,12 @@ def find_entailment(config: JsonFile, labels: Sequence[str]) -> int | None:
 
     Source: transformers/pipelines/zero_shot_classification.py (5.23), which goes by label2id alone.
     """
-    places = [index for index, label in enumerate(labels) if _means_entailment(label)]
+    places = [index for index, label in enumerate(labels) if label.lower().startswith("entail")]
     stated = config.get("label2id", dict, {})
     if len(labels) < 2 or len(places) != 1:
         return None
-    named = [str(stated[label]) for label in stated if _means_entailment(label)]
+    named = [str(stated[label]) for label in stated if label.lower().startswith("entail")]
     return places[0] if not stated or named == [str(places[0])] else None
-
-
-def _means_entailment(label: str) -> bool:
-    return label.lower().startswith("entail")
 
 
 _POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {
@@ -240,29 +232,32 @@ def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output)
 def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:
     width = encoder.hidden_size
     stated = config.choice("pooler_hidden_act", ACTIVATIONS, "gelu") if encoder.family in DEBERTA else None
-    before: tuple[Head, ...] = tuple(
-        Dense(None, name, width, width, bias=True, activation=stated or activation) for name, activation in layers.before
-    )
+    before: list[Head] = [Dense(None, name, width, width, bias=True, activation=stated or act) for name, act in layers.before]
     if encoder.family == "modernbert":
         bias = config.get("classifier_bias", bool, False)
         activation = config.choice("classifier_activation", ACTIVATIONS, "gelu")
-        before = (
-            Dense(None, "head.dense", width, width, bias=bias, activation=activation),
-            LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias),
-        )
+        before.append(Dense(None, "head.dense", width, width, bias=bias, activation=activation))
+        before.append(LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias))
     last = Dense(None, layers.last, width, num_labels, bias=layers.bias, activation="identity")
     return Output(num_labels, head=(*before, last))
 
 
+def stated_activation(config: JsonFile, sentence: JsonFile, table: Mapping[str, OutputActivation]) -> OutputActivation | None:
+    """Return the activation of scores that a CrossEncoder states, one of `table`. Older versions store it in config.json."""
+    new, old = ACTIVATION_KEYS
+    for file, key in ((sentence, "activation_fn"), (config.section(new), "activation_fn"), (config, old)):
+        if file.data.get(key) is not None:
+            return file.choice(key, table)
+    return None
+
+
 def _activation(config: JsonFile, sentence: JsonFile, encoder: Encoder, num_labels: int) -> tuple[OutputActivation, bool]:
     """Return (activation of scores, whether it is applied by default)."""
-    stated = config.get("sentence_transformers", dict, {})
-    inner = JsonFile(f"{config.name}: sentence_transformers", stated)
-    inner.reject_unknown_keys({"activation_fn", "version"})
-    for file, key in ((sentence, "activation_fn"), (inner, "activation_fn"), (config, _OLD_ACTIVATION)):
-        if file.data.get(key) is not None:
-            return file.choice(key, _ACTIVATIONS), True
-    if stated or _OLD_ACTIVATION in config.data or sentence.data.get("model_type") is not None:
+    ignore_activation(config)
+    if (stated := stated_activation(config, sentence, _ACTIVATIONS)) is not None:
+        return stated, True
+    new, old = ACTIVATION_KEYS
+    if config.data.get(new) or old in config.data or sentence.data.get("model_type") is not None:
         return ("sigmoid" if num_labels == 1 else "identity"), True
     problem = config.choice("problem_type", _BY_PROBLEM) if config.data.get("problem_type") is not None else None
     if num_labels == 1 and problem != "identity":

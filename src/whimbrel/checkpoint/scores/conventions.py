@@ -52,7 +52,6 @@ class Convention:
     """True if the sigmoid is applied to scores by default."""
     max_length: int | None = None
     ids: tuple[str, ...] = ()
-    """Hub ids of the models."""
 
 
 CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {

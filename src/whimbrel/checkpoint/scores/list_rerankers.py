@@ -17,11 +17,12 @@ from whimbrel.checkpoint.config.reader import read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.modules import has_modules
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Output, TokenizerReading
 from whimbrel.types.heads import Dense
+from whimbrel.types.request import OutputName
 from whimbrel.types.template import ListTemplate
 
 ARCHITECTURE: Final = "JinaForRanking"
@@ -48,7 +49,6 @@ _TEMPLATE: Final = ListTemplate(
 
 
 def is_listwise(folder: Path) -> bool:
-    """Return whether the checkpoint is a listwise reranker."""
     return not has_modules(folder) and JsonFile.read_optional(folder, "config.json").data.get("architectures") == [ARCHITECTURE]
 
 
@@ -61,31 +61,18 @@ def read_listwise(folder: Path, name: str, reading: TokenizerReading | None) -> 
     if not encoder.causal or any(layer.window is not None for layer in encoder.layers):
         raise config.error("is not jina-reranker-v3's, whose layers all see what came before.", "layer_types")
     tokenizer = read_tokenizer(folder, "", config, files, reading=reading, lowercase=False)
-    ids, _ = read_vocabulary(read_tokenizer_file(folder).data, tokenizer, encoder.vocab_size)
+    ids, _ = read_vocabulary(folder, tokenizer, encoder.vocab_size)
     for marker in (_DOCUMENT, _QUERY):
         if marker not in ids:
-            raise CheckpointError(
-                f"has no token {marker!r}, without which there is no score.", file="tokenizer.json", key="model"
-            )
+            message = f"has no token {marker!r}, without which there is no score."
+            raise CheckpointError(message, file="tokenizer.json", key="model")
     inner = encoder.hidden_size // 2
     projector = (
         Dense(None, "projector.0", encoder.hidden_size, inner, bias=False, activation="relu"),
         Dense(None, "projector.2", inner, _WIDTH, bias=False, activation="identity"),
     )
-    vectors = Output(
-        _WIDTH,
-        rows="token",
-        token_head=projector,
-        activation="normalize",
-        activated=False,
-        keep_ids=(ids[_DOCUMENT], ids[_QUERY]),
-    )
-    return Card(
-        name=name,
-        path="",
-        encoder=encoder,
-        outputs={"scores": Output(1, rows="none"), "multi_vector": vectors},
-        max_length=modules.read_max_length(encoder, JsonFile.read_optional(folder, "sentence_bert_config.json"), files),
-        tokenizer=tokenizer,
-        list_template=_TEMPLATE,
-    )
+    keep_ids = (ids[_DOCUMENT], ids[_QUERY])
+    vectors = Output(_WIDTH, rows="token", token_head=projector, activation="normalize", activated=False, keep_ids=keep_ids)
+    outputs: dict[OutputName, Output] = {"scores": Output(1, rows="none"), "multi_vector": vectors}
+    max_length = modules.read_max_length(encoder, JsonFile.read_optional(folder, "sentence_bert_config.json"), files)
+    return Card(name, "", encoder, outputs, max_length, tokenizer, list_template=_TEMPLATE)

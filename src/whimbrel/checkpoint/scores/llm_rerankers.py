@@ -13,7 +13,7 @@ llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2, and the card
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -22,6 +22,7 @@ from whimbrel.checkpoint.config.common import allow_auto_map
 from whimbrel.checkpoint.config.decoders import read_stated_pooling
 from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.scores.classifiers import ACTIVATION_KEYS, stated_activation
 from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
@@ -30,7 +31,7 @@ from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, RerankerName, TokenizerReading
 from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActivation
-from whimbrel.types.template import Template, fill
+from whimbrel.types.template import fill
 
 _FILE: Final = "sentence_bert_config.json"
 _KINDS: Final[Mapping[str, str]] = {
@@ -46,7 +47,6 @@ _UNCAPPED: Final = ("gemma", "gemma3", "llama", "qwen3")
 """Families whose logits are products of hidden states and output embeddings, with no cap."""
 _TIED: Final = ("gemma", "gemma3_text")
 """Model types that tie the output embeddings to the input by default."""
-_ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
 _TASKS: Final = {
     "text-generation": ("logits", "causal_logits"),
     "sequence-classification": ("logits", "scores"),
@@ -58,16 +58,6 @@ MATH_SHEPHERD_IDS: Final = ("peiyi9979/math-shepherd-mistral-7b-prm",)
 STEP_LABELS: Final = ("+",)
 _STEP_TOKENS: Final = ("\u2581+", "\u2581-", "\u2581ки")
 """Good, bad and tag: encode("+ -")[1:] and encode("ки")[-1] on the model's card."""
-
-
-@dataclass(frozen=True, slots=True)
-class _ParsedReranker:
-    encoder: Encoder
-    output: Output
-    template: Template
-    max_length: int | None = None
-    prompts: Mapping[str, str] = field(default_factory=dict[str, str])
-    default_prompt_name: str | None = None
 
 
 def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
@@ -88,28 +78,22 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading:
     config = read_config(folder)
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.require_values({"truncation_side": ("right", None)})
-    parsed = _read_modules(folder, config, tokenizer) if has_modules(folder) else _read_convention(folder, name, config, stated)
-    max_length = modules.read_max_length(parsed.encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
-    return Card(
-        name=name,
-        path="",
-        encoder=parsed.encoder,
-        outputs={"scores": parsed.output},
-        max_length=min(max_length, parsed.max_length or max_length),
-        tokenizer=read_tokenizer(folder, "", config, tokenizer, reading=reading, lowercase=False),
-        prompts=parsed.prompts,
-        default_prompt_name=parsed.default_prompt_name,
-        template=parsed.template,
-    )
-
-
-def _read_convention(folder: Path, name: str, config: JsonFile, stated: RerankerName | None) -> _ParsedReranker:
+    if not has_modules(folder):
+        allow_auto_map(config)
+    config.ignore(*ACTIVATION_KEYS)
+    encoder = read_encoder(config)
+    max_length = modules.read_max_length(encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
+    tokenizer_card = read_tokenizer(folder, "", config, tokenizer, reading=reading, lowercase=False)
+    card = Card(name, "", encoder, {}, max_length, tokenizer_card)
+    if has_modules(folder):
+        return _add_modules(card, folder, config, tokenizer)
     kind = stated or convention_of(name)
     assert kind is not None
-    convention = CONVENTIONS[kind]
-    allow_auto_map(config)
-    config.ignore(*_ACTIVATION_KEYS)
-    encoder = read_encoder(config)
+    return _add_convention(card, folder, config, kind)
+
+
+def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerName) -> Card:
+    convention, encoder = CONVENTIONS[kind], card.encoder
     stem, is_causal = _architecture(config)
     if stem not in convention.stems or (is_causal and convention.tokens is None):
         raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
@@ -119,13 +103,17 @@ def _read_convention(folder: Path, name: str, config: JsonFile, stated: Reranker
         heads = (head,) if convention.divisor == 1.0 else (head, DivideBy(convention.divisor))
     else:
         heads = _score(config, encoder)
-    activation = _activation_in(config)
+    activation = stated_activation(config, JsonFile("", {}), _SCORE_ACTIVATIONS)
     activated = convention.activated if activation is None else activation == "sigmoid"
-    return _ParsedReranker(
-        encoder,
-        Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=heads, activation="sigmoid", activated=activated),
-        convention.template,
-        convention.max_length or _max_tokens(convention.template),
+    mode, template = read_stated_pooling(config) or "lasttoken", convention.template
+    limit = convention.max_length
+    if template.body_length is not None:  # a token has at least one byte
+        limit = template.body_length + sum(len(fill(text).encode()) for text in template.texts)
+    return replace(
+        card,
+        outputs={"scores": Output(1, modes=(mode,), head=heads, activation="sigmoid", activated=activated)},
+        max_length=min(card.max_length, limit or card.max_length),
+        template=template,
     )
 
 
@@ -135,9 +123,8 @@ def _architecture(config: JsonFile) -> tuple[str, bool]:
     for ending in ("ForCausalLM", "ForSequenceClassification"):
         if name.endswith(ending):
             return name.removesuffix(ending), ending == "ForCausalLM"
-    raise config.error(
-        f"{name!r} has neither logits nor scores; must be one ForCausalLM or ForSequenceClassification.", "architectures"
-    )
+    message = f"{name!r} has neither logits nor scores; must be one ForCausalLM or ForSequenceClassification."
+    raise config.error(message, "architectures")
 
 
 def _token_id(folder: Path, token: str) -> int:
@@ -170,29 +157,19 @@ def _score(config: JsonFile, encoder: Encoder) -> tuple[Head, ...]:
     return (dense,) if temperature == 1.0 else (dense, DivideBy(temperature))
 
 
-def _max_tokens(template: Template) -> int | None:
-    """Return the maximum tokens of a template, as a token has at least one byte."""
-    if template.body_length is None:
-        return None
-    return template.body_length + sum(len(fill(text).encode()) for text in template.texts)
-
-
-def _read_modules(folder: Path, config: JsonFile, tokenizer: JsonFile) -> _ParsedReranker:
+def _add_modules(card: Card, folder: Path, config: JsonFile, tokenizer: JsonFile) -> Card:
     rows = [row for row in modules.read_modules(folder, _KINDS) if row[0] != "Dropout"]
     if rows[:1] != [("Transformer", "")] or any(kind == "Transformer" for kind, _ in rows[1:]):
         raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
-    config.ignore(*_ACTIVATION_KEYS)
-    encoder = read_encoder(config)
     task, variables, structured = _read_transformer(folder)
     sentence = modules.read_sentence(folder, "CrossEncoder", {"activation_fn"})
-    is_stated = sentence.data.get("activation_fn") is not None
-    activation = sentence.choice("activation_fn", _SCORE_ACTIVATIONS) if is_stated else _activation_in(config)
+    activation = stated_activation(config, sentence, _SCORE_ACTIVATIONS)
     template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
     prompts, default = modules.read_prompts(sentence)
     if template.texts_with_instruction is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
-    output = replace(_read_output(folder, rows, task, config, encoder), activation=activation or "sigmoid")
-    return _ParsedReranker(encoder, output, template, prompts=prompts, default_prompt_name=default)
+    output = replace(_read_output(folder, rows, task, config, card.encoder), activation=activation or "sigmoid")
+    return replace(card, outputs={"scores": output}, template=template, prompts=prompts, default_prompt_name=default)
 
 
 def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder: Encoder) -> Output:
@@ -216,7 +193,7 @@ def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encode
     file.reject_unknown_keys({"true_token_id", "false_token_id", "module_input_name"})
     file.require_values({"module_input_name": ("causal_logits", None)})
     true = file.get("true_token_id", int)
-    false = file.get("false_token_id", int) if file.data.get("false_token_id") is not None else None
+    false = file.get("false_token_id", int, None)
     for key, number in (("true_token_id", true), ("false_token_id", false)):
         if number is not None and not 0 <= number < encoder.vocab_size:
             raise file.error(f"{number} is outside the vocabulary of {encoder.vocab_size}.", key)
@@ -240,14 +217,6 @@ def _read_transformer(folder: Path) -> tuple[str, Mapping[str, Any], bool]:
     file.get("modality_config", dict)
     structured, variables = modules.read_chat_format(file) or (False, {})
     return task, variables, structured
-
-
-def _activation_in(config: JsonFile) -> OutputActivation | None:
-    """Return the activation that older versions of Sentence Transformers store in config.json."""
-    new, old = _ACTIVATION_KEYS
-    section: dict[str, Any] = config.get(new, dict, {})
-    stated: object = section.get("activation_fn", config.data.get(old))
-    return None if stated is None else config.lookup(new if section else old, stated, _SCORE_ACTIVATIONS)
 
 
 def read_step_rewards(root: Path, config: JsonFile, encoder: Encoder) -> Output:

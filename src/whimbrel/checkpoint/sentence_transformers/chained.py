@@ -68,7 +68,7 @@ def resolve_features(
     for kind, path in rows:
         features |= CHAINED[kind](folder, path, features, of_dense)
     if target not in features:
-        raise CheckpointError(f"has no module that gives {target!r}, only {_names(features)}.", file=MODULES)
+        raise CheckpointError(f"has no module that gives {target!r}, only {', '.join(map(repr, features))}.", file=MODULES)
     return features[target]
 
 
@@ -178,12 +178,8 @@ def _input(path: str, features: Features, name: Feature, config: JsonFile | None
     """Return the input feature of the module in `path`. An error names `config` if it may state the input."""
     if name in features:
         return features[name]
-    message = f"{path!r} works on {name!r}, but what comes before gives only {_names(features)}."
+    message = f"{path!r} works on {name!r}, but what comes before gives only {', '.join(map(repr, features))}."
     raise CheckpointError(message, file=MODULES) if config is None else config.error(message, "module_input_name")
-
-
-def _names(features: Features) -> str:
-    return ", ".join(map(repr, features))
 
 
 def _read_sparse_code(folder: Path, path: str, dense: Output, max_entries: int) -> Output:

@@ -13,7 +13,6 @@ from typing import Final
 
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, Rows, has_own_classes
-from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
 
 OWN_LENGTH: Final = 512
@@ -23,10 +22,7 @@ _FAMILIES: Final = ("t5", "t5_gated")
 
 
 def is_instructor(folder: Path, name: str, rows: Rows, encoder: Encoder) -> bool:
-    """Return whether prompts are INSTRUCTOR's, as modules.json or the model's name says.
-
-    Raises CheckpointError for other names of which that may be true, if the files do not say which tokens are pooled.
-    """
+    """Return whether prompts are INSTRUCTOR's. Raises CheckpointError if neither modules.json nor the name nor a key tells."""
     if has_own_classes(folder):
         return True
     last = name.rpartition("/")[2].lower()
@@ -36,9 +32,6 @@ def is_instructor(folder: Path, name: str, rows: Rows, encoder: Encoder) -> bool
     stated = JsonFile.read(folder, f"{pooling}/config.json")
     if stated.data.get("include_prompt") is not None or last in _NAMES:
         return stated.get("include_prompt", bool, False) is False
-    raise CheckpointError(
-        f"is missing. {name} seems to be an INSTRUCTOR, whose prompts are not pooled.",
-        file=stated.name,
-        key="include_prompt",
-        hint=f"add the key to {pooling}/config.json: false for an INSTRUCTOR, true for another model; or see {MODULES}",
-    )
+    message = f"is missing. {name} seems to be an INSTRUCTOR, whose prompts are not pooled."
+    hint = f"add the key to {pooling}/config.json: false for an INSTRUCTOR, true for another model; or see {MODULES}"
+    raise stated.error(message, "include_prompt", hint)

@@ -30,12 +30,11 @@ WITH_TASKS: Final = "custom_st.Transformer"
 """The Transformer of jina-embeddings-v3 and v5, which chooses an adapter by the task."""
 _INSTRUCTOR: Final = "InstructorEmbedding"
 """Package with a Transformer and a Pooling of its own. Old files name only the module of a class."""
+_OWN: Final = ("Transformer", "Pooling")
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
-    **kinds_of(
-        "models",
-        "Router StaticEmbedding StaticEmbedding.StaticEmbedding Transformer Pooling Dense LayerNorm Normalize Dropout",
-    ),
+    **kinds_of("models", "Router StaticEmbedding StaticEmbedding.StaticEmbedding Transformer"),
+    **kinds_of("models", "Pooling Dense LayerNorm Normalize Dropout"),
     **kinds_of("base.modules", "router.Router transformer.Transformer dense.Dense normalize.Normalize"),
     **kinds_of("sentence_transformer.modules", "static_embedding.StaticEmbedding pooling.Pooling layer_norm.LayerNorm"),
     **kinds_of("sentence_transformer.modules", "normalize.Normalize dropout.Dropout"),
@@ -43,20 +42,22 @@ KINDS: Final[Mapping[str, str]] = {
     **kinds_of("sparse_encoder.modules", "mlm_transformer.MLMTransformer splade_pooling.SpladePooling"),
     **kinds_of("sparse_encoder.modules", "sparse_auto_encoder.SparseAutoEncoder sparse_static_embedding.SparseStaticEmbedding"),
     WITH_TASKS: WITH_TASKS,
-    **{
-        f"{_INSTRUCTOR}.{module}INSTRUCTOR_{kind}": kind
-        for kind in ("Transformer", "Pooling")
-        for module in ("", "instructor.")
-    },
+    **{f"{_INSTRUCTOR}.{prefix}_{kind}": kind for kind in _OWN for prefix in ("INSTRUCTOR", "instructor.INSTRUCTOR")},
 }
 """Class -> kind of module, without those of late interaction."""
 
 
+def stated_classes(folder: Path) -> list[str]:
+    """Return the classes that modules.json names. Empty without the file."""
+    values: object = read_json(folder, MODULES) if has_modules(folder) else []
+    rows = cast(list[object], values) if isinstance(values, list) else []
+    types = [cast(dict[str, object], row).get("type") for row in rows if isinstance(row, dict)]
+    return [kind for kind in types if isinstance(kind, str)]
+
+
 def has_own_classes(folder: Path) -> bool:
     """Return whether modules.json names classes of INSTRUCTOR's own package."""
-    rows = cast(list[object], read_json(folder, MODULES)) if has_modules(folder) else list[object]()
-    types = [cast(dict[str, object], row).get("type") for row in rows if isinstance(row, dict)]
-    return any(isinstance(kind, str) and kind.partition(".")[0] == _INSTRUCTOR for kind in types)
+    return any(kind.partition(".")[0] == _INSTRUCTOR for kind in stated_classes(folder))
 
 
 def has_modules(folder: Path) -> bool:
@@ -68,11 +69,9 @@ def read_modules(folder: Path, kinds: Mapping[str, str]) -> Rows:
     values = read_json(folder, MODULES)
     if not isinstance(values, list):
         raise CheckpointError("must be a list of objects.", file=MODULES)
-    own = ("Transformer", "Pooling")
-    return [
-        _read_row(folder, JsonFile(MODULES, value), {f"{_INSTRUCTOR}.instructor": own[i], **kinds} if i < len(own) else kinds)
-        for i, value in enumerate(cast(list[object], values))
-    ]
+    own = [{f"{_INSTRUCTOR}.instructor": kind, **kinds} for kind in _OWN]
+    rows = [JsonFile(MODULES, value) for value in cast(list[object], values)]
+    return [_read_row(folder, row, own[i] if i < len(own) else kinds) for i, row in enumerate(rows)]
 
 
 def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[str, str]:
@@ -143,7 +142,7 @@ def read_transformer(
     config.reject_unknown_keys(fixed, used, _ARGUMENTS, {"max_seq_length", "do_lower_case", "unpad_inputs"})
     config.require_values(fixed)
     for key in (key for key in _ARGUMENTS if key not in used):
-        JsonFile(f"{file}: {key}", config.get(key, dict, {})).reject_unknown_keys(_INERT_ARGUMENTS)
+        config.section(key).reject_unknown_keys(_INERT_ARGUMENTS)
     return config
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Final, Literal
 
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
@@ -39,35 +38,29 @@ class _LanguageHead:
     """Layer before the decoder, which the norm follows; None: the decoder reads the hidden states."""
     norm: str
     decoder: str
-    biases: tuple[str, ...]
+    other_bias: str | None = ""
+    """Second name that the decoder's bias may have; None: there is no bias."""
     table: str = "embeddings.word_embeddings.weight"
     activation: Activation | None = "gelu"
     """Activation, or None for the transformer's own."""
 
 
-_BIASES: Final = ("lm_head.decoder.bias", "lm_head.bias")
-_LM_HEAD: Final = _LanguageHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", _BIASES)
+_LM_HEAD: Final = _LanguageHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
 _HEADS: Final[Mapping[str, _LanguageHead]] = {
     "bert": _LanguageHead(
         "cls.predictions.transform.dense",
         "cls.predictions.transform.LayerNorm",
         "cls.predictions.decoder",
-        ("cls.predictions.decoder.bias", "cls.predictions.bias"),
+        "cls.predictions.bias",
         activation=None,
     ),
     "roberta": _LM_HEAD,
     "mpnet": _LM_HEAD,
-    "electra": _LanguageHead(
-        "generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head", ("generator_lm_head.bias",)
-    ),
-    "distilbert": _LanguageHead(
-        "vocab_transform", "vocab_layer_norm", "vocab_projector", ("vocab_projector.bias",), activation=None
-    ),
-    "gte": _LanguageHead("lm_head.dense", "lm_head.norm", "lm_head.decoder", ("lm_head.decoder.bias",), activation=None),
-    "modernbert": _LanguageHead(
-        "head.dense", "head.norm", "decoder", ("decoder.bias",), table="embeddings.tok_embeddings.weight"
-    ),
-    "lfm2": _LanguageHead(None, "", "lm_head", (), table="embed_tokens.weight"),
+    "electra": _LanguageHead("generator_predictions.dense", "generator_predictions.LayerNorm", "generator_lm_head"),
+    "distilbert": _LanguageHead("vocab_transform", "vocab_layer_norm", "vocab_projector", activation=None),
+    "gte": _LanguageHead("lm_head.dense", "lm_head.norm", "lm_head.decoder", activation=None),
+    "modernbert": _LanguageHead("head.dense", "head.norm", "decoder", table="embeddings.tok_embeddings.weight"),
+    "lfm2": _LanguageHead(None, "", "lm_head", other_bias=None, table="embed_tokens.weight"),
 }
 
 
@@ -79,6 +72,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
         pooling.require_values({key: (encoder.vocab_size, None)})
     if (names := _HEADS.get(encoder.family)) is None or encoder.causal:
         raise config.error("the language-modelling head of this architecture is not supported.", "architectures")
+    biases = () if names.other_bias is None else tuple(filter(None, (f"{names.decoder}.bias", names.other_bias)))
     strategies: Mapping[str, Literal["max", "sum"]] = {"max": "max", "sum": "sum"}
     return Output(
         encoder.vocab_size,
@@ -87,7 +81,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
         vocabulary=MlmHead(
             weight=f"{names.decoder}.weight",
             table=names.table if config.get("tie_word_embeddings", bool, True) else None,
-            biases=names.biases if _has_bias(config, "decoder_bias", default=True) else (),
+            biases=biases if _has_bias(config, "decoder_bias", default=True) else (),
             in_features=encoder.embedding_size,
             out_features=encoder.vocab_size,
             strategy=pooling.choice("pooling_strategy", strategies, "max"),
@@ -129,7 +123,7 @@ def read_m3(root: Path, encoder: Encoder, tokenizer: TokenizerCard) -> dict[Lite
         head = Dense(_SPARSE, "", encoder.hidden_size, _rows(root, _SPARSE), bias=True, activation="identity")
         if head.out_features != 1:
             raise CheckpointError(f"has {head.out_features} rows, must have 1.", file=_SPARSE, key="weight")
-        ids, roles = read_vocabulary(read_tokenizer_file(root).data, tokenizer, encoder.vocab_size)
+        ids, roles = read_vocabulary(root, tokenizer, encoder.vocab_size)
         ids_of = {role: ids[token] for role in _NOT_LEXICAL if (token := roles.get(role, "")) in ids}
         frame_ids = tuple(ids_of[role] for role in _FRAME if role in ids_of)
         skip_ids = tuple(ids_of.values())

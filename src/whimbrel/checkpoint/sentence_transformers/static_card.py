@@ -13,17 +13,19 @@ sparse_static_embedding.py (6.2); model2vec/model.py and model2vec/persistence/p
 
 from __future__ import annotations
 
-import json
-import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal, cast
+from typing import Final, Literal
+
+from msgspec import DecodeError
 
 from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.chained import cut_output, finish_output
-from whimbrel.checkpoint.sentence_transformers.modules import Rows, model_kind, read_max_entries, read_prompts, read_sentence
-from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
+from whimbrel.checkpoint.summary import read_shapes
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard, TokenizerReading
@@ -31,10 +33,10 @@ from whimbrel.types.request import OutputName
 
 _WEIGHTS: Final = "model.safetensors"
 _TABLES: Final = ("embedding.weight", "embeddings")
-_MAX_HEADER: Final = 2**24
 UNLIMITED: Final = 2**22
 """Tokens per text without a limit: more than any accepted text has."""
 _MODEL2VEC_LENGTH: Final = 512
+_SIDES: Final[Mapping[str, Literal["right", "left"]]] = {"Right": "right", "Left": "left"}
 # Keys of model2vec's config.json about the table's origin, or that repeat the tensors' shapes.
 _INERT: Final = """
     apply_pca apply_zipf architectures embedding_dtype head_config hidden_dim language pooling seq_length sif_coefficient
@@ -46,12 +48,12 @@ def is_model2vec(root: Path) -> bool:
     return JsonFile.read_optional(root, "config.json").data.get("model_type") == "model2vec"
 
 
-def read_static_card(folder: Path, name: str, rows: Rows, reading: TokenizerReading | None) -> Card:
+def read_static_card(folder: Path, name: str, rows: modules.Rows, reading: TokenizerReading | None) -> Card:
     """Read the card of a table of vectors and the modules after it. Raises CheckpointError."""
     kind, path = rows[0]
     path = Path(path).as_posix() if Path(path).parts else ""
-    sentence = read_sentence(folder, model_kind(rows))
-    max_entries = read_max_entries(sentence)
+    sentence = modules.read_sentence(folder, modules.model_kind(rows))
+    max_entries = modules.read_max_entries(sentence)
     if kind == "SparseStaticEmbedding":
         encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path, reading)
         outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
@@ -61,14 +63,9 @@ def read_static_card(folder: Path, name: str, rows: Rows, reading: TokenizerRead
         outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
         if (dense := outputs.get("dense")) is not None:
             outputs["dense"] = cut_output(dense if normalized is None else replace(dense, activated=normalized), sentence)
-    prompts, default_prompt_name = read_prompts(sentence)
-    return Card(
-        name=name,
-        path=path,
-        encoder=encoder,
-        outputs=outputs,
-        max_length=max_length,
-        tokenizer=tokenizer,
+    prompts, default_prompt_name = modules.read_prompts(sentence)
+    return replace(
+        Card(name, path, encoder, outputs, max_length, tokenizer),
         prompts=prompts,
         default_prompt_name=default_prompt_name,
         matryoshka=sentence.data.get("truncate_dim") is not None,
@@ -92,9 +89,12 @@ def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
         normalized = config.get("normalize", bool, False)
         config.reject_unread_keys(_INERT, {"max_length", "model_type"})
         bare = StaticTokenizer(encoder.vocab_size, drop_unknown=True, cut_characters=length is not None)
-        return encoder, _tokenizer("right", bare), limit, normalized
-    limit, side = _truncation(tokenizer)
-    return encoder, _tokenizer(side, StaticTokenizer(encoder.vocab_size)), limit, None
+        return encoder, _bare_tokenizer(bare), limit, normalized
+    limit, side, truncation = UNLIMITED, "right", tokenizer.section("truncation")
+    if truncation.data:  # Sentence Transformers keeps it
+        truncation.reject_unknown_keys({"direction", "max_length", "strategy", "stride"})
+        limit, side = truncation.positive("max_length"), truncation.choice("direction", _SIDES, "Right")
+    return encoder, _bare_tokenizer(StaticTokenizer(encoder.vocab_size), side), limit, None
 
 
 def _read_sparse_table(folder: Path, path: str, reading: TokenizerReading | None) -> tuple[Encoder, TokenizerCard, int, Output]:
@@ -107,76 +107,36 @@ def _read_sparse_table(folder: Path, path: str, reading: TokenizerReading | None
     tokenizer = read_tokenizer(folder, path, none, stated, reading=reading, lowercase=False)
     idf = None
     if config.data.get("path") is not None:
-        idf = next((file for file in _beside(config, path) if (folder / file).exists()), None)
+        file = config.get("path", str)
+        if Path(file).name != file or not file.endswith(".json"):
+            raise config.error(f"{file!r:.80} is no JSON file of this folder.", "path")
+        places = (f"{path}/{file}".lstrip("/"), file)  # in the module's folder or the checkpoint's
+        idf = next((place for place in places if (folder / place).exists()), None)
         if idf is None:
             raise config.error("this file is not in the checkpoint.", "path")
-        ids, _ = read_vocabulary(read_tokenizer_file(root).data, tokenizer, vocab_size=2**31)
+        ids, _ = read_vocabulary(root, tokenizer, vocab_size=2**31)
         shape = [1 + max(ids.values(), default=0)]
     elif len(shape := _shapes(root).get("weight", [])) != 1:
         raise CheckpointError(f"must be a row of weights, is {shape or 'not there'}.", file=_WEIGHTS, key="weight")
     encoder = replace(_table_encoder(shape[0], 1), idf=idf)
-    key = "model_max_length" if "model_max_length" in stated.data else "max_len"
-    limit = int(min(stated.get(key, float, UNLIMITED), UNLIMITED))
-    if limit < 1:
-        raise stated.error(f"must be positive, is {limit}.", key)
+    limit = modules.read_max_length(encoder, JsonFile("", {}), stated)
     bare = StaticTokenizer(encoder.vocab_size, as_stored=False)
     return encoder, replace(tokenizer, static=bare), limit, Output(1, rows="entry", skip_ids=(bare.empty_id,))
-
-
-def _beside(config: JsonFile, path: str) -> list[str]:
-    """Return the paths that the file of weights may have: in the module's folder or the checkpoint's."""
-    name = config.get("path", str)
-    if Path(name).name != name or not name.endswith(".json"):
-        raise config.error(f"{name!r:.80} is no JSON file of this folder.", "path")
-    return [f"{path}/{name}".lstrip("/"), name]
 
 
 def _table_encoder(vocab_size: int, width: int) -> Encoder:
     return Encoder(family="static", vocab_size=vocab_size, hidden_size=width, max_positions=UNLIMITED, **NO_LAYERS)
 
 
-def _tokenizer(side: Literal["right", "left"], bare: StaticTokenizer) -> TokenizerCard:
+def _bare_tokenizer(bare: StaticTokenizer, side: Literal["right", "left"] = "right") -> TokenizerCard:
     """Return the card of tokenizer.json without any other file, which all versions run as it is."""
-    return TokenizerCard(
-        tokenizer_class="tokenizer.json",
-        truncate=side,
-        lowercase=False,
-        do_lower_case=True,
-        strip_accents=None,
-        tokenize_chinese_chars=True,
-        add_prefix_space=None,
-        legacy=False,
-        split_by_punct=False,
-        ends=False,
-        special_tokens={},
-        extra_tokens=None,
-        second_type=False,
-        legacy_tokens=(),
-        added_tokens=None,
-        static=bare,
-        reading="file",
-    )
-
-
-def _truncation(tokenizer: JsonFile) -> tuple[int, Literal["right", "left"]]:
-    """Return (limit in tokens, side) of tokenizer.json's truncation, which Sentence Transformers keeps."""
-    truncation = JsonFile(tokenizer.name, tokenizer.get("truncation", dict, {}))
-    if not truncation.data:
-        return UNLIMITED, "right"
-    truncation.reject_unknown_keys({"direction", "max_length", "strategy", "stride"})
-    sides: dict[str, Literal["right", "left"]] = {"Right": "right", "Left": "left"}
-    return truncation.positive("max_length"), truncation.choice("direction", sides, "Right")
+    return TokenizerCard("tokenizer.json", truncate=side, static=bare, reading="file")
 
 
 def _shapes(root: Path) -> dict[str, list[int]]:
-    """Return the shapes in the header of model.safetensors, whose length comes first."""
     try:
-        with find_file(root, _WEIGHTS).open("rb") as file:
-            (length,) = struct.unpack("<Q", file.read(8))
-            header: Any = json.loads(file.read(length)) if length <= _MAX_HEADER else None
-        tensors = {name: row for name, row in cast(dict[str, Any], header).items() if name != "__metadata__"}
-        return {name: [int(size) for size in row["shape"]] for name, row in tensors.items()}
+        return dict(read_shapes(find_file(root, _WEIGHTS)))
     except FileNotFoundError:
         raise CheckpointError(f"not found in {root}.", file=_WEIGHTS) from None
-    except (OSError, struct.error, ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, DecodeError) as error:
         raise CheckpointError(f"cannot be read ({error}); is the download complete?", file=_WEIGHTS) from None

@@ -11,32 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, NamedTuple, cast, get_args
 
+from whimbrel.checkpoint.json_file import JSON
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
 
-JSON: TypeAlias = dict[str, Any]
-
 _ROLES: Final = list[str](("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-_SPACE: Final = "\u2581"
-_FAIRSEQ: Final = dict(zip(_ROLES, "<s> </s> <unk> </s> <pad> <s> <mask>".split(), strict=True))
-_DEFAULT_TOKENS: Final[Mapping[TokenizerClass, Mapping[str, str]]] = {
-    "tokenizer.json": {},
-    "AlbertTokenizer": dict(zip(_ROLES, "[CLS] [SEP] <unk> [SEP] <pad> [CLS] [MASK]".split(), strict=True)),
-    "BertTokenizer": {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"},
-    "CamembertTokenizer": _FAIRSEQ,
-    "DebertaV2Tokenizer": dict(zip(_ROLES, "[CLS] [SEP] [UNK] [SEP] [PAD] [CLS] [MASK]".split(), strict=True)),
-    "GPT2Tokenizer": dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"),
-    "GemmaTokenizer": {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"},
-    "LlamaTokenizer": {"bos": "<s>", "eos": "</s>", "unk": "<unk>"},
-    "MPNetTokenizer": _FAIRSEQ | {"unk": "[UNK]"},
-    "Qwen2Tokenizer": {"eos": "<|endoftext|>", "unk": "<|endoftext|>", "pad": "<|endoftext|>"},
-    "RobertaTokenizer": _FAIRSEQ,
-    "T5Tokenizer": {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
-    "XLMRobertaTokenizer": _FAIRSEQ,
-}
-"""Default special tokens of each class."""
+SPACE: Final = "\u2581"
 _CAMEMBERT_EXTRA: Final = ("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED")
 _MASK_TAKES_SPACE: Final = ("CamembertTokenizer", "MPNetTokenizer")
 """Classes whose <mask> strips the spaces before it by default."""
@@ -45,6 +27,12 @@ _OLD_MASK_TAKES_SPACE: Final = (*_MASK_TAKES_SPACE, "AlbertTokenizer", "RobertaT
 _QWEN2_WORDS: Final = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+CLASSES: Final[Mapping[str, TokenizerClass]] = {
+    **{name: name for name in get_args(TokenizerClass) if name != "tokenizer.json"},
+    **dict.fromkeys(("DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
+    "PreTrainedTokenizer": "tokenizer.json",
+}
+"""Name of a class in transformers, without "Fast" -> the class that reads its files."""
 
 
 def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
@@ -53,7 +41,7 @@ def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     The model embeds `vocab_size` tokens. An added token outside the vocabulary gets an id if there is one below `vocab_size`.
     """
     tokens, added = read_tokens(file, card, vocab_size)
-    build = _BUILDERS.get(card.tokenizer_class)
+    build = _DEFINITIONS[card.tokenizer_class].build
     return lowercased(file | (build(file, card, tokens) if build else {}) | {"added_tokens": added}, card)
 
 
@@ -70,9 +58,7 @@ class Tokens:
     """Special tokens by role, and ids of all tokens."""
 
     names: Mapping[str, str]
-    """Role -> token."""
     ids: Mapping[str, int]
-    """Token -> id."""
 
     def name(self, role: str) -> str:
         if role not in self.names:
@@ -117,41 +103,25 @@ def _roberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
 
 
 def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
-    return {
-        "model": _model(file, "Unigram", {"unk_id": 3, "byte_fallback": False}),
-        "normalizer": _charsmap(file.get("normalizer")),
-        "pre_tokenizer": _unigram_words(card),
-        "decoder": _unigram_decoder(card),
-        "post_processor": template("bos A eos", "bos A eos eos B eos", tokens),
-    }
+    return _unigram(file, 3, _prepend_scheme(card)) | {"post_processor": template("bos A eos", "bos A eos eos B eos", tokens)}
 
 
-def _t5(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
-    return {
-        "model": _model(file, "Unigram", {"unk_id": 2, "byte_fallback": False}),
-        "normalizer": _charsmap(file.get("normalizer")),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace("always", split=True)]},
-        "decoder": _metaspace("always", split=True),
-        "post_processor": template("A eos", "A eos B eos", tokens),
-    }
+def _t5(file: JSON, _: TokenizerCard, tokens: Tokens) -> JSON:
+    return _unigram(file, 2, "always") | {"post_processor": template("A eos", "A eos B eos", tokens)}
 
 
 def _camembert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     unk = tokens.name("unk")
-    built = _xlm_roberta(file, card, tokens)
-    built["model"]["unk_id"] = next((i for i, (token, _) in enumerate(built["model"]["vocab"]) if token == unk), 0)
-    return built
+    unk_id = next((i for i, (token, _) in enumerate(file["model"]["vocab"]) if token == unk), 0)
+    return _xlm_roberta(file, card, tokens) | {"model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False})}
 
 
 def _albert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
     steps: list[JSON | None] = [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}]
     steps += [{"type": "Lowercase"} if card.do_lower_case else None, _charsmap(file.get("normalizer"))]
-    return {
-        "model": _model(file, "Unigram", {"unk_id": 1, "byte_fallback": False}),
+    return _unigram(file, 1, _prepend_scheme(card)) | {
         "normalizer": {"type": "Sequence", "normalizers": [step for step in steps if step is not None]},
-        "pre_tokenizer": _unigram_words(card),
-        "decoder": _unigram_decoder(card),
         "post_processor": file.get("post_processor") or template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
@@ -164,15 +134,14 @@ def _deberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     spaces = {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}
     steps: list[JSON] = [{"type": "Lowercase"}] if card.do_lower_case else []
     marks: list[JSON] = [{"type": "Punctuation", "behavior": "Isolated"}] if card.split_by_punct else []
-    metaspace = _metaspace("first" if card.add_prefix_space is False else "always", split=True)
-    return {
-        "model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False}),
+    words = metaspace("first" if card.add_prefix_space is False else "always", split=True)
+    return _unigram(file, unk_id, "always") | {
         "normalizer": {
             "type": "Sequence",
             "normalizers": [*steps, spaces, {"type": "NFC"}, {"type": "Strip", "strip_left": False, "strip_right": True}],
         },
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*marks, metaspace]},
-        "decoder": metaspace,
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*marks, words]},
+        "decoder": words,
         "post_processor": template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
@@ -201,7 +170,7 @@ def _llama(file: JSON, card: TokenizerCard, _: Tokens) -> JSON:
     return {
         "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True}),
         "normalizer": None,
-        "pre_tokenizer": _metaspace(scheme, split=False),
+        "pre_tokenizer": metaspace(scheme, split=False),
         "decoder": _bytes_decoder(strips=card.add_prefix_space is not False),
     }
 
@@ -210,44 +179,54 @@ def _gemma(file: JSON, _: TokenizerCard, tokens: Tokens) -> JSON:
     space = {"String": " "}
     return {
         "model": _model(file, "BPE", _BPE | {"fuse_unk": True, "byte_fallback": True, "unk_token": tokens.name("unk")}),
-        "normalizer": {"type": "Replace", "pattern": space, "content": _SPACE},
+        "normalizer": {"type": "Replace", "pattern": space, "content": SPACE},
         "pre_tokenizer": {"type": "Split", "pattern": space, "behavior": "MergedWithPrevious", "invert": False},
         "decoder": _bytes_decoder(strips=False),
     }
 
 
-_BUILDERS: Final[Mapping[TokenizerClass, Callable[[JSON, TokenizerCard, Tokens], JSON]]] = {
-    "AlbertTokenizer": _albert,
-    "BertTokenizer": _bert,
-    "CamembertTokenizer": _camembert,
-    "DebertaV2Tokenizer": _deberta,
-    "GPT2Tokenizer": _gpt2,
-    "GemmaTokenizer": _gemma,
-    "LlamaTokenizer": _llama,
-    "MPNetTokenizer": _mpnet,
-    "Qwen2Tokenizer": _qwen2,
-    "RobertaTokenizer": _roberta,
-    "T5Tokenizer": _t5,
-    "XLMRobertaTokenizer": _xlm_roberta,
-}
-"""Tokenizer class -> builder of the parts that the class overrides."""
+class _Definition(NamedTuple):
+    build: Callable[[JSON, TokenizerCard, Tokens], JSON] | None
+    """Builder of the parts of tokenizer.json that the class overrides."""
+    vocabulary: str | None
+    """Kind of vocabulary that the class reads; None: any."""
+    tokens: Mapping[str, str]
+    """Default special tokens by role."""
+
 
 _BYTES, _PIECES = "byte-level BPE", "BPE over pieces"
-_SPACES: Final = {_BYTES: "\u0120", _PIECES: _SPACE}
+_SPACES: Final = {_BYTES: "\u0120", _PIECES: SPACE}
 """Kind of BPE -> sign for a space in its tokens."""
-_READS: Final[Mapping[TokenizerClass, str]] = {
-    **dict.fromkeys(("BertTokenizer", "MPNetTokenizer"), "WordPiece"),
-    **dict.fromkeys(("AlbertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer"), "Unigram"),
-    **dict.fromkeys(("T5Tokenizer", "XLMRobertaTokenizer"), "Unigram"),
-    **dict.fromkeys(("GPT2Tokenizer", "Qwen2Tokenizer", "RobertaTokenizer"), _BYTES),
-    **dict.fromkeys(("GemmaTokenizer", "LlamaTokenizer"), _PIECES),
+_FAIRSEQ: Final = dict(zip(_ROLES, "<s> </s> <unk> </s> <pad> <s> <mask>".split(), strict=True))
+_ENDOFTEXT: Final = "<|endoftext|>"
+_DEFINITIONS: Final[Mapping[TokenizerClass, _Definition]] = {
+    "tokenizer.json": _Definition(None, None, {}),
+    "AlbertTokenizer": _Definition(
+        _albert, "Unigram", dict(zip(_ROLES, "[CLS] [SEP] <unk> [SEP] <pad> [CLS] [MASK]".split(), strict=True))
+    ),
+    "BertTokenizer": _Definition(
+        _bert, "WordPiece", {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
+    ),
+    "CamembertTokenizer": _Definition(_camembert, "Unigram", _FAIRSEQ),
+    "DebertaV2Tokenizer": _Definition(
+        _deberta, "Unigram", dict(zip(_ROLES, "[CLS] [SEP] [UNK] [SEP] [PAD] [CLS] [MASK]".split(), strict=True))
+    ),
+    "GPT2Tokenizer": _Definition(_gpt2, _BYTES, dict.fromkeys(("bos", "eos", "unk"), _ENDOFTEXT)),
+    "GemmaTokenizer": _Definition(
+        _gemma, _PIECES, {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
+    ),
+    "LlamaTokenizer": _Definition(_llama, _PIECES, {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
+    "MPNetTokenizer": _Definition(_mpnet, "WordPiece", _FAIRSEQ | {"unk": "[UNK]"}),
+    "Qwen2Tokenizer": _Definition(_qwen2, _BYTES, dict.fromkeys(("eos", "unk", "pad"), _ENDOFTEXT)),
+    "RobertaTokenizer": _Definition(_roberta, _BYTES, _FAIRSEQ),
+    "T5Tokenizer": _Definition(_t5, "Unigram", {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
+    "XLMRobertaTokenizer": _Definition(_xlm_roberta, "Unigram", _FAIRSEQ),
 }
-"""Tokenizer class -> kind of vocabulary that it reads."""
 
 
 def find_mismatch(file: JSON, kind: TokenizerClass) -> tuple[str, str] | None:
     """Return (kind of the vocabulary in tokenizer.json, kind that the class reads) if the class cannot read it."""
-    if (reads := _READS.get(kind)) is None:
+    if (reads := _DEFINITIONS[kind].vocabulary) is None:
         return None
     found = _vocabulary_kind(file)
     return None if found == reads or (found == "BPE" and reads in _SPACES) else (found, reads)
@@ -278,18 +257,24 @@ def _byte_level(card: TokenizerCard, *, use_regex: bool) -> JSON:
     return {"type": "ByteLevel", **flags}
 
 
-def _unigram_words(card: TokenizerCard) -> JSON:
-    scheme = "never" if card.add_prefix_space is False else "always"
-    return {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, _metaspace(scheme, split=True)]}
+def _unigram(file: JSON, unk_id: int, prepend_scheme: str) -> JSON:
+    """Return the parts that classes with a SentencePiece model have in common, without the post-processor."""
+    words = metaspace(prepend_scheme, split=True)
+    return {
+        "model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False}),
+        "normalizer": _charsmap(file.get("normalizer")),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]},
+        "decoder": words,
+    }
 
 
-def _unigram_decoder(card: TokenizerCard) -> JSON:
-    return _metaspace("never" if card.add_prefix_space is False else "always", split=True)
+def _prepend_scheme(card: TokenizerCard) -> str:
+    return "never" if card.add_prefix_space is False else "always"
 
 
 def _bytes_decoder(*, strips: bool) -> JSON:
     """Return the decoder of pieces that may be bytes. `strips`: remove the space before the first word."""
-    steps: list[JSON] = [{"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}]
+    steps: list[JSON] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
     return {
         "type": "Sequence",
@@ -297,8 +282,8 @@ def _bytes_decoder(*, strips: bool) -> JSON:
     }
 
 
-def _metaspace(scheme: str, *, split: bool) -> JSON:
-    return {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": split}
+def metaspace(scheme: str, *, split: bool) -> JSON:
+    return {"type": "Metaspace", "replacement": SPACE, "prepend_scheme": scheme, "split": split}
 
 
 def _roberta_processing(tokens: Tokens, *, add_prefix_space: bool) -> JSON:
@@ -340,7 +325,7 @@ def vocabulary(file: JSON) -> Mapping[str, int]:
 
 
 def unknown_token(card: TokenizerCard) -> str | None:
-    stated = card.special_tokens.get("unk", {"content": _DEFAULT_TOKENS[card.tokenizer_class].get("unk")})
+    stated = card.special_tokens.get("unk", {"content": _DEFINITIONS[card.tokenizer_class].tokens.get("unk")})
     return None if stated is None else stated["content"]
 
 
@@ -349,7 +334,7 @@ def _special_tokens(file: JSON, card: TokenizerCard) -> Mapping[str, AddedToken]
     kind, old = card.tokenizer_class, card.reading == "transformers-4"
     has_padding = bool(file.get("padding")) and (old or kind != "GPT2Tokenizer")  # a class without a default padding token
     padding = {"pad": file["padding"]["pad_token"]} if has_padding else {}
-    defaults = {role: {"content": token, "special": True} for role, token in {**padding, **_DEFAULT_TOKENS[kind]}.items()}
+    defaults = {role: {"content": token, "special": True} for role, token in {**padding, **_DEFINITIONS[kind].tokens}.items()}
     if old and kind == "GemmaTokenizer":
         del defaults["mask"]
     token_of = {**defaults, **card.special_tokens}

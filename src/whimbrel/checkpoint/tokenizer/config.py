@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal, TypeAlias, cast, get_args
+from typing import Any, Final, Literal, cast
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
-from whimbrel.checkpoint.tokenizer.classes import find_mismatch
+from whimbrel.checkpoint.json_file import JSON, JsonFile, find_file, read_json
+from whimbrel.checkpoint.tokenizer.classes import CLASSES, find_mismatch
 from whimbrel.checkpoint.tokenizer.reading import with_reading
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass, TokenizerReading
-
-JSON: TypeAlias = dict[str, Any]
 
 _VOCABULARY, _WORDS, _PAIRS, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 _SETTINGS, _CLASS = "tokenizer_config.json", "tokenizer_class"
@@ -41,14 +39,9 @@ _USED: Final = """
 _EXTRA: Final = ("additional_special_tokens", "extra_special_tokens")
 _ROLES: Final = {f"{role}_token": role for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")}
 
-_CLASSES: Final[Mapping[str, TokenizerClass]] = {
-    **{name: name for name in get_args(TokenizerClass) if name != "tokenizer.json"},
-    **dict.fromkeys(("DistilBertTokenizer", "ElectraTokenizer", "MobileBertTokenizer"), "BertTokenizer"),
-    "PreTrainedTokenizer": "tokenizer.json",
-}
 _TOKENIZER_CLASSES: Final[Mapping[str, TokenizerClass]] = {
-    **_CLASSES,
-    **{f"{name}Fast": kind for name, kind in _CLASSES.items()},
+    **CLASSES,
+    **{f"{name}Fast": kind for name, kind in CLASSES.items()},
     "TokenizersBackend": "tokenizer.json",
 }
 _TYPES: Final[Mapping[TokenizerClass, str]] = {
@@ -68,7 +61,6 @@ _TYPES: Final[Mapping[TokenizerClass, str]] = {
 _IMPLIED: Final[Mapping[str, TokenizerClass]] = {
     model_type: kind for kind, model_types in _TYPES.items() for model_type in model_types.split()
 }
-"""Model type -> default tokenizer class."""
 _FILE_ALONE: Final = """
     ernie4_5 ernie4_5_moe flex_olmo glm glm4 glm4_moe gpt_bigcode granite granitemoe granitemoeshared hyperclovax internlm2
     internlm3 iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert
@@ -92,10 +84,7 @@ _WITH_TYPES: Final = ("BertTokenizer", "DebertaV2Tokenizer")
 
 
 def read_tokenizer_file(root: Path) -> JsonFile:
-    """Return tokenizer.json, or what vocab.txt (WordPiece) or vocab.json and merges.txt (BPE) say of the model.
-
-    `classes.py` adds the parts that those files do not have. Raises CheckpointError.
-    """
+    """Return tokenizer.json, or the vocabulary in vocab.txt (WordPiece) or vocab.json and merges.txt (BPE) as its model."""
     if (root / _VOCABULARY).exists():
         return JsonFile.read(root, _VOCABULARY)
     model: dict[str, Any]
@@ -129,8 +118,7 @@ def read_tokenizer(
 ) -> TokenizerCard:
     """Return the card of the tokenizer at `path` in the checkpoint's folder. Raises CheckpointError.
 
-    `reading` is the user's choice, or None if the files decide. `lowercase` is Sentence Transformers' do_lower_case; `pairs`
-    says that the model scores pairs of texts without a template.
+    `lowercase` is Sentence Transformers' do_lower_case; `pairs`: the model scores pairs of texts without a template.
     """
     tokenizer.reject_unknown_keys(_USED, _INERT, _ROLES, _own_roles(tokenizer))
     tokenizer.require_values({"split_special_tokens": (False, None), "keep_accents": (False, None), "init_inputs": ([], None)})
@@ -152,7 +140,7 @@ def read_tokenizer(
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
         lowercase=lowercase,
         do_lower_case=tokenizer.get("do_lower_case", bool, kind != "DebertaV2Tokenizer"),
-        strip_accents=tokenizer.get("strip_accents", bool) if tokenizer.data.get("strip_accents") is not None else None,
+        strip_accents=tokenizer.get("strip_accents", bool, None),
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
         add_prefix_space=_add_prefix_space(tokenizer, kind),
         legacy=tokenizer.get("legacy", bool, False),
@@ -164,7 +152,7 @@ def read_tokenizer(
         legacy_tokens=tuple(JsonFile.read_optional(root, "added_tokens.json").data) if added is None else (),
         added_tokens=None if added is None else _added_tokens(tokenizer),
     )
-    card = with_reading(card, folder, config, tokenizer, file.data, path=path, chosen=reading, kinds=_CLASSES, pairs=pairs)
+    card = with_reading(card, folder, config, tokenizer, file.data, path=path, chosen=reading, pairs=pairs)
     if card.reading == "transformers":
         _refuse_mismatch(root, file, kind, origin, config.get("model_type", str, ""))
     return card
@@ -180,18 +168,13 @@ def _tokenizer_class(root: Path, config: JsonFile, tokenizer: JsonFile) -> tuple
     owner = tokenizer if tokenizer.data.get(_CLASS) is not None else config
     if owner.data.get(_CLASS) is None:
         if model_type not in _IMPLIED:
-            raise CheckpointError(
-                f"is missing, and model_type {model_type!r:.80} implies no class that Whimbrel knows.",
-                file=_SETTINGS,
-                key=_CLASS,
-                hint=_AS_IT_IS,
-            )
+            message = f"is missing, and model_type {model_type!r:.80} implies no class that Whimbrel knows."
+            raise tokenizer.error(message, _CLASS, _AS_IT_IS)
         return _IMPLIED[model_type], f"the default of model_type {model_type!r} ({config.name}), as no {_CLASS} is stated"
     kind = owner.choice(_CLASS, _TOKENIZER_CLASSES)
     stated = f"named in {owner.name}: {_CLASS} is {owner.data[_CLASS]!r}"
-    if kind != "LlamaTokenizer" or not (root / "tokenizer.json").exists():
-        return kind, stated
-    if '"ByteLevel"' in find_file(root, "tokenizer.json").read_text(encoding="utf-8"):
+    is_llama = kind == "LlamaTokenizer" and (root / _VOCABULARY).exists()
+    if is_llama and '"ByteLevel"' in find_file(root, _VOCABULARY).read_text(encoding="utf-8"):
         return "tokenizer.json", stated  # many checkpoints with another tokenizer name this class
     return kind, stated
 
@@ -208,9 +191,8 @@ def _refuse_mismatch(root: Path, file: JsonFile, kind: TokenizerClass, origin: s
     else:
         hint = "load and save the tokenizer once with transformers, by the class that it was made for, to write tokenizer.json"
     names = [name for name in (_VOCABULARY, _WORDS, _PAIRS) if (root / name).exists()]
-    raise CheckpointError(
-        f"is of the kind {found}; {kind} reads {reads}. This class is {origin}.", file=names[0], key="model", hint=hint
-    )
+    message = f"is of the kind {found}; {kind} reads {reads}. This class is {origin}."
+    raise CheckpointError(message, file=names[0], key="model", hint=hint)
 
 
 def _ends(tokenizer: JsonFile) -> bool:
@@ -227,11 +209,9 @@ def _ends(tokenizer: JsonFile) -> bool:
 
 def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:
     key = "add_prefix_space"
-    if tokenizer.data.get(key) is not None:
-        return tokenizer.get(key, bool)
-    if key in tokenizer.data and kind in _NEED_A_SPACE_FLAG:
+    if tokenizer.data.get(key, True) is None and kind in _NEED_A_SPACE_FLAG:
         raise tokenizer.error("null is not supported; must be true, false or absent.", key)
-    return None
+    return tokenizer.get(key, bool, None)
 
 
 def _special_tokens(
@@ -267,10 +247,8 @@ def _with_sentinels(tokenizer: JsonFile, extra: tuple[AddedToken, ...]) -> tuple
     count = tokenizer.get("extra_ids", int, _SENTINELS)
     stated = sum("<extra_id_" in token["content"] for token in extra)
     if count not in (0, _SENTINELS) or stated not in (0, count):
-        message = (
-            f"{count} is not supported with {stated} tokens <extra_id_N> in additional_special_tokens; must be {_SENTINELS}."
-        )
-        raise tokenizer.error(message, "extra_ids")
+        given = f"{stated} tokens <extra_id_N> in additional_special_tokens"
+        raise tokenizer.error(f"{count} is not supported with {given}; must be {_SENTINELS}.", "extra_ids")
     return extra if stated else (*extra, *({"content": f"<extra_id_{i}>", "special": True} for i in range(count)))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Final, TypeAlias
+from pathlib import Path
+from typing import Final
 
+from whimbrel.checkpoint.json_file import JSON
 from whimbrel.checkpoint.tokenizer.classes import read_as_class, read_tokens, vocabulary, with_ids
+from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.version4 import read_as_version_4
 from whimbrel.types.card import TokenizerCard, TokenizerReading
-
-JSON: TypeAlias = dict[str, Any]
 
 
 def read_content(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
@@ -17,8 +18,9 @@ def read_content(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     return _READINGS[card.reading](file, card, vocab_size)
 
 
-def read_vocabulary(file: JSON, card: TokenizerCard, vocab_size: int) -> tuple[Mapping[str, int], Mapping[str, str]]:
+def read_vocabulary(root: Path, card: TokenizerCard, vocab_size: int) -> tuple[Mapping[str, int], Mapping[str, str]]:
     """Return (token -> id with added tokens, role -> special token) of the tokenizer that `read_content` makes."""
+    file = read_tokenizer_file(root).data
     tokens, _ = read_tokens(file, card, vocab_size)
     if card.reading != "file":
         return tokens.ids, tokens.names

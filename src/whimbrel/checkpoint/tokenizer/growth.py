@@ -11,12 +11,11 @@ import re
 import warnings
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 from unicodedata import normalize
 
+from whimbrel.checkpoint.json_file import JSON
 from whimbrel.errors import CheckpointError
-
-JSON: TypeAlias = dict[str, Any]
 
 _FILE: Final = "tokenizer.json"
 _MAX_GROWTH: Final = 16
@@ -39,18 +38,18 @@ _PARTS: Final = {
 def check_growth(file: JSON) -> None:
     """Raise CheckpointError if the tokenizer may make texts much longer."""
     for part in ("normalizer", "decoder"):
-        growth = _growth(list(_steps(file, part)))
+        growth = _growth(list(steps_of(file, part)))
         if growth > _MAX_GROWTH:
             raise _error(f"makes of one character up to {growth:,.0f}; the limit is {_MAX_GROWTH}.", part)
-    kinds = [step.get("type") for step in _steps(file, "pre_tokenizer")]
+    kinds = [step.get("type") for step in steps_of(file, "pre_tokenizer")]
     if kinds.count("ByteLevel") > _MAX_BYTE_LEVELS or kinds.count("Metaspace") > _MAX_PREPENDING:
         raise _error("lengthens the words of a text again and again.", "pre_tokenizer")
-    for step in _steps(file, "post_processor"):
+    for step in steps_of(file, "post_processor"):
         for name in ("single", "pair"):
             _check_template(step, name)
 
 
-def _steps(file: JSON, part: str) -> Iterator[JSON]:
+def steps_of(file: JSON, part: str) -> Iterator[JSON]:
     """Yield the steps of a part in order, those within sequences too."""
     waiting: list[Any] = [file.get(part)]
     while waiting:
@@ -58,7 +57,7 @@ def _steps(file: JSON, part: str) -> Iterator[JSON]:
         if not isinstance(step, dict):
             continue  # none, or the backend refuses it
         inner = cast(JSON, step).get(_PARTS[part])
-        if isinstance(inner, list):
+        if isinstance(inner, list) and cast(JSON, step).get("type", "Sequence") == "Sequence":
             waiting += reversed(cast(list[Any], inner))
         else:
             yield cast(JSON, step)

@@ -18,18 +18,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.tokenizer.classes import read_tokens
+from whimbrel.checkpoint.json_file import JSON, JsonFile
+from whimbrel.checkpoint.tokenizer.classes import CLASSES, read_tokens
+from whimbrel.checkpoint.tokenizer.growth import steps_of
 from whimbrel.checkpoint.tokenizer.version4 import flags_template
 from whimbrel.errors import CheckpointError, SetupError
-from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerClass, TokenizerReading
+from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerReading
 
-JSON: TypeAlias = dict[str, Any]
 Kind: TypeAlias = Literal["single", "pair"]
 Frame: TypeAlias = tuple[int | str, ...]
 """Ids of special tokens around A, or around A and B, which stand for texts."""
 
-_FILE, _CONFIG, _SENTENCE = "tokenizer.json", "tokenizer_config.json", "config_sentence_transformers.json"
+_FILE, _SENTENCE = "tokenizer.json", "config_sentence_transformers.json"
 _FLAGS: Final = ("add_bos_token", "add_eos_token")
 _DEFAULT_FLAGS: Final[Mapping[str, tuple[bool, bool]]] = {
     "CodeLlamaTokenizer": (True, False),
@@ -68,14 +68,13 @@ def with_reading(
     *,
     path: str,
     chosen: TokenizerReading | None,
-    kinds: Mapping[str, TokenizerClass],
     pairs: bool,
 ) -> TokenizerCard:
     """Return the card with its reading.
 
     `path` is the tokenizer's place in the checkpoint's folder. `chosen` is the user's choice, or None if the files decide.
-    `kinds` has the classes that Whimbrel knows, by their names; `pairs` says that the model scores pairs of texts without a
-    template. Raises CheckpointError if the files disagree and do not tell which reading is right, or lack what it needs.
+    `pairs` says that the model scores pairs of texts without a template. Raises CheckpointError if the files disagree and do
+    not tell which reading is right, or lack what it needs.
     """
     has_file = (folder / path / _FILE).exists()
     if chosen in ("file", "transformers-4") and not has_file:
@@ -83,16 +82,12 @@ def with_reading(
     if chosen in ("file", "transformers"):
         return replace(card, reading=chosen)
     name = _class_name(config, tokenizer)
-    if chosen is not None and name not in (*kinds, *_DEFAULT_FLAGS, None):
-        raise CheckpointError(
-            f"transformers 4 has no class {name!r}, or Whimbrel does not know how it reads {_FILE}.",
-            file=_CONFIG,
-            key="tokenizer_class",
-            hint="--tokenizer file or transformers reads it",
-        )
+    if chosen is not None and name not in (*CLASSES, *_DEFAULT_FLAGS, None):
+        message = f"transformers 4 has no class {name!r}, or Whimbrel does not know how it reads {_FILE}."
+        raise tokenizer.error(message, "tokenizer_class", "--tokenizer file or transformers reads it")
     old = replace(
         card,
-        tokenizer_class=card.tokenizer_class if name is None else kinds.get(name, "tokenizer.json"),
+        tokenizer_class=card.tokenizer_class if name is None else CLASSES.get(name, "tokenizer.json"),
         legacy=tokenizer.get("legacy", bool, True),
         flags=None if card.ends else _flags(name, tokenizer),
         reading="transformers-4",
@@ -108,29 +103,25 @@ def with_reading(
         return replace(old, reason=f"{by_flags} by its flags, not {by_file} by the post-processor: {said}")
     if stated := [flag for flag in _FLAGS if flag in tokenizer.data]:
         values = ", ".join(f"{flag} {json.dumps(tokenizer.data[flag])}" for flag in stated)
-        raise CheckpointError(
+        raise tokenizer.error(
             f"with {values}, transformers 4 makes {by_flags} of a text. By the post-processor of {_FILE}, transformers 5 "
             f"makes {by_file}; it never writes these flags. The files do not tell with which the model was made"
             f"{f': {said}' if said else ''}.",
-            file=_CONFIG,
-            key=stated[-1],
-            hint=f"--tokenizer transformers-4 makes {by_flags}, --tokenizer transformers {by_file}; in Python tokenizer=...; "
+            stated[-1],
+            f"--tokenizer transformers-4 makes {by_flags}, --tokenizer transformers {by_file}; in Python tokenizer=...; "
             "the vectors differ, so ask who made the model, or compare with vectors that are known to be right",
         )
     return card
 
 
 def _differing(old: TokenizerCard, flags: tuple[bool, bool], file: JSON, kinds: tuple[Kind, ...]) -> tuple[str, str] | None:
-    """Return what flags and post-processor make of a text or a pair, in words, where these differ. None if they agree.
-
-    None also if transformers 4 cannot load the tokenizer, for want of a token.
-    """
+    """Return what flags and post-processor make of a text or a pair, in words. None if they agree, or for want of a token."""
     tokens, _ = read_tokens(file, old, _NO_LIMIT)
     roles = [role for role, flag in zip(("bos", "eos"), flags, strict=True) if flag]
     if any(tokens.names.get(role) not in tokens.ids for role in roles):
         return None
     by_flags = flags_template(flags, tokens)
-    frames = [(_frame(by_flags, kind), _frame(file.get("post_processor"), kind)) for kind in kinds]
+    frames = [(_frame({"post_processor": by_flags}, kind), _frame(file, kind)) for kind in kinds]
     texts = {number: token for token, number in tokens.ids.items()}
     return next(((_words(one, texts), _words(other, texts)) for one, other in frames if one != other), None)
 
@@ -169,26 +160,16 @@ def _major(version: str) -> int:
     return int(first) if first.isascii() and first.isdigit() and len(first) < 4 else 0
 
 
-def _frame(post_processor: object, kind: Kind) -> Frame:
-    """Return what a post-processor makes of a text or a pair. Raises CheckpointError if it is malformed."""
+def _frame(file: JSON, kind: Kind) -> Frame:
+    """Return what the post-processor makes of a text or a pair. Raises CheckpointError if it is malformed."""
     try:
-        steps = list(_steps(post_processor))
+        steps = [step for step in steps_of(file, "post_processor") if step["type"] != "ByteLevel"]
         if len(steps) > 1:
             raise CheckpointError("has several steps that add tokens.", file=_FILE, key="post_processor")
         frame = tuple(_step(steps[0], kind)) if steps else ()
     except (KeyError, TypeError, AttributeError, IndexError, ValueError):
         raise CheckpointError("is malformed.", file=_FILE, key="post_processor") from None
     return frame or (("A",) if kind == "single" else ("A", "B"))
-
-
-def _steps(step: Any) -> Generator[JSON]:
-    """Yield the steps of a post-processor that add tokens."""
-    if step is None or step["type"] == "ByteLevel":
-        return
-    if step["type"] != "Sequence":
-        yield step
-    for inner in step["processors"] if step["type"] == "Sequence" else ():
-        yield from _steps(inner)
 
 
 def _step(step: JSON, kind: Kind) -> Generator[int | str]:

@@ -8,14 +8,11 @@ Source: transformers/tokenization_utils_fast.py, models/*/tokenization_*_fast.py
 
 from __future__ import annotations
 
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, cast
 
-from whimbrel.checkpoint.tokenizer.classes import Tokens, lowercased, read_tokens, template
+from whimbrel.checkpoint.json_file import JSON
+from whimbrel.checkpoint.tokenizer.classes import SPACE, Tokens, lowercased, metaspace, read_tokens, template
 from whimbrel.types.card import TokenizerCard
-
-JSON: TypeAlias = dict[str, Any]
-
-_SPACE: Final = "\u2581"
 
 
 def read_as_version_4(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
@@ -66,9 +63,8 @@ def _byte_level(pre_tokenizer: Any, card: TokenizerCard) -> Any:
 def _llama_spaces(card: TokenizerCard) -> JSON:
     """Return the steps that transformers 4 makes anew where `add_prefix_space` is stated: those for Llama's tokenizer.model."""
     if card.legacy:
-        prepend = [{"type": "Prepend", "prepend": _SPACE}] if card.add_prefix_space else []
-        replace = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+        prepend = [{"type": "Prepend", "prepend": SPACE}] if card.add_prefix_space else []
+        replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
         return {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]}, "pre_tokenizer": None}
-    scheme = "first" if card.add_prefix_space else "never"
-    pieces = {"type": "Metaspace", "replacement": _SPACE, "prepend_scheme": scheme, "split": False}
+    pieces = metaspace("first" if card.add_prefix_space else "never", split=False)
     return {"normalizer": None, "pre_tokenizer": pieces}
