@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
-from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.model.ops.token_vectors import TokenVectors, to_tensor
 from whimbrel.outputs.finishers import Step
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
@@ -167,12 +167,12 @@ class MaxSimScorer:
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
-                self._queries |= TokenRows(texts_N, _tensor(to_float32(block)), starts_N, ends_N).copy()
+                self._queries |= TokenRows(texts_N, to_tensor(to_float32(block)), starts_N, ends_N).copy()
                 self._has_query[texts_N] = True
                 continue
             for texts in _split_steps(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
                 scale = float(quantization_scale(block))
-                load = partial(TokenRows, texts_N[texts], _tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
+                load = partial(TokenRows, texts_N[texts], to_tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
                 yield partial(self._score_all, load)
 
     def _cached_steps(self, cached: Mapping[int, Tensor]) -> Iterable[Step]:
@@ -218,7 +218,3 @@ def _stack(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: floa
     ends_N = np.cumsum([len(block) for block in blocks])
     rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])
     return TokenRows(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
