@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_cases import SCORES, make_heads, make_layout, make_position_scores
+from references import attend_reference
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
@@ -34,7 +35,7 @@ from whimbrel.model.layer_call import LayerCall, LayerParts
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.activations import ACTIVATIONS
-from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
 from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate

@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from checkpoints.families import CASES, DECODER, VOCABULARY, write_model
 from comparisons import assert_close
 from hidden_states import reference_states
+from references import attend_reference
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.positions import Bias
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey

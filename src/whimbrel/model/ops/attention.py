@@ -11,8 +11,6 @@
   Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
   to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
 
-`attend_reference` is the plain formula that all of them are tested against.
-
 Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key heads), N query heads, H head width.
 """
 
@@ -21,8 +19,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import accumulate, pairwise
-from typing import Any, Final, TypeAlias, cast
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels
-from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled, attend_disentangled_reference
+from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
 from whimbrel.model.ops.kept_keys import KeySource
 from whimbrel.model.ops.positions import Bias
 from whimbrel.types.arrays import Int64Array
@@ -384,33 +382,3 @@ def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int)
 
 def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
     return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
-
-
-def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    """Compute attention by the plain formula, seq by seq in float32."""
-    num_rows, num_heads, width = q_RNH.shape
-    out_RNH = torch.zeros(num_rows, num_heads, width)
-    offsets = layout.cu_seqlens.numpy(force=True)
-    k_XKH, v_XKH, lengths = join_keys(k_RKH, v_RKH, layout, scores.layer)
-    num_keys = lengths if layout.num_attended_B is None else cast(list[int], layout.num_attended_B.tolist())  # pyright: ignore[reportUnknownMemberType]
-    starts = [0, *accumulate(lengths)]
-    for seq, (start, end) in enumerate(pairwise(offsets)):
-        q, before = q_RNH[start:end].float(), lengths[seq] - (end - start)
-        k, v = (x[starts[seq] :][: num_keys[seq]].float() for x in (k_XKH, v_XKH))
-        k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
-        if scores.tables is not None:
-            out_RNH[start:end] = attend_disentangled_reference(q, k, v, scores.tables, scores.scale)
-            continue
-        scores_NQK = torch.einsum("qnh,knh->nqk", q, k) * scores.scale
-        if scores.softcap is not None:
-            scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)
-        if scores.bias is not None:
-            scores_NQK = scores_NQK + scores.bias(before, lengths[seq], num_keys[seq])
-        for query in range(end - start):
-            for key in range(num_keys[seq]):
-                ahead = key - before - query
-                too_far = scores.window is not None and abs(ahead) > scores.window
-                if too_far or (scores.causal and ahead > 0):
-                    scores_NQK[:, query, key] = -torch.inf
-        out_RNH[start:end] = torch.einsum("nqk,knh->qnh", scores_NQK.softmax(-1), v)
-    return out_RNH.view(num_rows, num_heads * width).to(v_RKH.dtype)

@@ -111,19 +111,3 @@ def _used_rows(tables: PositionTables, length: int) -> slice:
         return slice(0, tables.num_rows)
     farthest = min(length - 1, tables.reach)
     return slice(int(tables.row_M[tables.reach - farthest]), int(tables.row_M[tables.reach + farthest]) + 1)
-
-
-def attend_disentangled_reference(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, tables: PositionTables, scale: float) -> Tensor:
-    """Compute attention in one seq by the plain formula, with each pair's position written out."""
-    length = q_LNH.shape[0]
-    out_LNH = torch.empty_like(q_LNH)
-    for query in range(length):
-        distances = (query - torch.arange(length)).clamp(-tables.reach, tables.reach)
-        row_K = tables.row_M[distances + tables.reach].long()
-        scores_NK = torch.einsum("nh,knh->nk", q_LNH[query], k_LNH)
-        if tables.keys_NPH is not None:
-            scores_NK += torch.einsum("nh,nkh->nk", q_LNH[query], tables.keys_NPH[:, row_K])
-        if tables.queries_NPH is not None:
-            scores_NK += torch.einsum("knh,nkh->nk", k_LNH, tables.queries_NPH[:, row_K])
-        out_LNH[query] = torch.einsum("nk,knh->nh", (scores_NK * scale).softmax(-1), v_LNH)
-    return out_LNH
