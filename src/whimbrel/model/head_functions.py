@@ -10,7 +10,8 @@ Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, cast
@@ -22,7 +23,7 @@ from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import Linear, layer_norm
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
-from whimbrel.model.spans import load_span_scorer
+from whimbrel.model.spans import SpanScorer
 from whimbrel.model.weights import Weights
 from whimbrel.types.heads import (
     Activation,
@@ -64,23 +65,18 @@ def load_head(
         case LogitScore():
             loaded = _logit_score(head, main, device)
         case DivideBy():
-            loaded = _divide(head)
-        case Dense() | LayerNorm():
-            if head.source is None:
-                loaded = _layer(head, main, device)
-            else:
-                with Weights(folder, path=head.source, allow_pickle=True) as weights:
-                    loaded = _layer(head, weights, device)
-                    weights.finish()
+            loaded = partial(torch.div, other=head.divisor)
         case SpanHead():
-            loaded = load_span_scorer(head, main, device)
+            loaded = SpanScorer(head, main, device)
         case Normalize():
             loaded = normalize
+        case Dense() | LayerNorm() if head.source is None:
+            loaded = _layer(head, main, device)
+        case Dense() | LayerNorm():
+            with Weights(folder, path=head.source, allow_pickle=True) as weights:
+                loaded = _layer(head, weights, device)
+                weights.finish()
     return loaded
-
-
-def _divide(head: DivideBy) -> HeadFunction:
-    return lambda x_RD: x_RD / head.divisor
 
 
 def _layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
@@ -164,7 +160,7 @@ def _decoder(
     return Decoder(head, blocks, dtype)
 
 
-def _sparse_autoencoder(head: SparseAutoencoder, folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+def _sparse_autoencoder(head: SparseAutoencoder, folder: Path, device: torch.device) -> HeadFunction:
     with Weights(folder, path=head.source, allow_pickle=True) as weights:
         # The tensor has two names; safetensors keeps the alphabetically first, a pickle both.
         name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"

@@ -115,9 +115,5 @@ def _heads(
     quantization: Quantization | None = None,
 ) -> Mapping[Head, LoadedHead]:
     sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
-    outputs = [output for tower in sharing for output in tower.outputs.values()]
-    return {
-        head: load_head(head, folder, weights, device, dtype, quantization=quantization)
-        for output in outputs
-        for head in output.heads
-    }
+    heads = [head for tower in sharing for output in tower.outputs.values() for head in output.heads]
+    return {head: load_head(head, folder, weights, device, dtype, quantization=quantization) for head in heads}

@@ -8,7 +8,7 @@ Shapes: R rows of a batch, T tokens, P pooled rows, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, cast
 
@@ -70,7 +70,7 @@ class Pooling:
             return self._decode(self._vocabulary, hidden_RD, rows)
         pools = self._output.modes
         x_PD = self._pool(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
-        x_PD = _apply_heads(x_PD, self._head if pools else [*self._token_head, *self._head])
+        x_PD = apply_heads(x_PD, self._head if pools else [*self._token_head, *self._head])
         if rows.widths_P is not None:
             x_PD = truncate_columns(x_PD, rows.widths_P)
         if rows.all_activated is False or self._output.activation == "identity":
@@ -95,7 +95,8 @@ class Pooling:
         return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
-def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
+def apply_heads(x_PD: Tensor, heads: Sequence[HeadFunction]) -> Tensor:
+    """Return rows that went through all heads, which see a number of rows that `round_up_rows` gives."""
     if not heads:
         return x_PD
     num_rows = x_PD.shape[0]
