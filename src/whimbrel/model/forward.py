@@ -121,26 +121,14 @@ class Forward:
         parts = [
             (
                 slice(first, last if last < batch.num_tokens else self._round_up(last)),
-                AttentionLayout(
-                    self._put(np.array([0, last - first], np.int32)),
-                    [(0, 1, last - first, last - first)],
-                    last - first,
-                    last - first,
-                    masks=masks,
-                    sources={0: source},
-                ),
+                self._layout_of_text(last - first, masks=masks, sources={0: source}),
             )
             for (first, last), source in zip(bounds, pieces(bounds), strict=True)
         ]
-        adapters_R = self._adapters(batch, None)
-        return AttentionLayout(
-            self._put(batch.cu_seqlens),
-            [(0, 1, batch.num_tokens, batch.num_tokens)],
-            batch.num_tokens,
-            batch.num_tokens,
-            adapters_R=adapters_R,
-            pieces=parts,
-        )
+        return self._layout_of_text(batch.num_tokens, adapters_R=self._adapters(batch, None), pieces=parts)
+
+    def _layout_of_text(self, length: int, **more: Any) -> AttentionLayout:
+        return AttentionLayout(self._put(np.array([0, length], np.int32)), [(0, 1, length, length)], length, length, **more)
 
     # Shared prefixes
 

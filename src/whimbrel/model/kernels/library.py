@@ -261,20 +261,18 @@ def instruction_sets(found: Cpu) -> tuple[str, ...]:
 
     An old assembler does not know the most capable ones, and the build then lacks their libraries.
     """
-    if found.level in ("avx512_bf16", "amx"):
-        return (
-            *(["amx"] if found.level == "amx" else []),
-            *(["avx512_fp16"] if found.float16 else []),
-            "avx512_bf16",
-            *(["avx512_vnni"] if found.vnni else []),
-            "avx512",
-            "avx2",
-        )
-    if found.level == "avx512":
-        return (*(["avx512_vnni"] if found.vnni else []), "avx512", "avx2")
-    if found.level == "avx2":
-        return (*(["avx2_vnni"] if found.vnni else []), "avx2")
-    return ()
+    has_bf16 = found.level in ("avx512_bf16", "amx")
+    has_avx512 = has_bf16 or found.level == "avx512"
+    names = {
+        "amx": found.level == "amx",
+        "avx512_fp16": has_bf16 and found.float16,
+        "avx512_bf16": has_bf16,
+        "avx512_vnni": has_avx512 and found.vnni,
+        "avx512": has_avx512,
+        "avx2_vnni": found.level == "avx2" and found.vnni,
+        "avx2": found.level != "other",
+    }
+    return tuple(name for name, is_there in names.items() if is_there)
 
 
 def fast_bfloat16(found: Cpu) -> bool:
