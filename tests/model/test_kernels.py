@@ -290,7 +290,7 @@ def test_seqs_after_a_prefix(own: Kernels) -> None:
     layout = replace(
         layout,
         equal_length_groups=[(0, 1, 10, 10), (10, 2, 10, 10)],
-        sources={0: keeping([kept]), 10: after_prefixes([kept, kept], 10)},
+        sources={0: keeping([kept]), 10: after_prefixes([kept, kept])},
     )
     out = attend(q, k, v, layout, scores)
     for start in (10, 20):

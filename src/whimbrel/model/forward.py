@@ -184,12 +184,12 @@ class Forward:
         kinds = [(i < len(missing), *sizes, prefix.num_tokens if prefix else 0) for i, (*sizes, prefix) in enumerate(
             zip(own_S, attended_S.tolist(), prefix_of_S, strict=True))]  # fmt: skip
         for first, last in _runs(kinds):
-            is_prefix, length, keys, num_before = kinds[first]
+            is_prefix, length, keys, _ = kinds[first]
             start = int(cu_seqlens[first])
             groups.append((start, last - first, length, keys))
             kept = [prefix.kept for prefix in prefix_of_S[first:last] if prefix]
             if kept:
-                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept, num_before)
+                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
         return AttentionLayout(
             self._put(cu_seqlens),
             groups,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import accumulate
 from typing import Any, Final, TypeAlias
 
@@ -35,7 +35,7 @@ from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AttentionLayout:
     """Layout of the seqs among the rows of a batch."""
 
@@ -58,19 +58,15 @@ class AttentionLayout:
     pieces: Sequence[tuple[slice, AttentionLayout]] = ()
     """Rows and layout of each piece of a text that every layer runs piece by piece; empty: all rows at once."""
 
-    _seqs: list[Int64Array] = field(default_factory=list[Int64Array], init=False)
-
-    @property
+    @cached_property
     def kernel_seqs(self) -> Int64Array:
         """The seqs as `Kernels.attend` takes them."""
-        if not self._seqs:
-            rows = [
-                (start + i * length, length, start + i * length, keys, 0)
-                for start, count, length, keys in self.equal_length_groups
-                for i in range(count)
-            ]
-            self._seqs.append(np.array(rows, np.int64).reshape(-1, 5))
-        return self._seqs[0]
+        rows = [
+            (start + i * length, length, start + i * length, keys, 0)
+            for start, count, length, keys in self.equal_length_groups
+            for i in range(count)
+        ]
+        return np.array(rows, np.int64).reshape(-1, 5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -123,12 +119,11 @@ def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout,
 def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     own = kernels()
     assert own is not None
-    num_rows, num_heads, width = q_RNH.shape
-    dtype = v_RKH.dtype
+    dtype, seqs_B5 = v_RKH.dtype, layout.kernel_seqs
     q_RNH, k_RKH, v_RKH = (
         x if x.dtype == dtype and x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (q_RNH, k_RKH, v_RKH)
     )
-    out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
+    out_RNH = v_RKH.new_empty(q_RNH.shape)
     out_RNH[layout.num_tokens :] = 0
     tables = None if scores.tables is None else scores.tables.address
 
@@ -137,10 +132,9 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
         options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window, "tables": tables}
         own.attend(q_RNH, k_XKH, v_XKH, out_RNH, seqs_B5, band_ND=band_ND, **options)
 
-    seqs_B5 = layout.kernel_seqs
     if not layout.sources:
         attend_in(seqs_B5, k_RKH, v_RKH)
-        return out_RNH.view(num_rows, num_heads * width)
+        return out_RNH.flatten(1)
     number = 0
     for start, count, length, _ in layout.equal_length_groups:
         seqs = seqs_B5[number : number + count]
@@ -149,9 +143,9 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
             attend_in(seqs, k_RKH, v_RKH)
             continue
         rows = slice(start, start + count * length)
-        k_BLKH, v_BLKH = source.join(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
+        k_BLKH, v_BLKH = source(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
         attend_in(_with_keys(seqs, k_BLKH), k_BLKH[0], v_BLKH[0])
-    return out_RNH.view(num_rows, num_heads * width)
+    return out_RNH.flatten(1)
 
 
 def reach_of(seqs_B5: Int64Array) -> int:
@@ -169,8 +163,8 @@ def _with_keys(seqs_B5: Int64Array, k_BLKH: Tensor) -> Int64Array:
 
 
 def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    num_rows, num_heads, width = q_RNH.shape
-    out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
+    num_heads, width = q_RNH.shape[1:]
+    out_RNH = v_RKH.new_empty(q_RNH.shape)
     out_RNH[layout.num_tokens :] = 0
     products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
     floats: tuple[Tensor, Tensor, Tensor] | None = None
@@ -185,7 +179,7 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
         floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all groups
         q, k, v = (x[rows].view(count, length, *x.shape[1:]) for x in floats)
         if (source := layout.sources.get(start)) is not None:
-            k, v = source.join(scores.layer, k, v)
+            k, v = source(scores.layer, k, v)
         else:
             k, v = k[:, :keys], v[:, :keys]
         if scores.tables is not None:
@@ -195,7 +189,7 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         attended_BNLH = _attend_group(q, k, v, scores, layout.masks)
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
-    return out_RNH.view(num_rows, num_heads * width)
+    return out_RNH.flatten(1)
 
 
 def _attend_group(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
@@ -373,7 +367,7 @@ def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int)
     for start, count, length, _ in layout.equal_length_groups:
         k, v = (x[start : start + count * length].view(count, length, *x.shape[1:]) for x in (k_TKH, v_TKH))
         if (source := layout.sources.get(start)) is not None:
-            k, v = source.join(layer, k, v)
+            k, v = source(layer, k, v)
         keys.append(k.flatten(0, 1))
         values.append(v.flatten(0, 1))
         lengths += [k.shape[1]] * count
