@@ -15,7 +15,7 @@ from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import encode_verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
-from whimbrel.engine.document_cache import DocumentCache, cache_key
+from whimbrel.engine.document_cache import cache_key, document_cache
 from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, RunnerProtocol
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
@@ -114,7 +114,7 @@ class Engine:
 
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
         self.folder = checkpoint.folder
-        self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
+        self._document_cache = document_cache(self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         self.plan = replace(self.plan, tokenizer_note=self.preprocessor.compare_with_files(checkpoint.folder))

@@ -26,7 +26,7 @@ class KeptKeys:
     layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
 
     @property
-    def num_bytes(self) -> int:
+    def nbytes(self) -> int:
         return sum(part.nbytes for pair in self.layers.values() for part in pair)
 
 
