@@ -65,18 +65,22 @@ def find_cpu(
     permit_amx: Callable[[], bool],
 ) -> Cpu:
     """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
-    ranks = [CPU_LEVELS.index(each) for each in (_level_of(capabilities, permit_amx), _highest_level(environ))]
-    level = CPU_LEVELS[min(ranks)]
+    limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
+    level = min(_level_of(capabilities, permit_amx), _ISA_LEVELS.get(limit, "amx"), key=CPU_LEVELS.index)
+    has_float16 = bool(capabilities.get("avx512_fp16"))
     bfloat16: Literal["native", "slow", "none"] = "none"
     if onednn_bfloat16():
-        fast = level == "amx" or (level == "avx512_bf16" and not _halves_bfloat16(capabilities))
-        bfloat16 = "native" if fast else "slow"
+        # In AVX-512, Intel's cores multiply bfloat16 at half the speed of float32 since Sapphire Rapids.
+        is_halved = "intel" in str(capabilities.get("cpu_name")).lower() and has_float16
+        bfloat16 = "native" if level == "amx" or (level == "avx512_bf16" and not is_halved) else "slow"
     return Cpu(
         name=str(capabilities.get("cpu_name") or capabilities.get("architecture") or "unknown").strip(),
         level=level,
         bfloat16=bfloat16,
-        float16=_has_float16(capabilities, environ, level),
-        vnni=_has_vnni(capabilities, environ, level),
+        float16=has_float16 and level in ("avx512_bf16", "amx") and limit != "avx512_core_bf16",
+        vnni=level != "other"
+        and limit not in _ISA_WITHOUT_VNNI
+        and bool(capabilities.get("avx_vnni" if level == "avx2" else "avx512_vnni")),
         vectors=torch.backends.cpu.get_cpu_capability(),
         switches=tuple(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
     )
@@ -105,31 +109,6 @@ def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -
     if not has("avx512_bf16"):
         return "avx512"
     return "amx" if has("amx_tile", "amx_bf16", "amx_int8") and permit_amx() else "avx512_bf16"
-
-
-def _halves_bfloat16(capabilities: Mapping[str, Any]) -> bool:
-    """Return whether AVX-512 multiplies bfloat16 at half the speed of float32, as Intel's cores do since Sapphire Rapids."""
-    return "intel" in str(capabilities.get("cpu_name")).lower() and bool(capabilities.get("avx512_fp16"))
-
-
-def _has_float16(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
-    if level not in ("avx512_bf16", "amx") or _isa_limit(environ) == "avx512_core_bf16":
-        return False
-    return bool(capabilities.get("avx512_fp16"))
-
-
-def _has_vnni(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
-    if level == "other" or _isa_limit(environ) in _ISA_WITHOUT_VNNI:
-        return False
-    return bool(capabilities.get("avx_vnni" if level == "avx2" else "avx512_vnni"))
-
-
-def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
-    return _ISA_LEVELS.get(_isa_limit(environ)) or "amx"
-
-
-def _isa_limit(environ: Mapping[str, str]) -> str:
-    return next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
 
 
 def _permit_amx() -> bool:
