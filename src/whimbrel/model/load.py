@@ -21,7 +21,7 @@ from whimbrel.model.head_functions import load_head
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
-from whimbrel.model.static_table import IdfWeights, StaticTable
+from whimbrel.model.static_table import StaticTable, load_static_table, read_idf
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import FALLBACK, Card
@@ -60,7 +60,8 @@ def load_model(
     `quantization` takes the model's linear layers and a decoder over the vocabulary, not those of other heads.
     """
     if card.encoder.idf is not None:
-        return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
+        idf_V = read_idf(folder, card)
+        return StaticTable(idf_V, torch.arange(len(idf_V)), None, device), {}
     if card.encoder.family == FALLBACK:
         from whimbrel.model.hf_load import load_hf
 
@@ -73,7 +74,7 @@ def load_model(
         model: Model
         left_out: Sequence[str] = ()
         if card.encoder.family == "static":
-            model = StaticTable(card.encoder, weights, device)
+            model = load_static_table(card.encoder, weights, device)
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype, quantization=quantization)
             left_out = model.left_out

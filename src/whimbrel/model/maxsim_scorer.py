@@ -109,14 +109,15 @@ class MaxSimScorer:
         Returns the steps that may run from now on. Raises MemoryError."""
         computed = TokenRows(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
+        documents = computed.select(~is_query_N)
         with self._lock:
-            steps, waiting = self._add_queries(computed.select(is_query_N).copy()) if is_query_N.any() else ([], [])
-            ready = self._add_documents(computed.select(~is_query_N)) if not is_query_N.all() else []
-        for pairs, documents in (*waiting, *ready):
-            self._score_pairs(pairs, documents)
+            steps, ready = self._add_queries(computed.select(is_query_N).copy()) if is_query_N.any() else ([], [])
+            ready += self._add_documents(documents) if not is_query_N.all() else []
+        for pair in ready:
+            self._score_pairs(*pair)
         if self._keep is not None:
             with suppress(MemoryError), memory_errors():  # the scores are complete
-                for text, rows in computed.select(~is_query_N).copy().items():
+                for text, rows in documents.copy().items():
                     self._keep(text, rows)
         return steps
 
