@@ -95,14 +95,11 @@ def _requests(preprocessor: Preprocessor, card: Card) -> list[EngineRequest]:
 
 
 def _rows(run: Callable[[EngineRequest], Result], request: EngineRequest) -> Float32Array:
+    """Return the one output of a request as rows whose cosines tell how near two results are."""
     try:
-        return as_rows(run(request).outputs)
+        outputs = run(request).outputs
     except NonFinite:
         raise CheckpointError("gives NaN or infinity for the sample texts of int8.", file="config.json") from None
-
-
-def as_rows(outputs: Outputs) -> Float32Array:
-    """Return the one output as rows whose cosines tell how near two results are."""
     found = next(each for each in (getattr(outputs, name) for name in Outputs.__dataclass_fields__) if each is not None)
     if isinstance(found, Sparse):
         rows_ND = np.zeros((len(found), int(found.ids_X.max(initial=0)) + 1), np.float32)

@@ -22,21 +22,10 @@ from torch import Tensor
 from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import Linear, layer_norm
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
+from whimbrel.model.pooling import HeadFunction, LoadedHead, guard_rows, normalize, segment_reduce
 from whimbrel.model.spans import SpanScorer
 from whimbrel.model.weights import Weights
-from whimbrel.types.heads import (
-    Activation,
-    Dense,
-    DivideBy,
-    Head,
-    LayerNorm,
-    LogitScore,
-    MlmHead,
-    Normalize,
-    SpanHead,
-    SparseAutoencoder,
-)
+from whimbrel.types.heads import Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SpanHead, SparseAutoencoder
 
 _BLOCK: Final = 4096
 """Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""
@@ -86,20 +75,14 @@ def _layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> H
     bias = weights.take(f"{prefix}bias", shape[0]).to(device) if head.bias else None
     if isinstance(head, LayerNorm):
         return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
-    linear = _guard(Linear(weight, bias, head.activation), head.activation)
+    linear = Linear(weight, bias, head.activation)
+    linear = linear if head.activation == "identity" else guard_rows(linear)
     if not head.residual:
         return linear
     if head.out_features == head.in_features:
         return lambda x_RI: linear(x_RI) + x_RI
     project = Linear(weights.take("residual.weight", *shape).to(device), None)
     return lambda x_RI: linear(x_RI) + project(x_RI)
-
-
-def _guard(linear: Linear, activation: Activation) -> HeadFunction:
-    """Set rows to NaN whose input is not finite: most activations map infinity, and oneDNN's ReLU NaN, to finite values."""
-    if activation == "identity":
-        return linear
-    return lambda x_RI: linear(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
 
 
 def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> HeadFunction:

@@ -106,6 +106,11 @@ def apply_heads(x_PD: Tensor, heads: Sequence[HeadFunction]) -> Tensor:
     return x_PD[:num_rows]
 
 
+def guard_rows(layer: HeadFunction) -> HeadFunction:
+    """Set rows to NaN whose input is not finite: most activations map infinity, and oneDNN's ReLU NaN, to finite values."""
+    return lambda x_RI: layer(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
+
+
 def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal["sum", "max"]) -> Tensor:
     """Reduce tokens starts_P[i] to ends_P[i] for each i, in token order -> (P, D). The ranges are in order and disjoint.
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.ops.linear import Linear
-from whimbrel.model.pooling import HeadFunction, apply_heads
+from whimbrel.model.pooling import HeadFunction, apply_heads, guard_rows
 from whimbrel.model.weights import Weights
 from whimbrel.outputs.spans import word_spans
 from whimbrel.types.heads import Activation, SpanHead
@@ -77,10 +77,10 @@ def _linear(
 
 
 def _two_layers(weights: Weights, device: torch.device, name: str, inner: int, width: int) -> HeadFunction:
-    first = _linear(weights, device, f"{name}.0", (4 * width, inner), "relu")
+    first = guard_rows(_linear(weights, device, f"{name}.0", (4 * width, inner), "relu"))
     second = _linear(weights, device, f"{name}.3", (width, 4 * width))
 
-    return lambda x_RD: second(first(x_RD).masked_fill_(~x_RD.isfinite().all(-1, keepdim=True), torch.nan))
+    return lambda x_RD: second(first(x_RD))
 
 
 def _lstm(weights: Weights, number: int, width: int) -> list[Tensor]:

@@ -170,7 +170,10 @@ class Weights:
         return tensor
 
     def _find_name(self, name: str) -> str | None:
-        names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
+        parametrized = re.sub(r"\.weight$", ".parametrizations.weight.original", name)
+        # Norms in the oldest BERT checkpoints, which came from TensorFlow.
+        gamma = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        names = [prefix + each for each in (name, parametrized, gamma) for prefix in ("", *self._prefixes)]
         return next((each for each in names if each in self._file_of), None)
 
     def _path_of(self, file: str) -> str:
@@ -237,15 +240,6 @@ def _unreadable(error: Exception, path: Path, file: str) -> CheckpointError:
     remedy = _REMEDIES.get(number or 0, "is the download complete?")
     reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
     return CheckpointError(f"cannot be read ({reason}); {remedy}{'' if remedy.endswith('?') else '.'}", file=file)
-
-
-def _parametrized(name: str) -> str:
-    return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
-
-
-def _gamma(name: str) -> str:
-    """Return the name of a norm's weight or bias in the oldest BERT checkpoints, which came from TensorFlow."""
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def _unpickle(path: Path, file: str) -> dict[str, Tensor]:

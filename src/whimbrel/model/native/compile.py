@@ -89,15 +89,8 @@ def compile_kernels() -> str | None:
 def compile_library(command: str, flags: Sequence[str], to: Path) -> str | None:
     """Compile the kernels for an instruction set. Return why that failed, or None."""
     part = to.with_suffix(f".{os.getpid()}")
-    arguments = [
-        *shlex.split(command),
-        *FLAGS,
-        f"-DSOURCES={fingerprint()}u",
-        *flags,
-        str(HERE / "kernels.cpp"),
-        "-o",
-        str(part),
-    ]
+    sources = f"-DSOURCES={fingerprint()}u"
+    arguments = [*shlex.split(command), *FLAGS, sources, *flags, str(HERE / "kernels.cpp"), "-o", str(part)]
     try:
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode == 0:

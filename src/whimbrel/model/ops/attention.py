@@ -167,7 +167,7 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
     out_RNH = v_RKH.new_empty(q_RNH.shape)
     out_RNH[layout.num_tokens :] = 0
     products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
-    floats: tuple[Tensor, Tensor, Tensor] | None = None
+    floats: list[Tensor] = []
     for start, count, length, keys in layout.equal_length_groups:
         rows = slice(start, start + count * length)
         out_BLNH = out_RNH[rows].view(count, length, num_heads, width)
@@ -176,7 +176,8 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
                 seq = slice(start + i * length, start + (i + 1) * length)
                 out_LNH.copy_(_products(q_RNH[seq], k_RKH[seq], v_RKH[seq], scores.scale))
             continue
-        floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all groups
+        # Once for all groups. With other widths, SDPA's bits would depend on the batch.
+        floats = floats or [_pad_width(x.float(), 4) for x in (q_RNH, k_RKH, v_RKH)]
         q, k, v = (x[rows].view(count, length, *x.shape[1:]) for x in floats)
         if (source := layout.sources.get(start)) is not None:
             k, v = source(scores.layer, k, v)
@@ -212,9 +213,10 @@ def _joined(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, num_kept: int, scale
     return torch.lerp(own_BNLH, kept_BNLH, torch.sigmoid(kept_sums_BNL - own_sums_BNL)[..., None])
 
 
-def _in_float32(x_RNH: Tensor) -> Tensor:
-    missing = -x_RNH.shape[-1] % 4  # otherwise SDPA's bits depend on the batch
-    return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
+def _pad_width(x_RNH: Tensor, step: int) -> Tensor:
+    """Return heads of a width that `step` divides, with zeros added."""
+    missing = -x_RNH.shape[-1] % step
+    return F.pad(x_RNH, (0, missing)) if missing else x_RNH
 
 
 def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
@@ -331,11 +333,13 @@ def _suits_flash(v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -
 
 def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     num_rows, width = q_RNH.shape[0], q_RNH.shape[2]
-    q, k, v = (_for_flash(x[: layout.num_tokens].to(v_RKH.dtype)) for x in (q_RNH, k_RKH, v_RKH))
+    q, k, v = (_pad_width(x[: layout.num_tokens].to(v_RKH.dtype), _FLASH_STEP) for x in (q_RNH, k_RKH, v_RKH))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     key_offsets, longest = layout.cu_seqlens, layout.max_seqlen
     if layout.sources:
         k, v, lengths = join_keys(k, v, layout, scores.layer)
-        key_offsets, longest = _offsets(lengths, q.device), max(lengths)
+        key_offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(q.device, non_blocking=True)
+        longest = max(lengths)
     before = -1 if scores.window is None else scores.window
     after = 0 if scores.causal else before
     # PyTorch's public function around it lacks seqused_k in 2.11, and in every version launches one more kernel.
@@ -352,13 +356,6 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attentio
     return F.pad(out_TNH[..., :width].flatten(1), (0, 0, 0, num_rows - layout.num_tokens))
 
 
-def _for_flash(x_TNH: Tensor) -> Tensor:
-    """Return heads of a width that flash attention takes, with zeros added, and contiguous."""
-    if missing := -x_TNH.shape[-1] % _FLASH_STEP:
-        return F.pad(x_TNH, (0, missing))
-    return x_TNH if x_TNH.stride(-1) == 1 else x_TNH.contiguous()
-
-
 def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int) -> tuple[Tensor, Tensor, list[int]]:
     """Return the keys and values that each seq attends to, one seq after another, and their number in each seq."""
     keys: list[Tensor] = []
@@ -372,7 +369,3 @@ def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int)
         values.append(v.flatten(0, 1))
         lengths += [k.shape[1]] * count
     return torch.cat(keys), torch.cat(values), lengths
-
-
-def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)

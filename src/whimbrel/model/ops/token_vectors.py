@@ -46,13 +46,10 @@ class TokenVectors:
 
     def floats(self, rows: slice | Tensor) -> Tensor:
         x_TD = self.rows_TD[rows]
-        return _signs(x_TD) if x_TD.dtype == torch.uint8 else x_TD.float()
-
-
-def _signs(bits_TB: Tensor) -> Tensor:
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits_TB.device)
-    bits = (bits_TB[..., None] >> shifts) & 1
-    return bits.flatten(-2).float() * 2 - 1
+        if x_TD.dtype != torch.uint8:
+            return x_TD.float()
+        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=x_TD.device)
+        return ((x_TD[..., None] >> shifts) & 1).flatten(-2).float() * 2 - 1
 
 
 def to_tensor(array: NDArray[Any]) -> Tensor:
