@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.ops.activations import in_blocks
-from whimbrel.model.ops.linear import Linear, layer_norm
+from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, guard_rows, normalize, segment_reduce
 from whimbrel.model.spans import SpanScorer
@@ -74,7 +74,7 @@ def _layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> H
     weight = weights.take(f"{prefix}weight", *shape).to(device)
     bias = weights.take(f"{prefix}bias", shape[0]).to(device) if head.bias else None
     if isinstance(head, LayerNorm):
-        return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
+        return Norm(weight, bias, head.eps, centred=True)
     linear = Linear(weight, bias, head.activation)
     linear = linear if head.activation == "identity" else guard_rows(linear)
     if not head.residual:

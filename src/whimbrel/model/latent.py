@@ -19,7 +19,7 @@ from torch import Tensor
 
 from whimbrel.model.layer import Rows
 from whimbrel.model.ops.attention import ScoreOptions, attend
-from whimbrel.model.ops.linear import Linear, rms_norm
+from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.positions import apply_rotary
 from whimbrel.model.parts import Parts
 from whimbrel.types.card import Latent
@@ -33,9 +33,9 @@ class LatentAttention:
     latent: Latent
     num_heads: int
     dtype: torch.dtype
-    query: tuple[Linear, Tensor | None, Linear | None]
-    """Linear layer, weight of a norm and second layer; or a layer alone."""
-    key: tuple[Linear, Tensor, Linear]
+    query: tuple[Linear, Norm | None, Linear | None]
+    """Linear layer, norm and second layer; or a layer alone."""
+    key: tuple[Linear, Norm, Linear]
     out: Linear
     scores: ScoreOptions
     rotary: int
@@ -49,11 +49,11 @@ class LatentAttention:
         first, norm, second = self.query
         q = first(x_RD, mask)
         if norm is not None and second is not None:
-            q = second(rms_norm(q, norm, _EPS).to(x_RD.dtype), mask)
+            q = second(norm(q).to(x_RD.dtype), mask)
         q_RNH = q.view(num_rows, heads, latent.width)
         narrow, norm, expand = self.key
         both = narrow(x_RD, mask)
-        inner = rms_norm(both[:, : latent.key_rank], norm, _EPS).to(x_RD.dtype)
+        inner = norm(both[:, : latent.key_rank]).to(x_RD.dtype)
         kv = expand(inner, mask).view(num_rows, heads, -1)
         k_plain, v_RNV = kv[..., : latent.plain_width], kv[..., latent.plain_width :]
         shared_R1F = both[:, None, latent.key_rank :]
@@ -75,13 +75,17 @@ def load_latent(parts: Parts, latent: Latent, i: int, scores: ScoreOptions, rota
     def linear(name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
         return parts.linear([f"{at}.{name}"], [rows], columns, bias=bias)
 
+    def norm(name: str, columns: int) -> Norm:
+        return Norm(parts.take(f"{at}.{name}.weight", columns), None, _EPS, centred=False)
+
     if rank:
-        norm = parts.take(f"{at}.q_a_layernorm.weight", rank)
-        query = (linear("q_a_proj", rank, width, bias=bias), norm, linear("q_b_proj", heads * latent.width, rank))
+        first = linear("q_a_proj", rank, width, bias=bias)
+        query = (first, norm("q_a_layernorm", rank), linear("q_b_proj", heads * latent.width, rank))
     else:
         query = (linear("q_proj", heads * latent.width, width), None, None)
     narrow = linear("kv_a_proj_with_mqa", key_rank + latent.rotary_width, width, bias=bias)
-    norm = parts.take(f"{at}.kv_a_layernorm.weight", key_rank)
     expand = linear("kv_b_proj", heads * (latent.plain_width + latent.value_width), key_rank)
     out = linear("o_proj", width, heads * latent.value_width, bias=spec.out_bias)
-    return LatentAttention(latent, heads, parts.dtype, query, (narrow, norm, expand), out, scores, rotary)
+    return LatentAttention(
+        latent, heads, parts.dtype, query, (narrow, norm("kv_a_layernorm", key_rank), expand), out, scores, rotary
+    )

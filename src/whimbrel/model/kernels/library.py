@@ -278,9 +278,3 @@ def instruction_sets(found: Cpu) -> tuple[str, ...]:
 def fast_bfloat16(found: Cpu) -> bool:
     """Return whether products in bfloat16 are faster than in float32 without AMX."""
     return found.bfloat16 == "native" and found.level == "avx512_bf16"
-
-
-def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
-    """Return whether `Kernels.norm` takes these tensors. Strides do not matter: a slice of one row is contiguous."""
-    of_rows = x_RD.dtype == torch.float32 and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
-    return of_rows and (added_RD is None or added_RD.shape == x_RD.shape)

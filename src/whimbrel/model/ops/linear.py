@@ -203,7 +203,10 @@ def gate(x_RO: Tensor, activation: Activation) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """Layer norm of x + added over the last dimension, or RMS norm unless `centred`; the result is float32."""
+    """Layer norm of x + added over the last dimension, or RMS norm unless `centred`; the result is float32.
+
+    RMS norm is y / sqrt(mean(y^2) + eps) * weight of y = x + added. Its weight may have more dimensions.
+    """
 
     weight_D: Tensor
     bias_D: Tensor | None
@@ -211,29 +214,15 @@ class Norm:
     centred: bool
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        weight, kernels = self.weight_D, own.kernels_for(x)
+        # Strides do not matter to our kernels: a slice of one row is contiguous.
+        of_rows = x.dtype == torch.float32 and weight.dim() == 1 and x.shape[1:] == weight.shape
+        if kernels is not None and of_rows and (added is None or added.shape == x.shape):
+            return kernels.norm(x, added, weight, self.bias_D, self.eps, centred=self.centred)
+        x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
         if self.centred:
-            return layer_norm(x, self.weight_D, self.bias_D, self.eps, added)
-        return rms_norm(x, self.weight_D, self.eps, added)
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, added: Tensor | None = None) -> Tensor:
-    """Return the layer norm of x + added over the last dimension, in float32."""
-    kernels = own.kernels_for(x)
-    if kernels is not None and own.suits_norm(x, added, weight):
-        return kernels.norm(x, added, weight, bias, eps, centred=True)
-    x = x.float() if added is None else x + added
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
-    """Return y / sqrt(mean(y^2) + eps) * weight of y = x + added over the last dimension, in float32.
-
-    `weight` may have more dimensions.
-    """
-    kernels = own.kernels_for(x)
-    if kernels is not None and own.suits_norm(x, added, weight):
-        return kernels.norm(x, added, weight, None, eps, centred=False)
-    x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
-    if x.is_cuda:  # where it is one kernel
-        return F.rms_norm(x, x.shape[-1:], weight, eps) if weight.ndim == 1 else F.rms_norm(x, x.shape[-1:], eps=eps) * weight
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+            return F.layer_norm(x, weight.shape, weight, self.bias_D, self.eps)
+        if x.is_cuda:  # where it is one kernel
+            normed = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, self.eps)
+            return normed if weight.ndim == 1 else normed * weight
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * weight
