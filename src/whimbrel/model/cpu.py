@@ -26,22 +26,13 @@ _ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that restrict oneDNN; the first that is set applies."""
 _VARIABLES: Final = (*_ISA_VARIABLES, "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE")
 
-_ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {
-    "sse41": "other",
-    "avx": "other",
-    "avx2": "avx2",
-    "avx2_vnni": "avx2",
-    "avx2_vnni_2": "avx2",
-    "avx512_core": "avx512",
-    "avx512_core_vnni": "avx512",
-    "avx512_core_bf16": "avx512_bf16",
-    "avx512_core_fp16": "avx512_bf16",
-    "avx10_1": "avx512_bf16",
-    "avx10_1_512": "avx512_bf16",
-    "avx10_2": "avx512_bf16",
-    "avx10_2_512": "avx512_bf16",
+_ISAS: Final[Mapping[CpuLevel, str]] = {
+    "other": "sse41 avx",
+    "avx2": "avx2 avx2_vnni avx2_vnni_2",
+    "avx512": "avx512_core avx512_core_vnni",
+    "avx512_bf16": "avx512_core_bf16 avx512_core_fp16 avx10_1 avx10_1_512 avx10_2 avx10_2_512",
 }
-"""Highest level of oneDNN by the value of the variable. Values with "amx" and unknown values do not lower `Cpu.level`.
+"""Values of the variable by the highest level of oneDNN. Those with "amx" and unknown ones do not lower `Cpu.level`.
 
 Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
 
@@ -66,7 +57,8 @@ def find_cpu(
 ) -> Cpu:
     """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
     limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
-    level = min(_level_of(capabilities, permit_amx), _ISA_LEVELS.get(limit, "amx"), key=CPU_LEVELS.index)
+    highest = next((level for level, isas in _ISAS.items() if limit in isas.split()), "amx")
+    level = min(_level_of(capabilities, permit_amx), highest, key=CPU_LEVELS.index)
     has_float16 = bool(capabilities.get("avx512_fp16"))
     bfloat16: Literal["native", "slow", "none"] = "none"
     if onednn_bfloat16():

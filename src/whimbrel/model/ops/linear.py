@@ -161,17 +161,12 @@ class LowRank:
     """
 
     def __init__(self, down: Tensor, up: Tensor, *, table: bool = False) -> None:
-        self._table = down if table else None
-        self._down = None if table else Linear(down, None)
+        self._down = partial(F.embedding, weight=down) if table else Linear(down, None)
         self._up = Linear(up, None)
 
     def __call__(self, x: Tensor, lora_mask_RK: Tensor) -> Tensor:
         """Return the addition. `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
-        if self._down is not None:
-            low_RK = self._down(x)
-        else:
-            assert self._table is not None
-            low_RK = F.embedding(x, self._table)
+        low_RK = self._down(x)
         low_RPK = low_RK.view(*lora_mask_RK.shape[:1], -1, lora_mask_RK.shape[1])
         return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
 
