@@ -57,8 +57,8 @@ def find_cpu(
 ) -> Cpu:
     """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
     limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
-    highest = next((level for level, isas in _ISAS.items() if limit in isas.split()), "amx")
-    level = min(_level_of(capabilities, permit_amx), highest, key=CPU_LEVELS.index)
+    highest: CpuLevel = next((level for level, isas in _ISAS.items() if limit in isas.split()), "amx")
+    level: CpuLevel = min(_level_of(capabilities, permit_amx), highest, key=CPU_LEVELS.index)
     has_float16 = bool(capabilities.get("avx512_fp16"))
     bfloat16: Literal["native", "slow", "none"] = "none"
     if onednn_bfloat16():
