@@ -174,15 +174,15 @@ class Forward:
     ) -> AttentionLayout:
         """Return the layout of the rows: the missing prefixes, then each seq's own tokens."""
         prefix_of_S = [*missing, *prefix_B]
-        own_S = lengths_S.tolist()
-        attended = [size if prefix else attended for size, prefix, attended in zip(
-            own_S[len(missing) :], prefix_B, batch.num_attended_B.tolist(), strict=True)]  # fmt: skip
-        attended_S = np.array([*own_S[: len(missing)], *attended], np.int32)
+        num_before = [prefix.num_tokens if prefix else 0 for prefix in prefix_of_S]
+        attended_S = lengths_S.astype(np.int32)
+        is_whole_B = batch.prefix_tokens_B == 0
+        attended_S[len(missing) :][is_whole_B] = batch.num_attended_B[is_whole_B]
         groups: list[tuple[int, int, int, int]] = []
         sources: dict[int, KeySource] = {}
         cu_seqlens = offsets_of(lengths_S).astype(np.int32)
-        kinds = [(i < len(missing), *sizes, prefix.num_tokens if prefix else 0) for i, (*sizes, prefix) in enumerate(
-            zip(own_S, attended_S.tolist(), prefix_of_S, strict=True))]  # fmt: skip
+        is_missing = [True] * len(missing) + [False] * batch.num_seqs
+        kinds = list(zip(is_missing, lengths_S.tolist(), attended_S.tolist(), num_before, strict=True))
         for first, last in _runs(kinds):
             is_prefix, length, keys, _ = kinds[first]
             start = int(cu_seqlens[first])
@@ -194,7 +194,7 @@ class Forward:
             self._put(cu_seqlens),
             groups,
             tokens_R.size,
-            max(own_S),
+            int(lengths_S.max()),
             None if np.array_equal(attended_S, lengths_S) else self._put(attended_S),
             adapters_R=self._adapters(batch, tokens_R),
             sources=sources,
