@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -30,20 +30,8 @@ from whimbrel.types.heads import Head
 _OTHER_HEADS: Final = rf"({'|'.join(TASK_HEADS)})\..*"
 """Pattern of the tensors of heads that a model of vectors leaves out, as AutoModel does."""
 
-
-class Model(Protocol):
-    """Loaded model: ragged rows in, hidden states out."""
-
-    def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
-    ) -> Tensor:
-        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
-        ...
+Model: TypeAlias = Callable[[Tensor, Tensor, Tensor, AttentionLayout, Callable[[], None] | None], Tensor]
+"""(ids, positions, types, (R,) each, layout, function to call between any two layers) -> hidden states, (R, D) in float32."""
 
 
 def load_model(

@@ -9,7 +9,6 @@ Shapes: R rows, D columns, V entries.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +20,6 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Card, Encoder
 
@@ -60,13 +58,6 @@ class StaticTable:
         self._mapping = F.pad(mapping_V, (0, 1), value=len(table_VD)).to(device)
         self._weights = None if weight_V is None else F.pad(weight_V, (0, 1)).to(device)
 
-    def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
-    ) -> Tensor:
+    def __call__(self, ids_R: Tensor, *_: object) -> Tensor:
         x_RD = F.embedding(self._mapping[ids_R], self._table)
         return x_RD if self._weights is None else x_RD * self._weights[ids_R][:, None]
