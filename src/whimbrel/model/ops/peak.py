@@ -9,8 +9,9 @@ Shapes: R rows, I input and O output columns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Barrier, Thread
+from threading import Barrier
 from time import perf_counter
 from typing import Final
 
@@ -71,19 +72,14 @@ def _products(weight_OI: Tensor, *, in_int8: bool) -> list[Callable[[Tensor], Te
 def _round(multiply: Callable[[], float], num_threads: int, seconds: float) -> float:
     """Multiply in `num_threads` threads at once and return the sum of their FLOP/s."""
     barrier = Barrier(num_threads)
-    rates: list[float] = []
 
-    def work() -> None:
+    def work(_: int) -> float:
         torch.set_num_threads(1)
         barrier.wait()
         begin, done = perf_counter(), 0.0
-        while (elapsed := perf_counter() - begin) < seconds or not done:
+        while not done or perf_counter() - begin < seconds:
             done += multiply()
-        rates.append(done / max(perf_counter() - begin, elapsed))
+        return done / (perf_counter() - begin)
 
-    threads = [Thread(target=work, daemon=True) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(rates)
+    with ThreadPoolExecutor(num_threads) as threads:
+        return sum(threads.map(work, range(num_threads)))
