@@ -59,14 +59,8 @@ class AsyncEngine:
         loaded = isinstance(model, Engine)
         self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
         self._preprocessor = AsyncPreprocessor(self._engine.preprocessor)
-
-    @property
-    def card(self) -> Card:
-        return self._engine.card
-
-    @property
-    def plan(self) -> Plan:
-        return self._engine.plan
+        self.card: Card = self._engine.card
+        self.plan: Plan = self._engine.plan
 
     @property
     def ready(self) -> bool:

@@ -67,10 +67,9 @@ def load_experts(parts: Parts, i: int, num_experts: int) -> Mlp:
     # Padded: the bits of a product with few columns would depend on the number of rows.
     router_ED = F.pad(router_ED, (0, 0, 0, -num_experts % 16))
     if spec.routing is not None:
-        correction = (names.correction or "").format(i=i)
-        correction_E = (
-            parts.take(correction, num_experts) if spec.routing.corrected else torch.zeros(num_experts).to(parts.device)
-        )
+        correction_E = torch.zeros(num_experts, device=parts.device)
+        if spec.routing.corrected:
+            correction_E = parts.take((names.correction or "").format(i=i), num_experts)
         return _load_gated(parts, spec.routing, Linear(router_ED, None), correction_E, at)
     width, inner = spec.hidden_size, spec.intermediate_size
     up_EID, down_EID = (

@@ -11,6 +11,7 @@ Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W col
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -92,26 +93,26 @@ def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> He
     return Linear(weight.to(device), None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
     """SPLADE decoder: rows (R, in) and the number of rows of each text -> (P, out) in float32.
 
     The rows of the texts are consecutive; further rows are ignored. `blocks` score consecutive ranges of entries.
     """
 
-    def __init__(self, head: MlmHead, blocks: Sequence[Linear], dtype: torch.dtype) -> None:
-        self._head = head
-        self._blocks = blocks
-        self._dtype = dtype
+    head: MlmHead
+    blocks: Sequence[Linear]
+    dtype: torch.dtype
 
     def __call__(self, x_RD: Tensor, lengths_P: Tensor) -> Tensor:
-        width = self._head.out_features
-        pool = adjacent_max if self._head.strategy == "max" else self._sum
-        x_RD = x_RD.to(self._dtype)
+        width = self.head.out_features
+        pool = adjacent_max if self.head.strategy == "max" else self._sum
+        x_RD = x_RD.to(self.dtype)
         rows_PV = torch.zeros((lengths_P.shape[0], width + -width % _ALIGN), device=x_RD.device)
-        for number, block in enumerate(self._blocks):
+        for number, block in enumerate(self.blocks):
             scores_PW = pool(block(x_RD), lengths_P)
             rows_PV[:, number * _BLOCK : number * _BLOCK + scores_PW.shape[1]] = scores_PW
-        if self._head.strategy == "max":  # after the maximum: the function is monotonic
+        if self.head.strategy == "max":  # after the maximum: the function is monotonic
             self._saturate(rows_PV)
         return rows_PV[:, :width]
 
@@ -121,7 +122,7 @@ class Decoder:
 
     def _saturate(self, x: Tensor) -> Tensor:
         x.relu_()
-        for _ in range(self._head.num_logs):
+        for _ in range(self.head.num_logs):
             x.log1p_()
         return x
 
