@@ -27,7 +27,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import encode_verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
 from whimbrel.engine.document_cache import cache_key, document_cache
-from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, RunnerProtocol
+from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
@@ -50,6 +50,7 @@ from whimbrel.types.seq import Seq
 
 if TYPE_CHECKING:
     from whimbrel.model.maxsim_scorer import MaxSimScorer
+    from whimbrel.model.runner import Runner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -266,7 +267,7 @@ class Engine:
         self._dispatcher.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> RunnerProtocol:
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
     """Load the runner of a model, in a wrapper for tests if WHIMBREL_RUNNER names one as `module:callable`.
 
     The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Only the environment of this

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from whimbrel.engine.engine_request import EngineRequest, RunnerProtocol
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError
 from whimbrel.outputs.layout import plan_layout
@@ -24,6 +24,9 @@ from whimbrel.types.plan import Int8Quality, Plan
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.types.seq import Seq
+
+if TYPE_CHECKING:
+    from whimbrel.model.runner import Runner
 
 _LEAST: Final = 0.9
 """Mean cosine below which a model is refused."""
@@ -58,7 +61,7 @@ SAMPLE_TEXTS: Final = (
 
 
 def quantize(
-    runner: RunnerProtocol, run: Callable[[EngineRequest], Result], preprocessor: Preprocessor, card: Card, plan: Plan
+    runner: Runner, run: Callable[[EngineRequest], Result], preprocessor: Preprocessor, card: Card, plan: Plan
 ) -> Plan:
     """Quantise the model and return the plan with its quality.
 
