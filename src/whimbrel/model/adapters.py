@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -148,7 +148,8 @@ class Adapters:
             folder.blocks(self._spec, own, rows, columns, order) for folder, own in zip(self._folders, names, strict=True)
         ]
         pairs = [_side_by_side(each) for each in zip(*blocks, strict=True)]
-        down, up = torch.cat([down for down, _ in pairs]), torch.block_diag(*(up for _, up in pairs))
+        down: Tensor = torch.cat([down for down, _ in pairs])
+        up: Tensor = cast(Any, torch).block_diag(*(up for _, up in pairs))
         return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
 
     def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:

@@ -60,12 +60,13 @@ def load_head(
             loaded = SpanScorer(head, main, device)
         case Normalize():
             loaded = normalize
-        case Dense() | LayerNorm() if head.source is None:
-            loaded = _layer(head, main, device)
         case Dense() | LayerNorm():
-            with Weights(folder, path=head.source, allow_pickle=True) as weights:
-                loaded = _layer(head, weights, device)
-                weights.finish()
+            if head.source is None:
+                loaded = _layer(head, main, device)
+            else:
+                with Weights(folder, path=head.source, allow_pickle=True) as weights:
+                    loaded = _layer(head, weights, device)
+                    weights.finish()
     return loaded
 
 
