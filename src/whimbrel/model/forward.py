@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +30,10 @@ from whimbrel.model.load import Model
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.model.pooling import Put
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
-
-Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
-"""Copies an array to the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +85,7 @@ class Forward:
         if tokens_R is not None:
             inputs = [each[tokens_R] for each in inputs]
         num_rows = self._round_up(inputs[0].size)
-        arrays = [self._put(pad(each, num_rows)) for each in inputs]
+        arrays = [self._put(_pad(each, num_rows)) for each in inputs]
         return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
 
     def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer] | None) -> Tensor | None:
@@ -95,7 +93,7 @@ class Forward:
             return None
         adapters = np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))
         adapters = adapters if tokens_R is None else adapters[tokens_R]
-        return self._put(pad(adapters, self._round_up(adapters.size)))
+        return self._put(_pad(adapters, self._round_up(adapters.size)))
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
@@ -242,7 +240,7 @@ def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(items)]))
 
 
-def pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
+def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
     """Return the numbers, with zeros up to a number of rows."""
     if array_T.size == num_rows:
         return array_T
