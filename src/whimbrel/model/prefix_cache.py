@@ -35,7 +35,7 @@ class CachedPrefix:
 
     @property
     def nbytes(self) -> int:
-        return self.kept.nbytes + self.hidden_LD.nbytes
+        return self.hidden_LD.nbytes + sum(part.nbytes for pair in self.kept.values() for part in pair)
 
 
 class PrefixCache(ByteCache[PrefixKey, CachedPrefix]):

@@ -9,7 +9,6 @@ Shapes: B seqs of a group, L tokens, K key heads, H head width, R rows of a text
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
@@ -17,17 +16,8 @@ from torch import Tensor
 
 KeySource: TypeAlias = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, keys, values), of the group's own tokens, (B, L, K, H) -> all keys and values that they attend to, in order."""
-
-
-@dataclass(slots=True, eq=False)
-class KeptKeys:
-    """Keys and values of a prefix in all layers, (L, K, H) each, in the form in which attention takes them."""
-
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
-
-    @property
-    def nbytes(self) -> int:
-        return sum(part.nbytes for pair in self.layers.values() for part in pair)
+KeptKeys: TypeAlias = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values of a prefix by layer, (L, K, H) each, in the form in which attention takes them."""
 
 
 def keeping(kept: Sequence[KeptKeys]) -> KeySource:
@@ -35,7 +25,7 @@ def keeping(kept: Sequence[KeptKeys]) -> KeySource:
 
     def keep(layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
         for each, k_LKH, v_LKH in zip(kept, k_BLKH, v_BLKH, strict=True):
-            each.layers[layer] = k_LKH.clone(), v_LKH.clone()  # a view would keep all rows of the batch
+            each[layer] = k_LKH.clone(), v_LKH.clone()  # a view would keep all rows of the batch
         return k_BLKH, v_BLKH
 
     return keep
@@ -45,7 +35,7 @@ def after_prefixes(prefixes: Sequence[KeptKeys]) -> KeySource:
     """Return the source of seqs of which each follows its prefix. All prefixes have one length."""
 
     def follow(layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = zip(*(each.layers[layer] for each in prefixes), strict=True)
+        keys, values = zip(*(each[layer] for each in prefixes), strict=True)
         return _concatenate(keys, k_BLKH), _concatenate(values, v_BLKH)
 
     return follow
