@@ -26,7 +26,7 @@ _ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that restrict oneDNN; the first that is set applies."""
 _VARIABLES: Final = (*_ISA_VARIABLES, "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE")
 
-_ISAS: Final[Mapping[CpuLevel, str]] = {
+_ISAS_OF_LEVELS: Final[Mapping[CpuLevel, str]] = {
     "other": "sse41 avx",
     "avx2": "avx2 avx2_vnni avx2_vnni_2",
     "avx512": "avx512_core avx512_core_vnni",
@@ -35,6 +35,7 @@ _ISAS: Final[Mapping[CpuLevel, str]] = {
 """Values of the variable by the highest level of oneDNN. Those with "amx" and unknown ones do not lower `Cpu.level`.
 
 Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
+_ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {isa: level for level, isas in _ISAS_OF_LEVELS.items() for isa in isas.split()}
 
 _ISA_WITHOUT_VNNI: Final = frozenset({"sse41", "avx", "avx2", "avx512_core"})
 """Values of the variable that hold VNNI back."""
@@ -57,8 +58,8 @@ def find_cpu(
 ) -> Cpu:
     """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
     limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
-    highest: CpuLevel = next((level for level, isas in _ISAS.items() if limit in isas.split()), "amx")
-    level: CpuLevel = min(_level_of(capabilities, permit_amx), highest, key=CPU_LEVELS.index)
+    levels = _level_of(capabilities, permit_amx), _ISA_LEVELS.get(limit) or "amx"
+    level = CPU_LEVELS[min(map(CPU_LEVELS.index, levels))]
     has_float16 = bool(capabilities.get("avx512_fp16"))
     bfloat16: Literal["native", "slow", "none"] = "none"
     if onednn_bfloat16():
