@@ -19,6 +19,8 @@ from whimbrel.types.seq import Seq
 
 _ENTRY_BYTES: Final = 400
 """Estimated bytes of an entry besides its vectors."""
+_FIELDS: Final = "prompt_tokens prefix_tokens type_id second_text_start num_attended is_query adapter tower".split()
+"""Fields of a seq that its vectors depend on, besides its ids."""
 
 
 def document_cache(max_bytes: int) -> ByteCache[bytes, Any]:
@@ -28,18 +30,7 @@ def document_cache(max_bytes: int) -> ByteCache[bytes, Any]:
 
 def cache_key(seq: Seq, spec: OutputSpec, poolings: Sequence[TokenPooling] = ()) -> bytes:
     """Return the hash of everything that a document's vectors depend on, besides model and device."""
-    kind = (
-        seq.prompt_tokens,
-        seq.prefix_tokens,
-        seq.type_id,
-        seq.second_text_start,
-        seq.num_attended,
-        seq.is_query,
-        seq.adapter,
-        seq.tower,
-        spec.width,
-        spec.activated,
-    )
+    kind = [*(getattr(seq, name) for name in _FIELDS), spec.width, spec.activated]
     digest = blake2b(np.array(kind, np.int64).tobytes(), digest_size=32)
     digest.update(repr(tuple(poolings)).encode())
     digest.update(seq.ids.tobytes())

@@ -23,7 +23,7 @@ from torch import Tensor
 from whimbrel.errors import SetupError
 from whimbrel.model.cpu import cpu
 from whimbrel.model.kernels import structs
-from whimbrel.model.native.compile import INSTRUCTION_SETS, fingerprint, library
+from whimbrel.model.native.compile import INSTRUCTION_SETS, fingerprint, library, sources_of
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.hardware import Cpu
 from whimbrel.types.heads import Activation
@@ -62,7 +62,6 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "layers": (_INT, (_POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
 }
 _NARROW: Final = torch.bfloat16
-_OTHER_SOURCES: Final = "were compiled from other sources (build Whimbrel anew: pip install -e .)"
 
 
 class Kernels:
@@ -241,16 +240,12 @@ def kernels_for(tensor: Tensor) -> Kernels | None:
 def _problem(name: str) -> str | None:
     try:
         lib = ctypes.CDLL(str(library(name)))
-        sources, write_layout = lib.whimbrel_sources, lib.whimbrel_layout
     except OSError as error:
         return f"cannot be loaded ({error})"
-    except AttributeError:
-        return _OTHER_SOURCES
-    sources.restype = ctypes.c_uint
-    if sources() != fingerprint():
-        return _OTHER_SOURCES
+    if sources_of(library(name)) != fingerprint():
+        return "were compiled from other sources (build Whimbrel anew: pip install -e .)"
     text = ctypes.create_string_buffer(2**14)
-    write_layout(text, ctypes.c_int64(len(text)))
+    lib.whimbrel_layout(text, ctypes.c_int64(len(text)))
     theirs, ours = text.value.decode().splitlines(), structs.layout().splitlines()
     differing = next((f"{a}; not {b}" for a, b in zip_longest(theirs, ours) if a != b), None)
     return None if differing is None else f"have other structures than Python ({differing})"

@@ -55,10 +55,11 @@ def library(name: str) -> Path:
 
 def compiled() -> list[str]:
     """Return the names of the libraries that were compiled from these sources."""
-    return [name for name in INSTRUCTION_SETS if _sources(library(name)) == fingerprint()]
+    return [name for name in INSTRUCTION_SETS if sources_of(library(name)) == fingerprint()]
 
 
-def _sources(path: Path) -> int | None:
+def sources_of(path: Path) -> int | None:
+    """Return the fingerprint that a library was compiled with, or None if it tells none."""
     try:
         sources = ctypes.CDLL(str(path)).whimbrel_sources
     except (OSError, AttributeError):
