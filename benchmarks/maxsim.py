@@ -3,11 +3,11 @@
     python benchmarks/maxsim.py [--threads 1,2] [--rounds 15] [--full] [--device auto] [--quick]
 
 1. Queries of 32 tokens, eight in a round, one after another, against 1,000 documents of 20 to 300 tokens each. The width is
-   128, the type float32, and all contenders have the same number of threads. Contenders are Whimbrel; padded documents with
-   torch.bmm, maximum and sum, for all documents at once (as PyLate and Sentence Transformers do) and for 64 at a time (as vLLM
-   does); and PyLate's rank.rerank and maxsim-cpu if they are installed (`pip install maxsim-cpu`, `pip install pylate`; PyLate
-   needs other versions of our dependencies). Times are of one query. "Peak" is the fastest torch.mm of float32, "reading" is
-   one read of the documents' bytes.
+   128, the type float32, and all contenders have the same number of threads. Contenders are Whimbrel, where each thread scores
+   a part of the documents, as in an engine; padded documents with torch.bmm, maximum and sum, for all documents at once (as
+   PyLate and Sentence Transformers do) and for 64 at a time (as vLLM does); and PyLate's rank.rerank and maxsim-cpu if they are
+   installed (`pip install maxsim-cpu`, `pip install pylate`; PyLate needs other versions of our dependencies). Times are of one
+   query. "Peak" is the fastest torch.mm of float32, "reading" is one read of the documents' bytes.
 2. Reranks of 100 documents through the server, with a random model in ColBERT's layout: new documents and cached ones in turn.
    The workload of vLLM #35330 is `whimbrel bench serve --preset rerank`.
 
