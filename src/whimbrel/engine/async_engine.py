@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from whimbrel.engine import encode_verbs
-from whimbrel.engine.engine import Engine, ProgressCallback, ignore_progress
+from whimbrel.engine.engine import Engine, ProgressCallback
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor
 from whimbrel.errors import relocating
@@ -52,7 +52,7 @@ class AsyncEngine:
         *,
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
-        progress: ProgressCallback = ignore_progress,
+        progress: ProgressCallback = lambda _: None,
         **options: Unpack[Options],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""

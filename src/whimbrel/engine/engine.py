@@ -70,10 +70,6 @@ def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable
     return copy_signature(method, verb)
 
 
-def ignore_progress(_: str) -> None:
-    """Ignore the progress."""
-
-
 class Engine:
     """A model, loaded and running in this process. Safe to call from many threads; use it as a context manager.
 
@@ -90,7 +86,7 @@ class Engine:
         *,
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
-        progress: ProgressCallback = ignore_progress,
+        progress: ProgressCallback = lambda _: None,
         observer: Callable[[Engine], BatchObserver] | None = None,
         **options: Unpack[Options],
     ) -> None:

@@ -107,11 +107,10 @@ _BERT: Final = WeightNames(
     unused=_TASK_HEADS,
 )
 
-_DISTILBERT: Final = WeightNames(
+_DISTILBERT: Final = replace(
+    _BERT,
     prefixes=("distilbert.",),
-    words="embeddings.word_embeddings",
-    positions="embeddings.position_embeddings",
-    embedding_norm="embeddings.LayerNorm",
+    types=None,
     qkv=tuple(f"transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"),
     out="transformer.layer.{i}.attention.out_lin",
     attention_sum="transformer.layer.{i}.sa_layer_norm",
@@ -195,11 +194,10 @@ _JINA_V3: Final = replace(
     in_transformers=replace(_IN_JINA_V3, unused=_NOMIC.unused),
 )
 
-_GTE: Final = WeightNames(
+_GTE: Final = replace(
+    _BERT,
     prefixes=("new.", "gte."),
-    words="embeddings.word_embeddings",
-    types="embeddings.token_type_embeddings",
-    embedding_norm="embeddings.LayerNorm",
+    positions=None,
     qkv=("encoder.layer.{i}.attention.qkv_proj",),
     out="encoder.layer.{i}.attention.o_proj",
     attention_sum="encoder.layer.{i}.attn_ln",
