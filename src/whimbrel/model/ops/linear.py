@@ -58,20 +58,19 @@ class Linear:
         self._low_rank = low_rank
         self._width, inner = weight.shape
         self._finding: Finding[RowBlocks] | None = None
-        fused = activation if low_rank is None and activation in own.FUSED else "identity"
+        fused: Activation = activation if low_rank is None and activation in own.FUSED else "identity"
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
             narrow = self._dtype if quantization is None else dtype_around_int8()
             self.out_dtype = torch.float32 if wide else narrow
-            fused = activation in own.FUSED and low_rank is None
         else:
             prepacked = prepacked_supported(weight.device)
-            fused = activation in EPILOGUES and prepacked and low_rank is None
-            kind = _Kind(self._width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
+            fused = activation if activation in EPILOGUES and prepacked and low_rank is None else "identity"
+            kind = _Kind(self._width, inner, weight.dtype, bias is not None, fused, prepacked)
             self._product = kind.product(weight, bias)
             self._finding = begin(kind) if weight.device.type == "cpu" else None
             self._cover = _cached_cover(RowBlocks(()))
-        self._after = None if fused or activation == "identity" else ACTIVATIONS[activation]
+        self._after = None if fused == activation else ACTIVATIONS[activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self.out_dtype)
