@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, TypeAlias, TypeVar, cast
@@ -98,7 +97,6 @@ class Adapters:
         self._dtype = dtype
         self._weights = weights
         self._folders: list[_Folder] = []
-        self._stack = ExitStack()
         if spec.adapter_paths:
             assert names.adapters is not None
             for path in spec.adapter_paths:
@@ -112,7 +110,7 @@ class Adapters:
                 message = f"not found in {adapter.folder}; PEFT writes it, unless it was told to write a pickle."
                 raise CheckpointError(message, file=_FILE)
             file = Weights(Path(adapter.folder), prefixes=prefixes, single=_FILE, on_meta=device.type == "meta")
-            folder = _Folder(self._stack.enter_context(file), names, adapter)
+            folder = _Folder(weights.enter_context(file), names, adapter)
             self._folders.append(replace(folder, names=_names_in(folder, len(spec.layers))))
 
     def lora_columns(self) -> Tensor | None:
@@ -171,9 +169,8 @@ class Adapters:
 
         In the stacked layout, the owner of the weights rejects tensors.
         """
-        with self._stack:
-            folders = [folder for folder in self._folders if folder.number is None]
-            left = [name for folder in folders for name in folder.weights.finish(folder.names.unused)]
+        folders = [folder for folder in self._folders if folder.number is None]
+        left = [name for folder in folders for name in folder.weights.finish(folder.names.unused)]
         return [re.sub(r"\.lora_\w+(\.weight)?$", "", name) for name in left]
 
     def _check_tables(self, part: WeightRole, rows: int, columns: int) -> None:
