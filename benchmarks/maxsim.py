@@ -3,11 +3,11 @@
     python benchmarks/maxsim.py [--threads 1,2] [--rounds 15] [--full] [--device auto] [--quick]
 
 1. Queries of 32 tokens, eight in a round, one after another, against 1,000 documents of 20 to 300 tokens each. The width is
-   128, the type float32, and all contenders have the same number of threads. Contenders are Whimbrel; padded documents with
-   torch.bmm, maximum and sum, for all documents at once (as PyLate and Sentence Transformers do) and for 64 at a time (as vLLM
-   does); and PyLate's rank.rerank and maxsim-cpu if they are installed (`pip install maxsim-cpu`, `pip install pylate`; PyLate
-   needs other versions of our dependencies). Times are of one query. "Peak" is the fastest torch.mm of float32, "reading" is
-   one read of the documents' bytes.
+   128, the type float32, and all contenders have the same number of threads. Contenders are Whimbrel, where each thread scores
+   a part of the documents, as in an engine; padded documents with torch.bmm, maximum and sum, for all documents at once (as
+   PyLate and Sentence Transformers do) and for 64 at a time (as vLLM does); and PyLate's rank.rerank and maxsim-cpu if they are
+   installed (`pip install maxsim-cpu`, `pip install pylate`; PyLate needs other versions of our dependencies). Times are of one
+   query. "Peak" is the fastest torch.mm of float32, "reading" is one read of the documents' bytes.
 2. Reranks of 100 documents through the server, with a random model in ColBERT's layout: new documents and cached ones in turn.
    The workload of vLLM #35330 is `whimbrel bench serve --preset rerank`.
 
@@ -90,7 +90,7 @@ def make_comparison(threads: int, num_documents: int) -> Callable[[int], Measure
     pool = ThreadPoolExecutor(threads, initializer=partial(torch.set_num_threads, 1))
     score = partial(ours, pool if threads > 1 else None, threads)
     documents = [rows[start:end] for start, end in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)]
-    contenders = {OURS: partial(score, TokenVectors.of(rows, offsets)), **others(documents)}
+    contenders = {OURS: partial(score, TokenVectors(rows, offsets[:-1], offsets[1:])), **others(documents)}
     products = [product(*shape) for shape in PEAKS]
 
     def all_of(named: Mapping[str, Scorer]) -> list[Callable[[], None]]:
@@ -118,8 +118,10 @@ def for_one(seconds: list[float]) -> list[float]:
 
 
 def ours(pool: ThreadPoolExecutor | None, threads: int, documents: TokenVectors, query: Tensor) -> Any:
-    pairs = np.zeros(len(documents), np.int64), np.arange(len(documents))
-    return maxsim(TokenVectors.of(query, np.array([0, len(query)])), documents, *pairs, threads=pool, num_threads=threads)
+    of_query = TokenVectors(query, np.array([0]), np.array([len(query)]))
+    parts = np.array_split(np.arange(len(documents)), threads)
+    run = map if pool is None else pool.map
+    return np.concatenate(list(run(lambda part: maxsim(of_query, documents, np.zeros_like(part), part), parts)))
 
 
 def others(documents: list[Tensor]) -> dict[str, Scorer]:

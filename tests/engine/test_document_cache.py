@@ -15,7 +15,7 @@ from checkpoints.late_interaction import write_stanford
 from checkpoints.late_references import DOCUMENTS, QUERIES
 from serving import Server
 from whimbrel import Engine
-from whimbrel.engine.document_cache import DocumentCache, cache_key
+from whimbrel.engine.document_cache import cache_key, document_cache
 from whimbrel.errors import SetupError
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.telemetry.trace import HistogramEvent, subscribe
@@ -102,7 +102,7 @@ def test_keys() -> None:
 
 def test_the_least_used_goes_first() -> None:
     rows = [np.full((4, 25), i, np.float32) for i in range(5)]
-    cache = DocumentCache(3 * 800)
+    cache = document_cache(3 * 800)
     for i in range(3):
         cache.add(b"%d" % i, rows[i])
     assert [found is not None for found in cache.find([b"0", b"1", b"2"])] == [True] * 3

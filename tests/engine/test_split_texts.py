@@ -335,7 +335,7 @@ def assert_at_rest(engine: Engine, cache_bytes: int) -> None:
         time.sleep(0.001)
     cache: Any = engine._lanes._runner.prefix_cache  # pyright: ignore
     assert cache.num_bytes <= cache_bytes
-    assert cache.num_bytes == sum(each.num_bytes for each in cache._prefixes.values())
+    assert cache.num_bytes == sum(each.nbytes for each in cache._values.values())
 
 
 def test_threads_that_cancel_while_others_ask(engines: Callable[[int, int | None], Engine]) -> None:

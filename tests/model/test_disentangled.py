@@ -9,8 +9,9 @@ import torch
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
 
 from attention_cases import DEVICES, KINDS, make_heads, make_layout, make_position_scores
+from references import attend_reference
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.disentangled import row_of_distances
 from whimbrel.types.card import Disentangled
 

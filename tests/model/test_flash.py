@@ -15,11 +15,12 @@ from attention_cases import SCORES, make_layout
 from checkpoints.families import CASES, write_model
 from checkpoints.sentence_layout import sentence_layout
 from hidden_states import hidden_states, least_cosine, loaded, random_ids, reference_states
+from references import attend_reference
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.layer import Layer
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.linear import round_up_rows
 
 LENGTHS = [40, 40, 33, 17, 2, 1]

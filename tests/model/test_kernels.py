@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from attention_cases import SCORES, make_heads, make_layout, make_position_scores
+from references import attend_reference
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
@@ -34,9 +35,9 @@ from whimbrel.model.layer_call import LayerCall, LayerParts
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.activations import ACTIVATIONS
-from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
-from whimbrel.model.ops.linear import Linear, gate, layer_norm, rms_norm
+from whimbrel.model.ops.linear import Linear, Norm, gate
 from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
 from whimbrel.model.ops.quantization import Int8Linear, Quantization
 from whimbrel.types.hardware import Cpu
@@ -289,7 +290,7 @@ def test_seqs_after_a_prefix(own: Kernels) -> None:
     layout = replace(
         layout,
         equal_length_groups=[(0, 1, 10, 10), (10, 2, 10, 10)],
-        sources={0: keeping([kept]), 10: after_prefixes([kept, kept], 10)},
+        sources={0: keeping([kept]), 10: after_prefixes([kept, kept])},
     )
     out = attend(q, k, v, layout, scores)
     for start in (10, 20):
@@ -332,24 +333,23 @@ def test_norms_and_gates(own: Kernels, width: int, monkeypatch: pytest.MonkeyPat
         total = x if added is None else x + added
         for each in (bias, None):
             assert torch.allclose(
-                layer_norm(x, weight, each, 1e-5, added),
+                Norm(weight, each, 1e-5, centred=True)(x, added),
                 F.layer_norm(total, (width,), weight, each, 1e-5),
                 atol=2e-5,
                 rtol=1e-5,
             )
         expected = F.rms_norm(total, (width,), weight, 1e-6)
-        assert torch.allclose(rms_norm(x, weight, 1e-6, added), expected, atol=1e-5, rtol=1e-5)
+        assert torch.allclose(Norm(weight, None, 1e-6, centred=False)(x, added), expected, atol=1e-5, rtol=1e-5)
     both = torch.randn(11, 2 * width)
     for activation in kernels.FUSED:
         expected = ACTIVATIONS[activation](both[:, :width]) * both[:, width:]
         assert torch.allclose(gate(both, activation), expected, atol=2e-6)
     wide = torch.randn(5, width + 3)
-    for norm in (partial(layer_norm, bias=bias), rms_norm):  # one row of a slice is contiguous, several are not
-        whole = norm(wide[:, :width], weight, eps=1e-5, added=wide[:, 3:])
-        assert torch.equal(norm(wide[:1, :width], weight, eps=1e-5, added=wide[:1, 3:]), whole[:1])
     spoiled = torch.full((1, width), torch.nan)
-    assert layer_norm(spoiled, weight, bias, 1e-5).isnan().all()
-    assert rms_norm(spoiled, weight, 1e-5).isnan().all()
+    for norm in (Norm(weight, bias, 1e-5, centred=True), Norm(weight, None, 1e-5, centred=False)):
+        whole = norm(wide[:, :width], wide[:, 3:])  # one row of a slice is contiguous, several are not
+        assert torch.equal(norm(wide[:1, :width], wide[:1, 3:]), whole[:1])
+        assert norm(spoiled).isnan().all()
 
 
 def test_quantization_needs_texts_and_survives_without(own: Kernels) -> None:
@@ -650,7 +650,7 @@ def test_heads_are_normed_and_rotated(own: Kernels, width: int, pairs: int, dtyp
     radians_RF = torch.rand(7, pairs) * 9
     angles = (radians_RF.cos(), radians_RF.sin(), False) if pairs else None
     found = norm_and_rotate(x_RNH, weight_NH, 1e-6, angles)
-    expected = x_RNH.float() if weight_NH is None else rms_norm(x_RNH.float(), weight_NH, 1e-6)
+    expected = x_RNH.float() if weight_NH is None else Norm(weight_NH, None, 1e-6, centred=False)(x_RNH.float())
     expected = expected if angles is None else apply_rotary(expected, *angles[:2], interleaved=False)
     assert found.dtype == dtype
     assert torch.allclose(found.float(), expected, atol=1e-6 if dtype == torch.float32 else 2e-2, rtol=1e-5)

@@ -1,28 +1,18 @@
-"""MaxSim against the formula in float64: ragged, quantized, mixed, split over threads and into tiles."""
+"""MaxSim against the formula in float64: ragged, quantized, mixed, split into parts and tiles."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
-from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
+from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores, vectors_of
 from whimbrel.model.cpu import cpu, has_small_kernels
 from whimbrel.model.ops import tile_products
 from whimbrel.model.ops.maxsim import best_matches, maxsim
 from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 5e-2}
-
-
-@pytest.fixture
-def threads() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(3, initializer=lambda: torch.set_num_threads(1)) as pool:
-        yield pool
 
 
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
@@ -57,7 +47,7 @@ def test_quantised_queries_too() -> None:
 def test_similarities_below_zero_are_not_cut_off() -> None:
     documents = random_vectors([3, 900, 5], 64, seed=3)
     negative = TokenVectors(documents.rows_TD.abs(), documents.starts_N, documents.ends_N)
-    queries = TokenVectors.of(-random_vectors([4], 64, seed=4).rows_TD.abs(), np.array([0, 4]))
+    queries = vectors_of(-random_vectors([4], 64, seed=4).rows_TD.abs(), np.array([0, 4]))
     pairs = all_pairs(queries, negative)
     scores = maxsim(queries, negative, *pairs)
     assert (scores < 0).all()
@@ -81,7 +71,7 @@ def test_the_mean_is_over_the_tokens_of_the_query() -> None:
 @pytest.mark.parametrize(("seed", "width"), [*enumerate([16, 48, 96, 128, 320, 1024])])
 @pytest.mark.sample(4)
 def test_a_score_has_the_same_bits_alone_and_in_any_mix(
-    seed: int, width: int, small_kernels: bool, threads: ThreadPoolExecutor, monkeypatch: pytest.MonkeyPatch
+    seed: int, width: int, small_kernels: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Test numpy's product where it is faster, and torch's."""
     if small_kernels and not has_small_kernels():
@@ -96,12 +86,8 @@ def test_a_score_has_the_same_bits_alone_and_in_any_mix(
     some = rng.permutation(180)[: rng.integers(1, 181)]
     assert np.array_equal(maxsim(queries, documents, query_P, document_P), alone)
     assert np.array_equal(maxsim(queries, documents, query_P[some], document_P[some]), alone[some])
-    shared = partial(maxsim, queries, documents, query_P, document_P, threads=threads, num_threads=3)
-    assert np.array_equal(shared(), alone)
     monkeypatch.setattr("whimbrel.model.ops.maxsim._SLAB", 500)
-    assert np.array_equal(shared(), alone)
-    monkeypatch.setattr("whimbrel.model.ops.maxsim._MANY", 1)
-    assert np.array_equal(shared(), alone)
+    assert np.array_equal(maxsim(queries, documents, query_P, document_P), alone)
 
 
 def test_documents_may_lie_anywhere() -> None:
@@ -136,8 +122,8 @@ def test_widths_must_be_equal() -> None:
 
 def test_an_explanation_names_the_first_of_the_best_tokens() -> None:
     query, document = torch.eye(3), torch.tensor([[0.0, 1.0, 0.0], [0.5, 0.0, -1.0], [0.5, 1.0, -2.0]])
-    of_query = TokenVectors.of(query, np.array([0, 3]))
-    of_documents = TokenVectors.of(document, np.array([0, 3, 3]))
+    of_query = vectors_of(query, np.array([0, 3]))
+    of_documents = vectors_of(document, np.array([0, 3, 3]))
     found = best_matches(of_query, of_documents, np.array([0, 0]), np.array([1, 0]))
     assert found[0].tolist() == [[0, -1]] * 3
     assert found[1].tolist() == [[0.5, 1], [1, 0], [0, 0]]

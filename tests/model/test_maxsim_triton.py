@@ -78,7 +78,6 @@ def test_aligned_vectors_are_loaded_16_bytes_at_a_time(dtype: str, monkeypatch: 
         "BLOCK_D": 128,
         "ONE_SLICE": True,
         "BITS": False,
-        "SCALED": False,
         "WHERE": False,
     }
     pointers = {
@@ -86,7 +85,6 @@ def test_aligned_vectors_are_loaded_16_bytes_at_a_time(dtype: str, monkeypatch: 
         "x_ptr": dtype,
         "items_ptr": "i64",
         "where_ptr": "i32",
-        "scales_ptr": "fp32",
         "best_ptr": "fp32",
     }
     signature = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")

@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attention_cases import DEVICES, SCORES, _bias, make_layout
+from references import attend_reference, short_conv_reference
 from whimbrel.model.fallback.row_blocks import FINE_SIZES
 from whimbrel.model.head_functions import adjacent_max
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.attention import ScoreOptions, attend, attend_reference
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, rms_norm, round_up_rows
-from whimbrel.model.ops.short_conv import short_conv, short_conv_reference
+from whimbrel.model.ops.attention import ScoreOptions, attend
+from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, Norm, round_up_rows
+from whimbrel.model.ops.short_conv import short_conv
 from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
 from whimbrel.types.heads import Activation
 
@@ -169,7 +170,8 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype, added: torch.dtype
         x[3], x[4, ..., 0] = 0, torch.inf
     total = x.double() if more is None else x.double() + more
     expected = total * (total.square().mean(-1, keepdim=True) + 1e-6).rsqrt() * weight
-    found = rms_norm(x.to(device), weight.to(device), 1e-6, None if more is None else more.to(device)).cpu()
+    norm = Norm(weight.to(device), None, 1e-6, centred=False)
+    found = norm(x.to(device), None if more is None else more.to(device)).cpu()
     torch.testing.assert_close(found, expected.float(), rtol=1e-5, atol=1e-5, equal_nan=True)
 
 

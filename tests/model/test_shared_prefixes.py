@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from checkpoints.families import CASES, DECODER, VOCABULARY, write_model
 from comparisons import assert_close
 from hidden_states import reference_states
+from references import attend_reference
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.forward import Forward
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, attend_reference
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.positions import Bias
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
@@ -211,8 +212,8 @@ def test_attention_after_prefixes(what: str, num_kv_heads: int, max_masked_keys:
     qkv = torch.randn(starts[-1] + 6, 4 + 2 * num_kv_heads, 16).split((4, num_kv_heads, num_kv_heads), dim=1)
     first, second = KeptKeys(), KeptKeys()
     groups = [(int(start), 1, size, size) for start, size in zip(starts[:-1], lengths, strict=True)]
-    sources = {0: keeping([first]), 21: keeping([second]), 34: after_prefixes([first], 21), 47: after_prefixes([first], 21),
-               52: after_prefixes([second], 13), 57: after_prefixes([first], 21)}  # fmt: skip
+    sources = {0: keeping([first]), 21: keeping([second]), 34: after_prefixes([first]), 47: after_prefixes([first]),
+               52: after_prefixes([second]), 57: after_prefixes([first])}  # fmt: skip
     layout = AttentionLayout(torch.from_numpy(starts), groups, int(starts[-1]), 21, sources=sources)
     out = attend(*qkv, layout, scores)
     assert (out - attend_reference(*qkv, layout, scores)).abs().max() <= 3e-6

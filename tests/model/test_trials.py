@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import invented_products
+from token_vectors import maxsim_reference, vectors_of
 from whimbrel import Engine
 from whimbrel.model.fallback import trials
 from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, RowBlocks
@@ -22,7 +23,7 @@ from whimbrel.model.fallback.trials import begin, cancelling, loading, note_unst
 from whimbrel.model.kernels import library as kernels
 from whimbrel.model.ops import linear, tile_products
 from whimbrel.model.ops.linear import Linear
-from whimbrel.model.ops.maxsim import maxsim, maxsim_reference
+from whimbrel.model.ops.maxsim import maxsim
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.types.arrays import Float32Array
@@ -262,7 +263,7 @@ def test_maxsim_has_the_same_bits_with_products_whose_bits_differ(
 
     def vectors(lengths: list[int]) -> TokenVectors:
         rows = torch.from_numpy(random.standard_normal((sum(lengths), width)).astype(np.float32))
-        return TokenVectors.of(torch.nn.functional.normalize(rows, dim=1), np.cumsum([0, *lengths]))
+        return vectors_of(torch.nn.functional.normalize(rows, dim=1), np.cumsum([0, *lengths]))
 
     queries, documents = vectors([1, 5, 16, 33, 70]), vectors([1, 15, 16, 300, 48, 900, 0, 31])
     query_P, document_P = (x.ravel() for x in np.meshgrid(np.arange(5), np.arange(8)))
@@ -286,7 +287,7 @@ def test_maxsim_takes_the_library_whose_products_agree(
     with loading() as noted:
         finding = find_tile_products(64)
     found = finding.result()
-    documents = TokenVectors.of(torch.randn(5, 64), np.array([0, 5]))
+    documents = vectors_of(torch.randn(5, 64), np.array([0, 5]))
     scores = maxsim(documents, documents, np.array([0]), np.array([0]))
     if agrees is None:
         assert not found

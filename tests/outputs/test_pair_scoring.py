@@ -26,12 +26,12 @@ from checkpoints.late_interaction import write_jina
 from checkpoints.late_references import CASES, DOCUMENTS, QUERIES, checkpoints_of, jina_vectors, late_reference
 from checkpoints.sentence_layout import sentence_layout
 from checkpoints.sparse import splade_layout, write_splade
+from token_vectors import vectors_of
 from whimbrel import AsyncEngine, Engine
 from whimbrel.engine.engine_request import Job
 from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
 from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops.maxsim import maxsim
-from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.outputs.layout import build_outputs
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import DeviceRows
@@ -169,7 +169,7 @@ def test_texts_may_be_computed_in_any_order(seed: int) -> None:
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     rows = rng.standard_normal((offsets[-1], 16)).astype(np.float32)
     query_P, document_P = rng.integers(0, 10, 80).astype(np.int32), rng.integers(10, 30, 80).astype(np.int32)
-    vectors = TokenVectors.from_array(rows, offsets[:-1], offsets[1:])
+    vectors = vectors_of(torch.from_numpy(rows), offsets)
     matcher = MaxSimScorer(PairScoring("multi_vector", "maxsim", query_P, document_P), 30, Outputs(), width=16)
     order = np.array([seq for seq in rng.permutation(30) if seq in query_P or seq in document_P])
     for seqs in np.array_split(order, rng.integers(1, 12)):
@@ -295,8 +295,8 @@ def test_vectors_do_not_pile_up(checkpoint: Callable[[str], Path], monkeypatch: 
 
 
 def plain_scores(query: Float32Array, documents: Ragged) -> list[float]:
-    of_query = TokenVectors.from_array(query, np.array([0]), np.array([len(query)]))
-    of_documents = TokenVectors.from_array(documents.rows_XD, documents.offsets_N1[:-1], documents.offsets_N1[1:])
+    of_query = vectors_of(torch.from_numpy(query), np.array([0, len(query)]))
+    of_documents = vectors_of(torch.from_numpy(documents.rows_XD), documents.offsets_N1)
     numbers = np.arange(len(documents))
     return maxsim(of_query, of_documents, np.zeros_like(numbers), numbers).tolist()
 

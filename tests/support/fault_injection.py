@@ -30,7 +30,6 @@ from typing import Any, Final, cast
 import numpy as np
 import tokenizers
 
-from whimbrel.engine.engine_request import RunnerProtocol
 from whimbrel.errors import Unavailable
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection
 from whimbrel.types.arrays import Float32Array, Int64Array
@@ -60,7 +59,7 @@ class _LaunchedBatch:
 class FaultyRunner:
     """A runner around another, which computes in the dtype of `plan` with the tokenizer in `folder`."""
 
-    def __init__(self, runner: RunnerProtocol, folder: Path, plan: Plan) -> None:
+    def __init__(self, runner: Any, folder: Path, plan: Plan) -> None:
         self._runner = runner
         self.unstable = runner.unstable
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))

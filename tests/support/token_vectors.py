@@ -6,8 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from whimbrel.model.ops.maxsim import maxsim_reference
-from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
 
 def random_vectors(lengths: list[int], width: int, *, seed: int, dtype: torch.dtype = torch.float32) -> TokenVectors:
@@ -15,20 +14,32 @@ def random_vectors(lengths: list[int], width: int, *, seed: int, dtype: torch.dt
     generator = torch.Generator().manual_seed(seed)
     offsets = np.concatenate(([0], np.cumsum(lengths)))
     rows = torch.nn.functional.normalize(torch.randn(int(offsets[-1]), width, generator=generator), dim=-1)
-    return TokenVectors.of(rows.to(dtype), offsets)
+    return vectors_of(rows.to(dtype), offsets)
+
+
+def vectors_of(rows: torch.Tensor, offsets: NDArray[np.integer]) -> TokenVectors:
+    offsets = np.asarray(offsets, np.int64)
+    return TokenVectors(rows, offsets[:-1], offsets[1:])
 
 
 def quantised(texts: TokenVectors) -> TokenVectors:
-    """Quantize to int8, with a factor for each row."""
+    """Quantize to int8."""
     scales = texts.rows_TD.abs().amax(dim=1) / 127
     rows = (texts.rows_TD / scales[:, None]).round().to(torch.int8)
-    return TokenVectors(rows, texts.starts_N, texts.ends_N, scales)
+    return TokenVectors(rows, texts.starts_N, texts.ends_N)
 
 
 def binary(texts: TokenVectors) -> TokenVectors:
     """Quantize to bits."""
     rows = torch.from_numpy(np.packbits(texts.rows_TD.numpy() > 0, axis=1))
-    return TokenVectors(rows, texts.starts_N, texts.ends_N, torch.full((len(rows),), texts.width**-0.5))
+    return TokenVectors(rows, texts.starts_N, texts.ends_N)
+
+
+def maxsim_reference(query_QD: torch.Tensor, document_TD: torch.Tensor) -> float:
+    """Return the score of one pair by the plain formula, in float64."""
+    if not len(document_TD):
+        return EMPTY
+    return (query_QD.double() @ document_TD.double().T).amax(dim=1).sum().item()
 
 
 def one(texts: TokenVectors, index: int) -> torch.Tensor:

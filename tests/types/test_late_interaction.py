@@ -155,7 +155,7 @@ def test_kept_documents_are_known_by_how_they_were_pooled(engine: Callable[[str]
                 np.testing.assert_allclose(found, engine("min").score("a bird", DOCUMENTS, token_pooling=option), rtol=1e-6)
         cache = keeping._document_cache
         assert cache is not None
-        assert len(cache._rows) == len(options) * len(DOCUMENTS)
+        assert len(cache._values) == len(options) * len(DOCUMENTS)
 
 
 def test_texts_of_which_nothing_is_said_are_documents(engine: Callable[[str], Engine]) -> None:

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Concatenate, Final, ParamSpec, Self, TypeVar, Unpack
 
 from whimbrel.engine import encode_verbs
-from whimbrel.engine.engine import Engine, ProgressCallback, ignore_progress
+from whimbrel.engine.engine import Engine, ProgressCallback
 from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import AsyncPreprocessor
 from whimbrel.errors import relocating
@@ -52,21 +52,15 @@ class AsyncEngine:
         *,
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
-        progress: ProgressCallback = ignore_progress,
+        progress: ProgressCallback = lambda _: None,
         **options: Unpack[Options],
     ) -> None:
         """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
         loaded = isinstance(model, Engine)
         self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
         self._preprocessor = AsyncPreprocessor(self._engine.preprocessor)
-
-    @property
-    def card(self) -> Card:
-        return self._engine.card
-
-    @property
-    def plan(self) -> Plan:
-        return self._engine.plan
+        self.card: Card = self._engine.card
+        self.plan: Plan = self._engine.plan
 
     @property
     def ready(self) -> bool:

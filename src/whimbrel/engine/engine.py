@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,8 +25,8 @@ from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import encode_verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
-from whimbrel.engine.document_cache import DocumentCache, cache_key
-from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job, RunnerProtocol
+from whimbrel.engine.document_cache import cache_key, document_cache
+from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
@@ -49,6 +49,7 @@ from whimbrel.types.seq import Seq
 
 if TYPE_CHECKING:
     from whimbrel.model.maxsim_scorer import MaxSimScorer
+    from whimbrel.model.runner import Runner
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -68,10 +69,6 @@ def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable
     return copy_signature(method, verb)
 
 
-def ignore_progress(_: str) -> None:
-    """Ignore the progress."""
-
-
 class Engine:
     """A model, loaded and running in this process. Safe to call from many threads; use it as a context manager.
 
@@ -88,7 +85,7 @@ class Engine:
         *,
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
-        progress: ProgressCallback = ignore_progress,
+        progress: ProgressCallback = lambda _: None,
         observer: Callable[[Engine], BatchObserver] | None = None,
         **options: Unpack[Options],
     ) -> None:
@@ -113,7 +110,7 @@ class Engine:
 
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
         self.folder = checkpoint.folder
-        self._document_cache = DocumentCache[Any](self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
+        self._document_cache = document_cache(self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
         progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         self.plan = replace(self.plan, tokenizer_note=self.preprocessor.compare_with_files(checkpoint.folder))
@@ -266,7 +263,7 @@ class Engine:
         self._dispatcher.reset_throughput()
 
 
-def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> RunnerProtocol:
+def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
     """Load the runner of a model, in a wrapper for tests if WHIMBREL_RUNNER names one as `module:callable`.
 
     The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Only the environment of this

@@ -1,23 +1,20 @@
-"""Engine requests, the jobs that an engine makes of them, and the interfaces that its lanes need. No torch, no threads.
+"""Engine requests, the jobs that an engine makes of them, and the observer of its batches. No torch, no threads.
 
 An `EngineRequest` is a tokenized request with its layouts and its finish. It is the only message to an engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher
 from whimbrel.outputs.layout import ResultLayout, scores_layout
 from whimbrel.outputs.list_scoring import ListScoring
 from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.rows import OutputRows, RowSelection
-from whimbrel.types.batch import Batch
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq, count_tokens
@@ -116,34 +113,4 @@ class BatchObserver(Protocol):
 
     def ended(self, slot: int) -> None:
         """Note that the batch was collected, or failed."""
-        ...
-
-
-class RunnerProtocol(Protocol):
-    """The interface that lanes need of a runner; see model/runner.py."""
-
-    @property
-    def unstable(self) -> Sequence[str]:
-        """The parts of the model that may give a text other bits in other batches."""
-        ...
-
-    def init_thread(self, *, urgent: bool = False) -> None:
-        """Prepare the calling thread; called once by each thread before it launches anything. `urgent`: of the express lane."""
-        ...
-
-    def quantize(self) -> None:
-        """Round the weights of a model in int8, which has computed in float32 so far. No batch may run meanwhile."""
-        ...
-
-    def launch(
-        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
-    ) -> Any:
-        """Run a batch, or give it to the device. Return the pending batch.
-
-        Raises MemoryError if there is no room for it, and Unavailable if this process has lost the device.
-        """
-        ...
-
-    def collect(self, pending: Any) -> Mapping[OutputName, OutputRows]:
-        """Wait for a pending batch and return the selected rows. Raises MemoryError and Unavailable as `launch`."""
         ...

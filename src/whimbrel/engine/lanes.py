@@ -28,13 +28,13 @@ from functools import partial
 from queue import SimpleQueue
 from sys import maxsize
 from time import perf_counter
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.engine.dispatcher import Dispatcher
-from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job, RunnerProtocol
+from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.scheduler import ScheduledBatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, Unavailable
@@ -46,6 +46,9 @@ from whimbrel.types.plan import Plan
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Sparse
 from whimbrel.types.seq import Seq
+
+if TYPE_CHECKING:
+    from whimbrel.model.runner import Runner
 
 _log = logging.getLogger("whimbrel")
 
@@ -76,7 +79,7 @@ class _InFlightBatch:
 class Lanes:
     def __init__(
         self,
-        runner: RunnerProtocol,
+        runner: Runner,
         card: Card,
         plan: Plan,
         dispatcher: Dispatcher,

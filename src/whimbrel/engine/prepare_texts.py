@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -50,7 +51,9 @@ class TextEncoder:
         self._card = card
         self._plan = plan
         self.tokenizers: list[Tokenizer | TemplateTokenizer] = [
-            _make_tokenizer(folder, tower, replace(plan, max_length=max_length_for(plan, card, tower)), number)
+            (TemplateTokenizer if tower.template else partial(Tokenizer, tower=number))(
+                folder, tower, replace(plan, max_length=max_length_for(plan, card, tower))
+            )
             for number, tower in enumerate(card.towers or (card,))
         ]
 
@@ -140,10 +143,6 @@ def resolve_instruction(card: Card, request: Request) -> str | None:
         return request.prompt or None
     name = card.default_prompt_name if request.prompt_name is None else request.prompt_name
     return None if name is None else card.prompt_text(name) or None
-
-
-def _make_tokenizer(folder: Path, card: Card, plan: Plan, tower: int) -> Tokenizer | TemplateTokenizer:
-    return TemplateTokenizer(folder, card, plan) if card.template else Tokenizer(folder, card, plan, tower=tower)
 
 
 def _encode_in_template(tokenizer: TemplateTokenizer, request: Request, texts: Texts) -> list[Seq]:

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from time import perf_counter
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from whimbrel.engine.engine_request import EngineRequest, RunnerProtocol
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError
 from whimbrel.outputs.layout import plan_layout
@@ -24,6 +24,9 @@ from whimbrel.types.plan import Int8Quality, Plan
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.types.seq import Seq
+
+if TYPE_CHECKING:
+    from whimbrel.model.runner import Runner
 
 _LEAST: Final = 0.9
 """Mean cosine below which a model is refused."""
@@ -58,7 +61,7 @@ SAMPLE_TEXTS: Final = (
 
 
 def quantize(
-    runner: RunnerProtocol, run: Callable[[EngineRequest], Result], preprocessor: Preprocessor, card: Card, plan: Plan
+    runner: Runner, run: Callable[[EngineRequest], Result], preprocessor: Preprocessor, card: Card, plan: Plan
 ) -> Plan:
     """Quantise the model and return the plan with its quality.
 
@@ -95,14 +98,11 @@ def _requests(preprocessor: Preprocessor, card: Card) -> list[EngineRequest]:
 
 
 def _rows(run: Callable[[EngineRequest], Result], request: EngineRequest) -> Float32Array:
+    """Return the one output of a request as rows whose cosines tell how near two results are."""
     try:
-        return as_rows(run(request).outputs)
+        outputs = run(request).outputs
     except NonFinite:
         raise CheckpointError("gives NaN or infinity for the sample texts of int8.", file="config.json") from None
-
-
-def as_rows(outputs: Outputs) -> Float32Array:
-    """Return the one output as rows whose cosines tell how near two results are."""
     found = next(each for each in (getattr(outputs, name) for name in Outputs.__dataclass_fields__) if each is not None)
     if isinstance(found, Sparse):
         rows_ND = np.zeros((len(found), int(found.ids_X.max(initial=0)) + 1), np.float32)

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar, cast
 
 import torch
 import torch.nn.functional as F
@@ -40,15 +39,19 @@ _COLUMN_STEP: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """The matrices of one adapter."""
+    """The matrices of one adapter, in a folder of its own unless it is stacked."""
 
     weights: Weights
     names: WeightNames
-    adapter: LoraAdapter | None
+    adapter: LoraAdapter | None = None
     """The user's settings; None: those of the checkpoint, for every module."""
+    number: int | None = None
+    """Index in the stack of all adapters beside each weight; None: this one is not stacked."""
 
     def matrices(self, spec: Encoder, name: str, rows: int, columns: int, *, table: bool = False) -> _Pair:
         """Return A, (R, columns), and B times the scale, (rows, R); zeros where the user's adapter changes nothing."""
+        if self.number is not None:
+            return self._stacked(spec, name, rows, columns, table=table)
         a, b = (f"{name}.{kind}" for kind in (_TABLE_KINDS if table else _LINEAR_KINDS))
         if self.adapter is None:
             rank, scale = spec.adapter_rank, spec.adapter_scale
@@ -59,6 +62,15 @@ class _Folder:
         missing = spec.adapter_rank - rank
         down, up = self.weights.take(a, rank, columns), self.weights.take(b, rows, rank) * scale
         return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
+
+    def _stacked(self, spec: Encoder, name: str, rows: int, columns: int, *, table: bool) -> _Pair:
+        a, b = (f"{name}.parametrizations.weight.0.{kind}" for kind in ("lora_A", "lora_B"))
+        num, rank = len(spec.adapters), spec.adapter_rank
+        if table:
+            a_NIR, b_NRO = self.weights.take(a, num, columns, rank), self.weights.take(b, num, rank, rows)
+            return a_NIR[self.number].T, b_NRO[self.number].T * spec.adapter_scale
+        a_NRI, b_NOR = self.weights.take(a, num, rank, columns), self.weights.take(b, num, rows, rank)
+        return a_NRI[self.number], b_NOR[self.number] * spec.adapter_scale
 
     def blocks(
         self, spec: Encoder, names: Sequence[str], rows: Sequence[int], columns: int, order: Tensor | None
@@ -84,21 +96,21 @@ class Adapters:
         self._device = device
         self._dtype = dtype
         self._weights = weights
-        self._names = names
         self._folders: list[_Folder] = []
-        self._stack = ExitStack()
         if spec.adapter_paths:
             assert names.adapters is not None
             for path in spec.adapter_paths:
                 file = weights.beside(path, _FILE, names.adapters.prefixes)
-                self._folders.append(_Folder(file, names.adapters.select(file.has, "lora_A.weight"), None))
+                self._folders.append(_Folder(file, names.adapters.select(file.has, "lora_A.weight")))
+        elif not spec.lora:
+            self._folders = [_Folder(weights, names, number=number) for number in range(len(spec.adapters))]
         prefixes = (_PREFIX, *(_PREFIX + prefix for prefix in names.prefixes))
         for adapter in spec.lora:
             if not Path(adapter.folder, _FILE).is_file():
                 message = f"not found in {adapter.folder}; PEFT writes it, unless it was told to write a pickle."
                 raise CheckpointError(message, file=_FILE)
             file = Weights(Path(adapter.folder), prefixes=prefixes, single=_FILE, on_meta=device.type == "meta")
-            folder = _Folder(self._stack.enter_context(file), names, adapter)
+            folder = _Folder(weights.enter_context(file), names, adapter)
             self._folders.append(replace(folder, names=_names_in(folder, len(spec.layers))))
 
     def lora_columns(self) -> Tensor | None:
@@ -118,8 +130,6 @@ class Adapters:
         """
         if not self._spec.adapters or not self.changes(part, i):
             return None
-        if not self._folders:
-            return self._low_rank(self._stacked_blocks(self._names.for_layer(part, i), rows, columns))
         return self._load([folder.names.for_layer(part, i) for folder in self._folders], rows, columns, order)
 
     def named(self, names: Sequence[str], rows: Sequence[int], columns: int) -> LowRank | None:
@@ -135,15 +145,9 @@ class Adapters:
         blocks = [
             folder.blocks(self._spec, own, rows, columns, order) for folder, own in zip(self._folders, names, strict=True)
         ]
-        return self._low_rank([_side_by_side(pairs) for pairs in zip(*blocks, strict=True)])
-
-    def _low_rank(self, blocks: Sequence[_Pair]) -> LowRank:
-        """Return the addition to a layer whose blocks of rows have these matrices of all adapters."""
-        down = torch.cat([down for down, _ in blocks])
-        up, row, column = down.new_zeros(sum(len(up) for _, up in blocks), len(down)), 0, 0
-        for _, block in blocks:
-            up[row : row + block.shape[0], column : column + block.shape[1]] = block
-            row, column = row + block.shape[0], column + block.shape[1]
+        pairs = [_side_by_side(each) for each in zip(*blocks, strict=True)]
+        down: Tensor = torch.cat([down for down, _ in pairs])
+        up: Tensor = cast(Any, torch).block_diag(*(up for _, up in pairs))
         return LowRank(down.to(self._device, self._dtype), up.to(self._device, self._dtype))
 
     def table(self, part: WeightRole, rows: int, columns: int) -> LowRank | None:
@@ -151,7 +155,12 @@ class Adapters:
         if not self._spec.adapters or not self.changes(part, 0):
             return None
         self._check_tables(part, rows, columns)
-        down, up = self._table_pair(part, rows, columns)
+        down, up = _side_by_side(
+            [
+                folder.matrices(self._spec, folder.names.for_layer(part, 0)[0], columns, rows, table=True)
+                for folder in self._folders
+            ]
+        )
         table_VK = down.T.contiguous().to(self._device, self._dtype)
         return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
 
@@ -160,8 +169,8 @@ class Adapters:
 
         In the stacked layout, the owner of the weights rejects tensors.
         """
-        with self._stack:
-            left = [name for folder in self._folders for name in folder.weights.finish(folder.names.unused)]
+        folders = [folder for folder in self._folders if folder.number is None]
+        left = [name for folder in folders for name in folder.weights.finish(folder.names.unused)]
         return [re.sub(r"\.lora_\w+(\.weight)?$", "", name) for name in left]
 
     def _check_tables(self, part: WeightRole, rows: int, columns: int) -> None:
@@ -178,35 +187,8 @@ class Adapters:
     def changes(self, part: WeightRole, i: int) -> bool:
         """Return whether any adapter changes a layer. Those of a checkpoint change all of one part, or none."""
         if not self._spec.lora:
-            names = self._folders[0].names if self._folders else self._names
-            return any(names.for_layer(part, i))
+            return any(self._folders[0].names.for_layer(part, i))
         return any(folder.changes(folder.names.for_layer(part, i)) for folder in self._folders)
-
-    def _table_pair(self, part: WeightRole, entries: int, columns: int) -> _Pair:
-        """Return A of all adapters, (K, entries), and B times the scale, (columns, K)."""
-        if not self._folders:
-            return self._stacked(self._names.for_layer(part, 0)[0], columns, entries, table=True)
-        return _side_by_side(
-            [
-                folder.matrices(self._spec, folder.names.for_layer(part, 0)[0], columns, entries, table=True)
-                for folder in self._folders
-            ]
-        )
-
-    def _stacked_blocks(self, names: Sequence[str], rows: Sequence[int], columns: int) -> list[_Pair]:
-        rows = (sum(rows),) if len(names) == 1 else rows
-        return [self._stacked(name, num, columns) for name, num in zip(names, rows, strict=True)]
-
-    def _stacked(self, name: str, rows: int, columns: int, *, table: bool = False) -> _Pair:
-        """Return A and B, as of `_side_by_side`, of a weight that has all adapters beside it."""
-        at, num, rank = f"{name}.parametrizations.weight.0", len(self._spec.adapters), self._spec.adapter_rank
-        if table:
-            a_NRI = self._weights.take(f"{at}.lora_A", num, columns, rank).transpose(1, 2)
-            b_NOR = self._weights.take(f"{at}.lora_B", num, rank, rows).transpose(1, 2)
-        else:
-            a_NRI = self._weights.take(f"{at}.lora_A", num, rank, columns)
-            b_NOR = self._weights.take(f"{at}.lora_B", num, rows, rank)
-        return _side_by_side([(a, b * self._spec.adapter_scale) for a, b in zip(a_NRI, b_NOR, strict=True)])
 
 
 def _side_by_side(pairs: Sequence[_Pair]) -> _Pair:

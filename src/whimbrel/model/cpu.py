@@ -26,24 +26,16 @@ _ISA_VARIABLES: Final = ("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA")
 """Variables that restrict oneDNN; the first that is set applies."""
 _VARIABLES: Final = (*_ISA_VARIABLES, "ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "OPENBLAS_CORETYPE")
 
-_ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {
-    "sse41": "other",
-    "avx": "other",
-    "avx2": "avx2",
-    "avx2_vnni": "avx2",
-    "avx2_vnni_2": "avx2",
-    "avx512_core": "avx512",
-    "avx512_core_vnni": "avx512",
-    "avx512_core_bf16": "avx512_bf16",
-    "avx512_core_fp16": "avx512_bf16",
-    "avx10_1": "avx512_bf16",
-    "avx10_1_512": "avx512_bf16",
-    "avx10_2": "avx512_bf16",
-    "avx10_2_512": "avx512_bf16",
+_ISAS_OF_LEVELS: Final[Mapping[CpuLevel, str]] = {
+    "other": "sse41 avx",
+    "avx2": "avx2 avx2_vnni avx2_vnni_2",
+    "avx512": "avx512_core avx512_core_vnni",
+    "avx512_bf16": "avx512_core_bf16 avx512_core_fp16 avx10_1 avx10_1_512 avx10_2 avx10_2_512",
 }
-"""Highest level of oneDNN by the value of the variable. Values with "amx" and unknown values do not lower `Cpu.level`.
+"""Values of the variable by the highest level of oneDNN. Those with "amx" and unknown ones do not lower `Cpu.level`.
 
 Source: oneDNN, src/cpu/x64/cpu_isa_traits.cpp (init_max_cpu_isa)."""
+_ISA_LEVELS: Final[Mapping[str, CpuLevel]] = {isa: level for level, isas in _ISAS_OF_LEVELS.items() for isa in isas.split()}
 
 _ISA_WITHOUT_VNNI: Final = frozenset({"sse41", "avx", "avx2", "avx512_core"})
 """Values of the variable that hold VNNI back."""
@@ -65,18 +57,23 @@ def find_cpu(
     permit_amx: Callable[[], bool],
 ) -> Cpu:
     """Return the features in `capabilities` (torch.cpu.get_capabilities()) that `environ` and the kernel allow."""
-    ranks = [CPU_LEVELS.index(each) for each in (_level_of(capabilities, permit_amx), _highest_level(environ))]
-    level = CPU_LEVELS[min(ranks)]
+    limit = next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
+    levels = _level_of(capabilities, permit_amx), _ISA_LEVELS.get(limit) or "amx"
+    level = CPU_LEVELS[min(map(CPU_LEVELS.index, levels))]
+    has_float16 = bool(capabilities.get("avx512_fp16"))
     bfloat16: Literal["native", "slow", "none"] = "none"
     if onednn_bfloat16():
-        fast = level == "amx" or (level == "avx512_bf16" and not _halves_bfloat16(capabilities))
-        bfloat16 = "native" if fast else "slow"
+        # In AVX-512, Intel's cores multiply bfloat16 at half the speed of float32 since Sapphire Rapids.
+        is_halved = "intel" in str(capabilities.get("cpu_name")).lower() and has_float16
+        bfloat16 = "native" if level == "amx" or (level == "avx512_bf16" and not is_halved) else "slow"
     return Cpu(
         name=str(capabilities.get("cpu_name") or capabilities.get("architecture") or "unknown").strip(),
         level=level,
         bfloat16=bfloat16,
-        float16=_has_float16(capabilities, environ, level),
-        vnni=_has_vnni(capabilities, environ, level),
+        float16=has_float16 and level in ("avx512_bf16", "amx") and limit != "avx512_core_bf16",
+        vnni=level != "other"
+        and limit not in _ISA_WITHOUT_VNNI
+        and bool(capabilities.get("avx_vnni" if level == "avx2" else "avx512_vnni")),
         vectors=torch.backends.cpu.get_cpu_capability(),
         switches=tuple(f"{name}={environ[name]}" for name in _VARIABLES if environ.get(name)),
     )
@@ -105,31 +102,6 @@ def _level_of(capabilities: Mapping[str, Any], permit_amx: Callable[[], bool]) -
     if not has("avx512_bf16"):
         return "avx512"
     return "amx" if has("amx_tile", "amx_bf16", "amx_int8") and permit_amx() else "avx512_bf16"
-
-
-def _halves_bfloat16(capabilities: Mapping[str, Any]) -> bool:
-    """Return whether AVX-512 multiplies bfloat16 at half the speed of float32, as Intel's cores do since Sapphire Rapids."""
-    return "intel" in str(capabilities.get("cpu_name")).lower() and bool(capabilities.get("avx512_fp16"))
-
-
-def _has_float16(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
-    if level not in ("avx512_bf16", "amx") or _isa_limit(environ) == "avx512_core_bf16":
-        return False
-    return bool(capabilities.get("avx512_fp16"))
-
-
-def _has_vnni(capabilities: Mapping[str, Any], environ: Mapping[str, str], level: CpuLevel) -> bool:
-    if level == "other" or _isa_limit(environ) in _ISA_WITHOUT_VNNI:
-        return False
-    return bool(capabilities.get("avx_vnni" if level == "avx2" else "avx512_vnni"))
-
-
-def _highest_level(environ: Mapping[str, str]) -> CpuLevel:
-    return _ISA_LEVELS.get(_isa_limit(environ)) or "amx"
-
-
-def _isa_limit(environ: Mapping[str, str]) -> str:
-    return next((environ[name].lower() for name in _ISA_VARIABLES if environ.get(name)), "")
 
 
 def _permit_amx() -> bool:

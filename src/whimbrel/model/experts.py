@@ -9,23 +9,21 @@ Shapes: R rows, D model width, E experts, G groups, I inner width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.adapters import Adapters
+from whimbrel.model.layer import FeedForward, Mlp
 from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.linear import Linear, round_up_rows
-from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.weights import Weights
-from whimbrel.types.card import Encoder, Routing
+from whimbrel.model.parts import Parts
+from whimbrel.types.card import Routing
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Experts:
     """Layer of experts: bias + the sum of weight * down(up(x)) over the experts of a token.
 
@@ -33,66 +31,61 @@ class Experts:
     order of the experts, so a row has the same bits in any batch. On a GPU the host waits for each expert's number of rows.
     """
 
-    def __init__(self, router: Linear, experts: Sequence[tuple[Linear, Linear]], bias_D: Tensor, per_token: int) -> None:
-        self._router = router
-        self._experts = experts
-        self._bias_D = bias_D
-        self._per_token = per_token
+    router: Linear
+    experts: Sequence[Mlp]
+    bias_D: Tensor
+    per_token: int
+    dtype: torch.dtype
 
-    def __call__(self, x_RD: Tensor) -> Tensor:
-        weights_RE = self._router(x_RD)[:, : len(self._experts)].float().softmax(-1)
-        chosen_RE = torch.zeros_like(weights_RE, dtype=torch.bool)
-        chosen_RE.scatter_(1, weights_RE.topk(self._per_token, dim=-1).indices, value=True)
-        experts = [_chain(up, down) for up, down in self._experts]
-        return _add_experts(x_RD, experts, chosen_RE, weights_RE) + self._bias_D
+    def __call__(self, x_RD: Tensor, _: Tensor | None) -> Tensor:
+        x_RD = x_RD.to(self.dtype)
+        weights_RE = self.router(x_RD)[:, : len(self.experts)].float().softmax(-1)
+        return _add_experts(x_RD, self.experts, _largest(weights_RE, self.per_token), weights_RE) + self.bias_D
 
 
-def _chain(up: Linear, down: Linear) -> Callable[[Tensor], Tensor]:
-    return lambda x_RD: down(up(x_RD))
+def _largest(scores_RE: Tensor, count: int) -> Tensor:
+    """Return the mask of the largest scores of each row."""
+    chosen_RE = torch.zeros_like(scores_RE, dtype=torch.bool)
+    return chosen_RE.scatter_(1, scores_RE.topk(count, dim=-1).indices, value=True)
 
 
-def _add_experts(x_RD: Tensor, experts: Sequence[Callable[[Tensor], Tensor]], chosen_RE: Tensor, weights_RE: Tensor) -> Tensor:
+def _add_experts(x_RD: Tensor, experts: Sequence[Mlp], chosen_RE: Tensor, weights_RE: Tensor) -> Tensor:
     out_RD = torch.zeros_like(x_RD, dtype=torch.float32)
     for number, expert in enumerate(experts):
         rows = chosen_RE[:, number].nonzero()[:, 0]
         if rows.numel():
             own = F.pad(x_RD[rows], (0, 0, 0, round_up_rows(rows.numel()) - rows.numel()))
-            out_RD[rows] += expert(own)[: rows.numel()].float() * weights_RE[rows, number, None]
+            out_RD[rows] += expert(own, None)[: rows.numel()].float() * weights_RE[rows, number, None]
     return out_RD
 
 
-def load_experts(
-    spec: Encoder,
-    weights: Weights,
-    *,
-    names: Sequence[str],
-    num_experts: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    quantization: Quantization | None = None,
-) -> Experts:
-    router, at = names  # the name of the router, the prefix of the experts
-    width, inner = spec.hidden_size, spec.intermediate_size
+def load_experts(parts: Parts, i: int, num_experts: int) -> Mlp:
+    """Load a layer of experts. Adapters may change the shared one alone."""
+    spec, names = parts.spec, parts.names
+    at = (names.experts or "").format(i=i)
+    router_ED = parts.take(f"{(names.router or '').format(i=i)}.weight", num_experts, spec.hidden_size)
     # Padded: the bits of a product with few columns would depend on the number of rows.
-    router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
+    router_ED = F.pad(router_ED, (0, 0, 0, -num_experts % 16))
+    if spec.routing is not None:
+        correction_E = torch.zeros(num_experts, device=parts.device)
+        if spec.routing.corrected:
+            correction_E = parts.take((names.correction or "").format(i=i), num_experts)
+        return _load_gated(parts, spec.routing, Linear(router_ED, None), correction_E, at)
+    width, inner = spec.hidden_size, spec.intermediate_size
     up_EID, down_EID = (
-        weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")
+        parts.weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width)
+        for name in ("w1", "w2")
     )
     experts = [
-        (
-            Linear(up_ID.to(device, dtype), None, spec.activation, quantization=quantization),
-            Linear(down_ID.T.contiguous().to(device, dtype), None, quantization=quantization),
+        FeedForward(
+            parts.make_linear(up_ID.to(parts.device, parts.dtype), None, spec.activation),
+            parts.make_linear(down_ID.T.contiguous().to(parts.device, parts.dtype), None),
+            gate=None,
         )
         for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
     ]
-    bias_D = weights.take(f"{at}.bias", width).to(device)
-    return Experts(Linear(router_ED.to(device, dtype), None), experts, bias_D, spec.experts_per_token)
-
-
-class _Mlp(Protocol):
-    """MLP of rows; the mask is that of `Linear`."""
-
-    def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor: ...
+    router = Linear(router_ED.to(parts.dtype), None)
+    return Experts(router, experts, parts.take(f"{at}.bias", width), spec.experts_per_token, parts.dtype)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -101,12 +94,14 @@ class GatedExperts:
 
     router: Linear
     correction_E: Tensor
-    experts: Sequence[Callable[[Tensor], Tensor]]
-    shared: _Mlp | None
+    experts: Sequence[Mlp]
+    shared: Mlp | None
     routing: Routing
     per_token: int
+    dtype: torch.dtype
 
     def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+        x_RD = x_RD.to(self.dtype)
         scores_RE = in_blocks(torch.sigmoid, self.router(x_RD.float()))[:, : len(self.experts)]
         chosen_RE = self._choose(scores_RE + self.correction_E)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
@@ -117,48 +112,19 @@ class GatedExperts:
 
     def _choose(self, scores_RE: Tensor) -> Tensor:
         """Return the mask of the best experts in the best groups."""
-        routing = self.routing
-        scores_RGE = scores_RE.view(len(scores_RE), routing.num_groups, -1)
-        groups_RG = scores_RGE.topk(2, dim=-1).values.sum(-1)
-        left_RG = torch.ones_like(groups_RG, dtype=torch.bool)
-        left_RG.scatter_(1, groups_RG.topk(routing.top_groups, dim=-1).indices, value=False)
-        scores_RE = scores_RGE.masked_fill(left_RG[..., None], -torch.inf).view(scores_RE.shape)
-        chosen_RE = torch.zeros_like(scores_RE, dtype=torch.bool)
-        return chosen_RE.scatter_(1, scores_RE.topk(self.per_token, dim=-1).indices, value=True)
+        scores_RGE = scores_RE.view(len(scores_RE), self.routing.num_groups, -1)
+        best_RG = _largest(scores_RGE.topk(2, dim=-1).values.sum(-1), self.routing.top_groups)
+        scores_RE = scores_RGE.masked_fill(~best_RG[..., None], -torch.inf).view(scores_RE.shape)
+        return _largest(scores_RE, self.per_token)
 
 
-def load_gated_experts(
-    spec: Encoder,
-    weights: Weights,
-    *,
-    names: Sequence[str],
-    layers: Sequence[str],
-    num_experts: int,
-    device: torch.device,
-    dtype: torch.dtype,
-    adapters: Adapters,
-    quantization: Quantization | None = None,
-) -> GatedExperts:
-    """Load a layer of experts. Adapters may change the shared one alone."""
-    router, at, correction = names  # the name of the router, the prefix of the experts, the correction
-    width, routing = spec.hidden_size, spec.routing
-    assert routing is not None
-    act, shared_name = ACTIVATIONS[spec.activation], f"{at}.shared_experts"
+def _load_gated(parts: Parts, routing: Routing, router: Linear, correction_E: Tensor, at: str) -> GatedExperts:
+    spec, act, shared_name = parts.spec, ACTIVATIONS[parts.spec.activation], f"{at}.shared_experts"
 
-    def mlp(name: str, inner: int) -> _Mlp:
-        *first, last = (f"{name}.{layer}" for layer in layers)
-        both = Linear(
-            torch.cat([weights.take(f"{part}.weight", inner, width) for part in first]).to(device, dtype),
-            None,
-            low_rank=adapters.named(first, [inner, inner], width) if name == shared_name else None,
-            quantization=quantization,
-        )
-        down = Linear(
-            weights.take(f"{last}.weight", width, inner).to(device, dtype),
-            None,
-            low_rank=adapters.named([last], [width], inner) if name == shared_name else None,
-            quantization=quantization,
-        )
+    def mlp(name: str, inner: int) -> Mlp:
+        *first, last = (f"{name}.{layer}" for layer in parts.names.expert_layers)
+        both = parts.linear(first, [inner, inner], spec.hidden_size, adapted=name == shared_name)
+        down = parts.linear([last], [spec.hidden_size], inner, adapted=name == shared_name)
 
         def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
             gate, up = both(x_RD, lora_mask_RK).chunk(2, dim=-1)
@@ -166,10 +132,6 @@ def load_gated_experts(
 
         return run
 
-    router_ED = F.pad(weights.take(f"{router}.weight", num_experts, width), (0, 0, 0, -num_experts % 16))
-    correction_E = (weights.take(correction, num_experts) if routing.corrected else torch.zeros(num_experts)).to(device)
-    experts = [
-        partial(mlp(f"{at}.experts.{number}", routing.intermediate_size), lora_mask_RK=None) for number in range(num_experts)
-    ]
+    experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(len(correction_E))]
     shared = mlp(shared_name, routing.shared_size) if routing.shared_size else None
-    return GatedExperts(Linear(router_ED.to(device), None), correction_E, experts, shared, routing, spec.experts_per_token)
+    return GatedExperts(router, correction_E, experts, shared, routing, spec.experts_per_token, parts.dtype)

@@ -89,34 +89,28 @@ WeightRole: TypeAlias = Literal["words", "types", "qkv", "out", "up", "down"]
 """Parts that adapters can modify."""
 
 
-def _bert_layers(prefix: str) -> dict[str, str | tuple[str, ...]]:
-    at = f"{prefix}.{{i}}."
-    return {
-        "qkv": tuple(f"{at}attention.self.{part}" for part in ("query", "key", "value")),
-        "out": f"{at}attention.output.dense",
-        "attention_sum": f"{at}attention.output.LayerNorm",
-        "up": (f"{at}intermediate.dense",),
-        "down": f"{at}output.dense",
-        "mlp_sum": f"{at}output.LayerNorm",
-    }
-
-
-_EMBEDDINGS: Final = {
-    "words": "embeddings.word_embeddings",
-    "positions": "embeddings.position_embeddings",
-    "types": "embeddings.token_type_embeddings",
-    "embedding_norm": "embeddings.LayerNorm",
-}
 _CONSTANTS: Final = r"(.*\.)?embeddings\.(position_ids|token_type_ids)"
 _TASK_HEADS: Final = (r"pooler\..*", _CONSTANTS, r"cls\..*", r"lm_head\..*")
 
-_BERT: Final = WeightNames(prefixes=("bert.",), unused=_TASK_HEADS, **_EMBEDDINGS, **_bert_layers("encoder.layer"))  # pyright: ignore[reportArgumentType]
-
-_DISTILBERT: Final = WeightNames(
-    prefixes=("distilbert.",),
+_BERT: Final = WeightNames(
+    prefixes=("bert.",),
     words="embeddings.word_embeddings",
     positions="embeddings.position_embeddings",
+    types="embeddings.token_type_embeddings",
     embedding_norm="embeddings.LayerNorm",
+    qkv=tuple(f"encoder.layer.{{i}}.attention.self.{part}" for part in ("query", "key", "value")),
+    out="encoder.layer.{i}.attention.output.dense",
+    attention_sum="encoder.layer.{i}.attention.output.LayerNorm",
+    up=("encoder.layer.{i}.intermediate.dense",),
+    down="encoder.layer.{i}.output.dense",
+    mlp_sum="encoder.layer.{i}.output.LayerNorm",
+    unused=_TASK_HEADS,
+)
+
+_DISTILBERT: Final = replace(
+    _BERT,
+    prefixes=("distilbert.",),
+    types=None,
     qkv=tuple(f"transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"),
     out="transformer.layer.{i}.attention.out_lin",
     attention_sum="transformer.layer.{i}.sa_layer_norm",
@@ -185,32 +179,25 @@ _JINA_COLBERT: Final = replace(
     unused=(*_NOMIC.unused, r"linear\.weight"),
 )
 
-_IN_JINA_V3: Final[dict[str, Any]] = _joined_on_the_hub(up=("layers.{i}.mlp.fc1",), down="layers.{i}.mlp.fc2")
-
+_IN_JINA_V3: Final = replace(_JINA_COLBERT, **_joined_on_the_hub(up=("layers.{i}.mlp.fc1",), down="layers.{i}.mlp.fc2"))
 _JINA_ADAPTERS: Final = replace(
     _JINA_COLBERT,
     prefixes=("roberta.", "base_model.model.", "base_model.model.roberta."),
     qkv=tuple(f"encoder.layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
     unused=(r"pooler\.dense\..*",),
-    alternative=replace(
-        _JINA_COLBERT,
-        unused=(r"pooler\.dense\..*",),
-        **_IN_JINA_V3,
-    ),
+    alternative=replace(_IN_JINA_V3, unused=(r"pooler\.dense\..*",)),
 )
 _JINA_V3: Final = replace(
     _JINA_COLBERT,
     unused=_NOMIC.unused,
     adapters=_JINA_ADAPTERS,
-    in_transformers=replace(_JINA_COLBERT, unused=_NOMIC.unused, **_IN_JINA_V3),
+    in_transformers=replace(_IN_JINA_V3, unused=_NOMIC.unused),
 )
-_JINA_RERANKER: Final = replace(_JINA_COLBERT, unused=_NOMIC.unused, positions="embeddings.position_embeddings")
 
-_GTE: Final = WeightNames(
+_GTE: Final = replace(
+    _BERT,
     prefixes=("new.", "gte."),
-    words="embeddings.word_embeddings",
-    types="embeddings.token_type_embeddings",
-    embedding_norm="embeddings.LayerNorm",
+    positions=None,
     qkv=("encoder.layer.{i}.attention.qkv_proj",),
     out="encoder.layer.{i}.attention.o_proj",
     attention_sum="encoder.layer.{i}.attn_ln",
@@ -338,12 +325,10 @@ _T5: Final = WeightNames(
     unused=(r"decoder\..*", r"lm_head\..*", r"classification_head\..*"),
 )
 
-_PEFT: Final = ("base_model.model.",)
-
 
 def _with_linear_adapters(names: WeightNames) -> WeightNames:
     """Return names of a family whose own adapters are in PEFT's folders and change the linear layers alone."""
-    return replace(names, adapters=replace(names, prefixes=_PEFT, words="", unused=()))
+    return replace(names, adapters=replace(names, prefixes=("base_model.model.",), words="", unused=()))
 
 
 FAMILIES: Final[Mapping[str, WeightNames]] = {
@@ -370,7 +355,7 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
     "jina_bert_ungated": replace(_BERT, positions=None),
     "jina_embeddings_v3": _JINA_V3,
     "jina_colbert": _JINA_COLBERT,
-    "jina_reranker": _JINA_RERANKER,
+    "jina_reranker": replace(_JINA_COLBERT, unused=_NOMIC.unused, positions=_BERT.positions),
     "gte": replace(_GTE, in_transformers=replace(_GTE, **_joined_on_the_hub())),
     "modernbert": _MODERNBERT,
     "llama": _LLAMA,

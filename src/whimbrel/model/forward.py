@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import torch
@@ -30,12 +30,10 @@ from whimbrel.model.load import Model
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.model.pooling import Put
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
-
-Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
-"""Copies an array to the device."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,7 +85,7 @@ class Forward:
         if tokens_R is not None:
             inputs = [each[tokens_R] for each in inputs]
         num_rows = self._round_up(inputs[0].size)
-        arrays = [self._put(pad(each, num_rows)) for each in inputs]
+        arrays = [self._put(_pad(each, num_rows)) for each in inputs]
         return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
 
     def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer] | None) -> Tensor | None:
@@ -95,7 +93,7 @@ class Forward:
             return None
         adapters = np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))
         adapters = adapters if tokens_R is None else adapters[tokens_R]
-        return self._put(pad(adapters, self._round_up(adapters.size)))
+        return self._put(_pad(adapters, self._round_up(adapters.size)))
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
@@ -121,26 +119,14 @@ class Forward:
         parts = [
             (
                 slice(first, last if last < batch.num_tokens else self._round_up(last)),
-                AttentionLayout(
-                    self._put(np.array([0, last - first], np.int32)),
-                    [(0, 1, last - first, last - first)],
-                    last - first,
-                    last - first,
-                    masks=masks,
-                    sources={0: source},
-                ),
+                self._layout_of_text(last - first, masks=masks, sources={0: source}),
             )
             for (first, last), source in zip(bounds, pieces(bounds), strict=True)
         ]
-        adapters_R = self._adapters(batch, None)
-        return AttentionLayout(
-            self._put(batch.cu_seqlens),
-            [(0, 1, batch.num_tokens, batch.num_tokens)],
-            batch.num_tokens,
-            batch.num_tokens,
-            adapters_R=adapters_R,
-            pieces=parts,
-        )
+        return self._layout_of_text(batch.num_tokens, adapters_R=self._adapters(batch, None), pieces=parts)
+
+    def _layout_of_text(self, length: int, **more: Any) -> AttentionLayout:
+        return AttentionLayout(self._put(np.array([0, length], np.int32)), [(0, 1, length, length)], length, length, **more)
 
     # Shared prefixes
 
@@ -186,27 +172,27 @@ class Forward:
     ) -> AttentionLayout:
         """Return the layout of the rows: the missing prefixes, then each seq's own tokens."""
         prefix_of_S = [*missing, *prefix_B]
-        own_S = lengths_S.tolist()
-        attended = [size if prefix else attended for size, prefix, attended in zip(
-            own_S[len(missing) :], prefix_B, batch.num_attended_B.tolist(), strict=True)]  # fmt: skip
-        attended_S = np.array([*own_S[: len(missing)], *attended], np.int32)
+        num_before = [prefix.num_tokens if prefix else 0 for prefix in prefix_of_S]
+        attended_S = lengths_S.astype(np.int32)
+        is_whole_B = batch.prefix_tokens_B == 0
+        attended_S[len(missing) :][is_whole_B] = batch.num_attended_B[is_whole_B]
         groups: list[tuple[int, int, int, int]] = []
         sources: dict[int, KeySource] = {}
         cu_seqlens = offsets_of(lengths_S).astype(np.int32)
-        kinds = [(i < len(missing), *sizes, prefix.num_tokens if prefix else 0) for i, (*sizes, prefix) in enumerate(
-            zip(own_S, attended_S.tolist(), prefix_of_S, strict=True))]  # fmt: skip
+        is_missing = [True] * len(missing) + [False] * batch.num_seqs
+        kinds = list(zip(is_missing, lengths_S.tolist(), attended_S.tolist(), num_before, strict=True))
         for first, last in _runs(kinds):
-            is_prefix, length, keys, num_before = kinds[first]
+            is_prefix, length, keys, _ = kinds[first]
             start = int(cu_seqlens[first])
             groups.append((start, last - first, length, keys))
             kept = [prefix.kept for prefix in prefix_of_S[first:last] if prefix]
             if kept:
-                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept, num_before)
+                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
         return AttentionLayout(
             self._put(cu_seqlens),
             groups,
             tokens_R.size,
-            max(own_S),
+            int(lengths_S.max()),
             None if np.array_equal(attended_S, lengths_S) else self._put(attended_S),
             adapters_R=self._adapters(batch, tokens_R),
             sources=sources,
@@ -254,7 +240,7 @@ def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
     return list(pairwise([*starts, len(items)]))
 
 
-def pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
+def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
     """Return the numbers, with zeros up to a number of rows."""
     if array_T.size == num_rows:
         return array_T

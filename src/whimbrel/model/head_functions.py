@@ -10,7 +10,9 @@ Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W col
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import Final, cast
@@ -19,23 +21,12 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.ops.activations import in_blocks
-from whimbrel.model.ops.linear import Linear, layer_norm
+from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.quantization import Quantization
-from whimbrel.model.pooling import HeadFunction, LoadedHead, normalize, segment_reduce
-from whimbrel.model.spans import load_span_scorer
+from whimbrel.model.pooling import HeadFunction, LoadedHead, guard_rows, normalize, segment_reduce
+from whimbrel.model.spans import SpanScorer
 from whimbrel.model.weights import Weights
-from whimbrel.types.heads import (
-    Activation,
-    Dense,
-    DivideBy,
-    Head,
-    LayerNorm,
-    LogitScore,
-    MlmHead,
-    Normalize,
-    SpanHead,
-    SparseAutoencoder,
-)
+from whimbrel.types.heads import Dense, DivideBy, Head, LayerNorm, LogitScore, MlmHead, Normalize, SpanHead, SparseAutoencoder
 
 _BLOCK: Final = 4096
 """Columns of a block. Its scores for 512 tokens take 8 MiB in float32."""
@@ -64,7 +55,11 @@ def load_head(
         case LogitScore():
             loaded = _logit_score(head, main, device)
         case DivideBy():
-            loaded = _divide(head)
+            loaded = partial(torch.div, other=head.divisor)
+        case SpanHead():
+            loaded = SpanScorer(head, main, device)
+        case Normalize():
+            loaded = normalize
         case Dense() | LayerNorm():
             if head.source is None:
                 loaded = _layer(head, main, device)
@@ -72,15 +67,7 @@ def load_head(
                 with Weights(folder, path=head.source, allow_pickle=True) as weights:
                     loaded = _layer(head, weights, device)
                     weights.finish()
-        case SpanHead():
-            loaded = load_span_scorer(head, main, device)
-        case Normalize():
-            loaded = normalize
     return loaded
-
-
-def _divide(head: DivideBy) -> HeadFunction:
-    return lambda x_RD: x_RD / head.divisor
 
 
 def _layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> HeadFunction:
@@ -89,21 +76,15 @@ def _layer(head: Dense | LayerNorm, weights: Weights, device: torch.device) -> H
     weight = weights.take(f"{prefix}weight", *shape).to(device)
     bias = weights.take(f"{prefix}bias", shape[0]).to(device) if head.bias else None
     if isinstance(head, LayerNorm):
-        return lambda x_RD: layer_norm(x_RD, weight, bias, head.eps)
-    linear = _guard(Linear(weight, bias, head.activation), head.activation)
+        return Norm(weight, bias, head.eps, centred=True)
+    linear = Linear(weight, bias, head.activation)
+    linear = linear if head.activation == "identity" else guard_rows(linear)
     if not head.residual:
         return linear
     if head.out_features == head.in_features:
         return lambda x_RI: linear(x_RI) + x_RI
     project = Linear(weights.take("residual.weight", *shape).to(device), None)
     return lambda x_RI: linear(x_RI) + project(x_RI)
-
-
-def _guard(linear: Linear, activation: Activation) -> HeadFunction:
-    """Set rows to NaN whose input is not finite: most activations map infinity, and oneDNN's ReLU NaN, to finite values."""
-    if activation == "identity":
-        return linear
-    return lambda x_RI: linear(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
 
 
 def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> HeadFunction:
@@ -113,26 +94,26 @@ def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> He
     return Linear(weight.to(device), None)
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Decoder:
     """SPLADE decoder: rows (R, in) and the number of rows of each text -> (P, out) in float32.
 
     The rows of the texts are consecutive; further rows are ignored. `blocks` score consecutive ranges of entries.
     """
 
-    def __init__(self, head: MlmHead, blocks: Sequence[Linear], dtype: torch.dtype) -> None:
-        self._head = head
-        self._blocks = blocks
-        self._dtype = dtype
+    head: MlmHead
+    blocks: Sequence[Linear]
+    dtype: torch.dtype
 
     def __call__(self, x_RD: Tensor, lengths_P: Tensor) -> Tensor:
-        width = self._head.out_features
-        pool = adjacent_max if self._head.strategy == "max" else self._sum
-        x_RD = x_RD.to(self._dtype)
+        width = self.head.out_features
+        pool = adjacent_max if self.head.strategy == "max" else self._sum
+        x_RD = x_RD.to(self.dtype)
         rows_PV = torch.zeros((lengths_P.shape[0], width + -width % _ALIGN), device=x_RD.device)
-        for number, block in enumerate(self._blocks):
+        for number, block in enumerate(self.blocks):
             scores_PW = pool(block(x_RD), lengths_P)
             rows_PV[:, number * _BLOCK : number * _BLOCK + scores_PW.shape[1]] = scores_PW
-        if self._head.strategy == "max":  # after the maximum: the function is monotonic
+        if self.head.strategy == "max":  # after the maximum: the function is monotonic
             self._saturate(rows_PV)
         return rows_PV[:, :width]
 
@@ -142,7 +123,7 @@ class Decoder:
 
     def _saturate(self, x: Tensor) -> Tensor:
         x.relu_()
-        for _ in range(self._head.num_logs):
+        for _ in range(self.head.num_logs):
             x.log1p_()
         return x
 
@@ -164,7 +145,7 @@ def _decoder(
     return Decoder(head, blocks, dtype)
 
 
-def _sparse_autoencoder(head: SparseAutoencoder, folder: Path, device: torch.device) -> Callable[[Tensor], Tensor]:
+def _sparse_autoencoder(head: SparseAutoencoder, folder: Path, device: torch.device) -> HeadFunction:
     with Weights(folder, path=head.source, allow_pickle=True) as weights:
         # The tensor has two names; safetensors keeps the alphabetically first, a pickle both.
         name = "encoder.weight" if weights.has("encoder.weight") else "decoder.linear.weight"

@@ -170,8 +170,13 @@ def _compare(model: Any, source: _Source) -> tuple[Tensor, Tensor, int, HFModel]
     ]
     model.set_attn_implementation(ATTENTION_NAME)
     packed = HFModel(model, has_types=source.has_types)
-    hidden_TD, num_attended = _run_batch(packed, batch, source)
-    return torch.cat(alone), hidden_TD, num_attended, packed
+    positions = source.encoder.max_positions
+    num_rows = round_up_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
+    ids_R, positions_R = (source.put(np.pad(x, (0, num_rows - x.size))) for x in (batch.ids_T, batch.positions_T))
+    offsets, longest = source.put(batch.cu_seqlens), int(np.diff(batch.cu_seqlens).max())
+    run = HFForward(AttentionLayout(offsets, equal_length_groups(batch.cu_seqlens), batch.num_tokens, longest))
+    hidden_RD = packed.run(ids_R, positions_R, torch.zeros_like(ids_R), run)
+    return torch.cat(alone), hidden_RD[: batch.num_tokens], len(run.attended), packed
 
 
 def _make_texts(source: _Source) -> Batch:
@@ -186,17 +191,6 @@ def _make_texts(source: _Source) -> Batch:
     special = np.array(sorted(ids), np.int32)[: max(0, texts[1].size - 2)]
     texts[1][1 : 1 + special.size] = special
     return pack([Seq(row, i) for i, row in enumerate(texts)], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
-
-
-def _run_batch(model: HFModel, batch: Batch, source: _Source) -> tuple[Tensor, int]:
-    positions = source.encoder.max_positions
-    num_rows = round_up_rows(max(batch.num_tokens, positions + 1 if positions < _ROWS else 0))
-
-    ids_R, positions_R = (source.put(np.pad(x, (0, num_rows - x.size))) for x in (batch.ids_T, batch.positions_T))
-    lengths = np.diff(batch.cu_seqlens)
-    groups = equal_length_groups(batch.cu_seqlens)
-    run = HFForward(AttentionLayout(source.put(batch.cu_seqlens), groups, batch.num_tokens, int(lengths.max())))
-    return model.run(ids_R, positions_R, torch.zeros_like(ids_R), run)[: batch.num_tokens], len(run.attended)
 
 
 def _has_long_window(config: Any) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from whimbrel.model.head_functions import load_head
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
-from whimbrel.model.static_table import IdfWeights, StaticTable
+from whimbrel.model.static_table import StaticTable, load_static_table, read_idf
 from whimbrel.model.transformer import Transformer
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import FALLBACK, Card
@@ -30,20 +30,8 @@ from whimbrel.types.heads import Head
 _OTHER_HEADS: Final = rf"({'|'.join(TASK_HEADS)})\..*"
 """Pattern of the tensors of heads that a model of vectors leaves out, as AutoModel does."""
 
-
-class Model(Protocol):
-    """Loaded model: ragged rows in, hidden states out."""
-
-    def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
-    ) -> Tensor:
-        """Return the hidden states of the last layer, (R, D) in float32. Calls `between_layers` between any two layers."""
-        ...
+Model: TypeAlias = Callable[[Tensor, Tensor, Tensor, AttentionLayout, Callable[[], None] | None], Tensor]
+"""(ids, positions, types, (R,) each, layout, function to call between any two layers) -> hidden states, (R, D) in float32."""
 
 
 def load_model(
@@ -60,7 +48,8 @@ def load_model(
     `quantization` takes the model's linear layers and a decoder over the vocabulary, not those of other heads.
     """
     if card.encoder.idf is not None:
-        return StaticTable(card.encoder, IdfWeights(folder, card), device), {}
+        idf_V = read_idf(folder, card)
+        return StaticTable(idf_V, torch.arange(len(idf_V)), None, device), {}
     if card.encoder.family == FALLBACK:
         from whimbrel.model.hf_load import load_hf
 
@@ -73,7 +62,7 @@ def load_model(
         model: Model
         left_out: Sequence[str] = ()
         if card.encoder.family == "static":
-            model = StaticTable(card.encoder, weights, device)
+            model = load_static_table(card.encoder, weights, device)
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype, quantization=quantization)
             left_out = model.left_out
@@ -115,9 +104,5 @@ def _heads(
     quantization: Quantization | None = None,
 ) -> Mapping[Head, LoadedHead]:
     sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
-    outputs = [output for tower in sharing for output in tower.outputs.values()]
-    return {
-        head: load_head(head, folder, weights, device, dtype, quantization=quantization)
-        for output in outputs
-        for head in output.heads
-    }
+    heads = [head for tower in sharing for output in tower.outputs.values() for head in output.heads]
+    return {head: load_head(head, folder, weights, device, dtype, quantization=quantization) for head in heads}

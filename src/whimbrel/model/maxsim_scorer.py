@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
-from whimbrel.model.ops.token_vectors import TokenVectors
+from whimbrel.model.ops.token_vectors import TokenVectors, to_tensor
 from whimbrel.outputs.finishers import Finisher, Step, checked_scores, stored_bytes
 from whimbrel.outputs.multi_vector import pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
@@ -155,14 +155,15 @@ class MaxSimScorer(Finisher):
         Returns the steps that may run from now on. Raises MemoryError."""
         computed = TokenRows(texts, torch.as_tensor(rows_XD), starts, ends)
         is_query_N = self._by_query.has(texts)
+        documents = computed.select(~is_query_N)
         with self._lock:
-            steps, waiting = self._add_queries(computed.select(is_query_N).copy()) if is_query_N.any() else ([], [])
-            ready = self._add_documents(computed.select(~is_query_N)) if not is_query_N.all() else []
-        for pairs, documents in (*waiting, *ready):
-            self._score_pairs(pairs, documents)
+            steps, ready = self._add_queries(computed.select(is_query_N).copy()) if is_query_N.any() else ([], [])
+            ready += self._add_documents(documents) if not is_query_N.all() else []
+        for pair in ready:
+            self._score_pairs(*pair)
         if self._keep is not None:
             with suppress(MemoryError), memory_errors():  # the scores are complete
-                for text, rows in computed.select(~is_query_N).copy().items():
+                for text, rows in documents.copy().items():
                     self._keep(text, rows)
         return steps
 
@@ -213,12 +214,12 @@ class MaxSimScorer(Finisher):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
-                self._queries |= TokenRows(texts_N, _tensor(to_float32(block)), starts_N, ends_N).copy()
+                self._queries |= TokenRows(texts_N, to_tensor(to_float32(block)), starts_N, ends_N).copy()
                 self._has_query[texts_N] = True
                 continue
             for texts in _split_steps(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
                 scale = float(quantization_scale(block))
-                load = partial(TokenRows, texts_N[texts], _tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
+                load = partial(TokenRows, texts_N[texts], to_tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
                 yield partial(self._score_all, load)
 
     def _cached_steps(self, cached: Mapping[int, Tensor]) -> Iterable[Step]:
@@ -264,7 +265,3 @@ def _stack(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: floa
     ends_N = np.cumsum([len(block) for block in blocks])
     rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])
     return TokenRows(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
-
-
-def _tensor(array: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]

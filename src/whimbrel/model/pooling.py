@@ -8,44 +8,30 @@ Shapes: R rows of a batch, T tokens, P pooled rows, D columns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Final, Literal, TypeAlias, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Literal, TypeAlias, cast
 
 import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels_for
 from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import round_up_rows
+from whimbrel.outputs.rows import RowSelection
 from whimbrel.types.card import Output, PoolingMode
 from whimbrel.types.heads import Head, OutputActivation
 
 _LEAST_NORM: Final = 1e-12
 """Least divisor, as in torch.nn.functional.normalize."""
 
+Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
+"""Copies an array to the device."""
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out), where R is a result of `round_up_rows`."""
 LoadedHead: TypeAlias = Callable[..., Tensor]
 """HeadFunction; for an MlmHead, a `Decoder`; for a SpanHead, a `SpanScorer`."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class DeviceRowSelection:
-    """Row selection (`outputs.rows.RowSelection`) on the device: the tokens of each of P rows, and its settings."""
-
-    origins_P: Tensor
-    starts_P: Tensor
-    ends_P: Tensor
-    widths_P: Tensor | None
-    activated_P: Tensor
-    all_activated: bool | None
-    """True if all rows are activated, False if none; None: some are."""
-    tokens_R: Tensor | None = None
-    """Tokens of rows over the vocabulary, padded for linear layers; None: other outputs."""
-    with_logits: bool = False
-    marks_B2: list[tuple[int, int]] | None = None
-    """Labels and words of each seq, of rows of spans."""
 
 
 class Pooling:
@@ -58,51 +44,57 @@ class Pooling:
         self._spans = None if output.spans is None else heads[output.spans]
         self._vocabulary = None if output.vocabulary is None else heads[output.vocabulary]
 
-    def __call__(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
+    def __call__(self, hidden_RD: Tensor, rows: RowSelection, put: Put) -> Tensor:
         """Return the rows, (P, width); columns from widths_P[i] on are zero in row i.
 
         With `rows.with_logits`, as many columns follow, of the values before the activation.
         """
+        starts_P, ends_P, modes = put(rows.starts_P), put(rows.ends_P), self._output.modes
         if self._spans is not None:
             assert rows.marks_B2 is not None
-            return self._spans(hidden_RD[rows.starts_P], rows.activated_P, rows.marks_B2)
+            return self._spans(hidden_RD[starts_P], put(rows.activated_P), rows.marks_B2)
         if self._vocabulary is not None:
-            return self._decode(self._vocabulary, hidden_RD, rows)
-        pools = self._output.modes
-        x_PD = self._pool(hidden_RD, rows) if pools else hidden_RD[rows.starts_P]
-        x_PD = _apply_heads(x_PD, self._head if pools else [*self._token_head, *self._head])
+            assert rows.tokens_X is not None
+            num_tokens = rows.tokens_X.size  # no others are decoded: the decoder costs as much as several layers
+            tokens_R = F.pad(put(rows.tokens_X), (0, round_up_rows(num_tokens) - num_tokens))
+            return self._vocabulary(self._on_tokens(hidden_RD[tokens_R]), ends_P - starts_P)
+        if modes:
+            x_TD, origins_P = self._on_tokens(hidden_RD), put(rows.origins_P)
+            parts = [_POOLS[mode](x_TD, origins_P, starts_P, ends_P) for mode in modes]
+            x_PD = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        else:
+            x_PD = hidden_RD[starts_P]
+        x_PD = apply_heads(x_PD, self._head if modes else [*self._token_head, *self._head])
         if rows.widths_P is not None:
-            x_PD = truncate_columns(x_PD, rows.widths_P)
-        if rows.all_activated is False or self._output.activation == "identity":
+            x_PD = truncate_columns(x_PD, put(rows.widths_P))
+        all_activated = rows.activated_P.all()
+        if self._output.activation == "identity" or not (all_activated or rows.activated_P.any()):
             return x_PD
         activated_PD = ACTIVATIONS[self._output.activation](x_PD)
-        if not rows.all_activated:
-            activated_PD = torch.where(rows.activated_P[:, None], activated_PD, x_PD)
+        if not all_activated:
+            activated_PD = torch.where(put(rows.activated_P)[:, None], activated_PD, x_PD)
         return torch.cat((activated_PD, x_PD), dim=1) if rows.with_logits else activated_PD
 
-    def _decode(self, decoder: LoadedHead, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
-        """Return rows over the vocabulary. Only selected tokens are decoded: the decoder costs as much as several layers."""
-        assert rows.tokens_R is not None
-        x_RD = hidden_RD[rows.tokens_R]
-        for head in self._token_head:
-            x_RD = head(x_RD)
-        return decoder(x_RD, rows.ends_P - rows.starts_P)
-
-    def _pool(self, hidden_RD: Tensor, rows: DeviceRowSelection) -> Tensor:
+    def _on_tokens(self, hidden_RD: Tensor) -> Tensor:
         for head in self._token_head:
             hidden_RD = head(hidden_RD)
-        parts = [_POOLS[mode](hidden_RD, rows) for mode in self._output.modes]
-        return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
+        return hidden_RD
 
 
-def _apply_heads(x_PD: Tensor, heads: list[HeadFunction]) -> Tensor:
+def apply_heads(x_PD: Tensor, heads: Sequence[HeadFunction]) -> Tensor:
+    """Return rows that went through all heads, which see a number of rows that `round_up_rows` gives."""
     if not heads:
         return x_PD
     num_rows = x_PD.shape[0]
-    x_PD = torch.nn.functional.pad(x_PD, (0, 0, 0, round_up_rows(num_rows) - num_rows))
+    x_PD = F.pad(x_PD, (0, 0, 0, round_up_rows(num_rows) - num_rows))
     for head in heads:
         x_PD = head(x_PD)
     return x_PD[:num_rows]
+
+
+def guard_rows(layer: HeadFunction) -> HeadFunction:
+    """Set rows to NaN whose input is not finite: most activations map infinity, and oneDNN's ReLU NaN, to finite values."""
+    return lambda x_RI: layer(x_RI).masked_fill_(~x_RI.isfinite().all(-1, keepdim=True), torch.nan)
 
 
 def segment_reduce(x_TD: Tensor, starts_P: Tensor, ends_P: Tensor, how: Literal["sum", "max"]) -> Tensor:
@@ -131,33 +123,34 @@ def truncate_columns(x_PD: Tensor, widths_P: Tensor) -> Tensor:
     return x_PD.masked_fill(columns >= widths_P[:, None], 0.0)
 
 
-def _mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
+def _mean(x_TD: Tensor, _: Tensor, starts_P: Tensor, ends_P: Tensor) -> Tensor:
     if (own := kernels_for(x_TD)) is not None and x_TD.dtype == torch.float32:
-        return own.means(x_TD.contiguous(), rows.starts_P.contiguous(), rows.ends_P.contiguous())
-    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None]
+        return own.means(x_TD.contiguous(), starts_P.contiguous(), ends_P.contiguous())
+    return segment_reduce(x_TD, starts_P, ends_P, "sum") / (ends_P - starts_P)[:, None]
 
 
-def _mean_sqrt_len(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
-    return segment_reduce(x_TD, rows.starts_P, rows.ends_P, "sum") / (rows.ends_P - rows.starts_P)[:, None].float().sqrt()
+def _mean_sqrt_len(x_TD: Tensor, _: Tensor, starts_P: Tensor, ends_P: Tensor) -> Tensor:
+    return segment_reduce(x_TD, starts_P, ends_P, "sum") / (ends_P - starts_P)[:, None].float().sqrt()
 
 
-def _weighted_mean(x_TD: Tensor, rows: DeviceRowSelection) -> Tensor:
+def _weighted_mean(x_TD: Tensor, origins_P: Tensor, starts_P: Tensor, ends_P: Tensor) -> Tensor:
     """Return means in which token i of its seq weighs i, from 1 on; tokens of an excluded prompt are counted."""
     positions = torch.arange(x_TD.shape[0], device=x_TD.device, dtype=torch.int32)
-    row_T = torch.searchsorted(rows.ends_P, positions, right=True).clamp_(max=rows.ends_P.shape[0] - 1)
-    weights_T1 = (positions - rows.origins_P[row_T] + 1).float()[:, None]
-    total_P1 = segment_reduce(weights_T1, rows.starts_P, rows.ends_P, "sum")
-    return segment_reduce(x_TD * weights_T1, rows.starts_P, rows.ends_P, "sum") / total_P1
+    row_T = torch.searchsorted(ends_P, positions, right=True).clamp_(max=ends_P.shape[0] - 1)
+    weights_T1 = (positions - origins_P[row_T] + 1).float()[:, None]
+    total_P1 = segment_reduce(weights_T1, starts_P, ends_P, "sum")
+    return segment_reduce(x_TD * weights_T1, starts_P, ends_P, "sum") / total_P1
 
 
-_POOLS: Final[Mapping[PoolingMode, Callable[[Tensor, DeviceRowSelection], Tensor]]] = {
-    "cls": lambda x_TD, rows: x_TD[rows.starts_P],
-    "max": lambda x_TD, rows: segment_reduce(x_TD, rows.starts_P, rows.ends_P, "max"),
+_POOLS: Final[Mapping[PoolingMode, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]] = {
+    "cls": lambda x_TD, _, starts_P, ends_P: x_TD[starts_P],
+    "max": lambda x_TD, _, starts_P, ends_P: segment_reduce(x_TD, starts_P, ends_P, "max"),
     "mean": _mean,
     "mean_sqrt_len_tokens": _mean_sqrt_len,
     "weightedmean": _weighted_mean,
-    "lasttoken": lambda x_TD, rows: x_TD[rows.ends_P - 1],
+    "lasttoken": lambda x_TD, _, starts_P, ends_P: x_TD[ends_P - 1],
 }
+"""Functions of the tokens, the first of each row's seq, the first of each row, and one after its last."""
 
 
 def _nan_unless_finite(activation: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:

@@ -17,6 +17,7 @@ import transformers
 from whimbrel.types.arrays import Float32Array
 
 _CPU: Final[dict[str, Any]] = {"device": "cpu", "model_kwargs": {"dtype": torch.float32}, "local_files_only": True}
+_QUIET: Final[dict[str, Any]] = {"show_progress_bar": False}
 
 
 def compute(output: str, folder: str, texts: Sequence[str], pairs: Sequence[tuple[str, str]]) -> list[Float32Array]:
@@ -25,32 +26,21 @@ def compute(output: str, folder: str, texts: Sequence[str], pairs: Sequence[tupl
     Raises whatever Sentence Transformers raises.
     """
     cast(Any, transformers).utils.logging.disable_progress_bar()
-    return [np.asarray(row, np.float32) for row in _COMPUTE[output](folder, list(texts), list(pairs))]
+    name, encode = _COMPUTE[output]
+    model = getattr(sentence_transformers, name)(folder, **_CPU)
+    rows = encode(model, list(pairs if output == "scores" else texts))
+    return [np.asarray(torch.as_tensor(row), np.float32) for row in rows]
 
 
-def _dense(folder: str, texts: list[str], _: object) -> Any:
-    return cast(Any, sentence_transformers.SentenceTransformer)(folder, **_CPU).encode(texts, show_progress_bar=False)
-
-
-def _sparse(folder: str, texts: list[str], _: object) -> Any:
-    model = cast(Any, sentence_transformers).SparseEncoder(folder, **_CPU)
-    return model.encode(texts, convert_to_sparse_tensor=False, show_progress_bar=False).numpy()
-
-
-def _multi_vector(folder: str, texts: list[str], _: object) -> Any:
-    model = cast(Any, sentence_transformers).MultiVectorEncoder(folder, **_CPU)
-    return [torch.as_tensor(row).numpy() for row in model.encode_document(texts, show_progress_bar=False)]
-
-
-def _scores(folder: str, _: object, pairs: list[tuple[str, str]]) -> Any:
-    model = cast(Any, sentence_transformers).CrossEncoder(folder, **_CPU)
+def _scores(model: Any, pairs: list[tuple[str, str]]) -> Any:
     logits = {"activation_fn": torch.nn.Identity()} if model.num_labels > 1 else {}
-    return model.predict(pairs, show_progress_bar=False, **logits)
+    return model.predict(pairs, **_QUIET, **logits)
 
 
-_COMPUTE: Final[dict[str, Callable[..., Any]]] = {
-    "dense": _dense,
-    "sparse": _sparse,
-    "multi_vector": _multi_vector,
-    "scores": _scores,
+_COMPUTE: Final[dict[str, tuple[str, Callable[[Any, list[Any]], Any]]]] = {
+    "dense": ("SentenceTransformer", lambda model, texts: model.encode(texts, **_QUIET)),
+    "sparse": ("SparseEncoder", lambda model, texts: model.encode(texts, convert_to_sparse_tensor=False, **_QUIET)),
+    "multi_vector": ("MultiVectorEncoder", lambda model, texts: model.encode_document(texts, **_QUIET)),
+    "scores": ("CrossEncoder", _scores),
 }
+"""Class of each output, and its call."""

@@ -34,15 +34,15 @@ from whimbrel.errors import Unavailable
 from whimbrel.model.cpu import cpu
 from whimbrel.model.fallback.prepacked import prepacked_problem, version_note
 from whimbrel.model.fallback.trials import loading
-from whimbrel.model.forward import Forward, pad
+from whimbrel.model.forward import Forward
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.load import load_model
-from whimbrel.model.ops.linear import round_up_rows, takes_any_rows
+from whimbrel.model.ops.linear import takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.tile_products import find_tile_products
-from whimbrel.model.pooling import DeviceRowSelection, Pooling
+from whimbrel.model.pooling import Pooling
 from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.model.transformer import Transformer
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
@@ -164,27 +164,13 @@ class Runner:
         hidden_RD = self._forward(batch, between_layers)
         poolings = self._poolings[batch.tower]
         rows: dict[OutputName, Tensor] = {
-            name: poolings[name](hidden_RD, self._rows(selection)) for name, selection in selections.items()
+            name: poolings[name](hidden_RD, selection, self._put) for name, selection in selections.items()
         }
         return self._copy_back(rows, selections, batch.tower)
 
     def _put(self, array: NDArray[Any]) -> Tensor:
         tensor = torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
         return tensor if self._copies is None else tensor.pin_memory().to(self._device, non_blocking=True)
-
-    def _rows(self, selection: RowSelection) -> DeviceRowSelection:
-        activated_P, tokens_X = selection.activated_P, selection.tokens_X
-        return DeviceRowSelection(
-            self._put(selection.origins_P),
-            self._put(selection.starts_P),
-            self._put(selection.ends_P),
-            None if selection.widths_P is None else self._put(selection.widths_P),
-            self._put(activated_P),
-            True if activated_P.all() else None if activated_P.any() else False,
-            None if tokens_X is None else self._put(pad(tokens_X, round_up_rows(tokens_X.size))),
-            selection.with_logits,
-            selection.marks_B2,
-        )
 
     def _copy_back(
         self, rows: Mapping[OutputName, Tensor], selections: Mapping[OutputName, RowSelection], tower: int

@@ -8,34 +8,31 @@ Shapes: P labels and words of all texts, W words of a text, C its labels, S its 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.linear import Linear, round_up_rows
+from whimbrel.model.ops.linear import Linear
+from whimbrel.model.pooling import HeadFunction, apply_heads, guard_rows
 from whimbrel.model.weights import Weights
 from whimbrel.outputs.spans import word_spans
 from whimbrel.types.heads import Activation, SpanHead
 
 _SPANS: Final = "span_rep_layer.span_rep_layer"
-_Layers = Callable[[Tensor], Tensor]
 
 
 class SpanScorer:
-    """The layers over labels and words, loaded."""
+    """The layers over labels and words, loaded. Raises CheckpointError."""
 
     def __init__(self, head: SpanHead, weights: Weights, device: torch.device) -> None:
         width = head.width
         self._max_words = head.max_words
         self._num_lstms = head.num_lstms
         self._width = width
-        self._project = (
-            None
-            if head.in_features == width
-            else _linear(weights, device, "token_rep_layer.projection", (width, head.in_features))
-        )
+        self._project: list[HeadFunction] = []
+        if head.in_features != width:
+            self._project = [_linear(weights, device, "token_rep_layer.projection", (width, head.in_features))]
         self._lstm = [weight.to(device) for number in range(head.num_lstms) for weight in _lstm(weights, number, width)]
         self._labels = _two_layers(weights, device, "prompt_rep_layer", width, width)
         self._starts = _two_layers(weights, device, f"{_SPANS}.project_start", width, width)
@@ -44,7 +41,7 @@ class SpanScorer:
 
     def __call__(self, x_PE: Tensor, activated_P: Tensor, marks: list[tuple[int, int]]) -> Tensor:
         """Return the scores of spans and labels, one a row. Of each text, the labels come before the words."""
-        x_PD = x_PE if self._project is None else _rows(self._project, x_PE)
+        x_PD = apply_heads(x_PE, self._project)
         scores: list[Tensor] = [x_PD.new_empty(0)]
         start = 0
         for num_labels, num_words in marks:
@@ -59,10 +56,10 @@ class SpanScorer:
 
     def _score(self, labels_CD: Tensor, words_WD: Tensor) -> Tensor:
         words_WD = self._read(words_WD.clone())
-        starts_WD, ends_WD = _rows(self._starts, words_WD), _rows(self._ends, words_WD)
+        starts_WD, ends_WD = apply_heads(words_WD, [self._starts]), apply_heads(words_WD, [self._ends])
         spans_S2 = torch.tensor(word_spans(len(words_WD), self._max_words), device=words_WD.device)
         both_SD = torch.cat((starts_WD[spans_S2[:, 0]], ends_WD[spans_S2[:, 1]]), dim=1).relu()
-        return _rows(self._both, both_SD) @ _rows(self._labels, labels_CD).clone().T
+        return apply_heads(both_SD, [self._both]) @ apply_heads(labels_CD, [self._labels]).clone().T
 
     def _read(self, words_WD: Tensor) -> Tensor:
         if not self._num_lstms:
@@ -72,16 +69,6 @@ class SpanScorer:
         return read_1WD[0]
 
 
-def load_span_scorer(head: SpanHead, weights: Weights, device: torch.device) -> SpanScorer:
-    """Load the head. Raises CheckpointError."""
-    return SpanScorer(head, weights, device)
-
-
-def _rows(layers: _Layers, x_RD: Tensor) -> Tensor:
-    num_rows = x_RD.shape[0]
-    return layers(torch.nn.functional.pad(x_RD, (0, 0, 0, round_up_rows(num_rows) - num_rows)))[:num_rows]
-
-
 def _linear(
     weights: Weights, device: torch.device, name: str, shape: tuple[int, int], activation: Activation = "identity"
 ) -> Linear:
@@ -89,15 +76,11 @@ def _linear(
     return Linear(weight.to(device), bias.to(device), activation)
 
 
-def _two_layers(weights: Weights, device: torch.device, name: str, inner: int, width: int) -> _Layers:
-    first = _linear(weights, device, f"{name}.0", (4 * width, inner), "relu")
+def _two_layers(weights: Weights, device: torch.device, name: str, inner: int, width: int) -> HeadFunction:
+    first = guard_rows(_linear(weights, device, f"{name}.0", (4 * width, inner), "relu"))
     second = _linear(weights, device, f"{name}.3", (width, 4 * width))
 
-    def run(x_RD: Tensor) -> Tensor:
-        hidden = first(x_RD).masked_fill_(~x_RD.isfinite().all(-1, keepdim=True), torch.nan)
-        return second(hidden)
-
-    return run
+    return lambda x_RD: second(first(x_RD))
 
 
 def _lstm(weights: Weights, number: int, width: int) -> list[Tensor]:

@@ -4,12 +4,11 @@ Lookups are float32, as a smaller dtype is no faster. Token i has the vector tab
 those of Sentence Transformers' StaticEmbedding ("embedding.weight") and SparseStaticEmbedding ("weight", one column), and of
 model2vec ("embeddings", and in newer checkpoints "mapping" and "weights").
 
-Shapes: R rows, D columns.
+Shapes: R rows, D columns, V entries.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -20,59 +19,44 @@ from torch import Tensor
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Card, Encoder
 
 _NAMES: Final = ("embedding.weight", "embeddings", "weight")
 
 
-class IdfWeights:
-    """Token weights from a JSON file, as `Weights`. Tokens that are not in the file have weight 0."""
+def read_idf(folder: Path, card: Card) -> Tensor:
+    """Return the weights of tokens from a JSON file, 0 for tokens that are not in it. Raises CheckpointError."""
+    spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
+    ids, _ = read_vocabulary(folder / card.path, card.tokenizer, spec.vocab_size)
+    weight_V = torch.zeros(spec.vocab_size)
+    for token in file.data:
+        if token not in ids:
+            raise file.error("this token is not in tokenizer.json.", token)
+        weight_V[ids[token]] = file.get(token, float)
+    return weight_V
 
-    def __init__(self, folder: Path, card: Card) -> None:
-        spec, file = card.encoder, JsonFile.read(folder, card.encoder.idf or "")
-        ids, _ = read_vocabulary(folder / card.path, card.tokenizer, spec.vocab_size)
-        self.file: str = file.name
-        self._weight = torch.zeros(spec.vocab_size)
-        for token in file.data:
-            if token not in ids:
-                raise file.error("this token is not in tokenizer.json.", token)
-            self._weight[ids[token]] = file.get(token, float)
 
-    def has(self, name: str) -> bool:
-        return name == "weight"
-
-    def stored(self, name: str) -> Tensor:
-        return self._weight
-
-    def take(self, name: str, *shape: int) -> Tensor:
-        return self._weight
+def load_static_table(spec: Encoder, weights: Weights, device: torch.device) -> StaticTable:
+    """Load a table with its mapping and weights, if there are any. Raises CheckpointError."""
+    name = next((name for name in _NAMES if weights.has(name)), _NAMES[0])
+    table = weights.stored(name)  # integers of a quantised table are used as they are
+    table = weights.take(name, *table.shape) if table.is_floating_point() else table.float()
+    mapping = weights.stored("mapping").long() if weights.has("mapping") else torch.arange(len(table))
+    if mapping.shape != (spec.vocab_size,) or not (mapping.is_meta or 0 <= mapping.min() <= mapping.max() < len(table)):
+        raise CheckpointError(f"names rows that {name} does not have.", file=weights.file, key="mapping")
+    return StaticTable(table, mapping, weights.take("weights", spec.vocab_size) if weights.has("weights") else None, device)
 
 
 class StaticTable:
     """Loaded table. The id after the last token stands for a text without tokens; its vector is zero."""
 
-    def __init__(self, spec: Encoder, weights: Weights | IdfWeights, device: torch.device) -> None:
-        name = next((name for name in _NAMES if weights.has(name)), _NAMES[0])
-        table = weights.stored(name)  # integers of a quantised table are used as they are
-        table = weights.take(name, *table.shape) if table.is_floating_point() else table.float()
-        if table.ndim == 1:
-            table = table[:, None]
-        mapping = weights.stored("mapping").long() if weights.has("mapping") else torch.arange(table.shape[0])
-        if mapping.shape != (spec.vocab_size,) or not (mapping.is_meta or 0 <= mapping.min() <= mapping.max() < table.shape[0]):
-            raise CheckpointError(f"names rows that {name} does not have.", file=weights.file, key="mapping")
-        self._table = F.pad(table, (0, 0, 0, 1)).to(device)
-        self._mapping = F.pad(mapping, (0, 1), value=table.shape[0]).to(device)
-        self._weights = F.pad(weights.take("weights", spec.vocab_size), (0, 1)).to(device) if weights.has("weights") else None
+    def __init__(self, table: Tensor, mapping_V: Tensor, weight_V: Tensor | None, device: torch.device) -> None:
+        table_VD = table if table.ndim == 2 else table[:, None]
+        self._table = F.pad(table_VD, (0, 0, 0, 1)).to(device)
+        self._mapping = F.pad(mapping_V, (0, 1), value=len(table_VD)).to(device)
+        self._weights = None if weight_V is None else F.pad(weight_V, (0, 1)).to(device)
 
-    def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
-    ) -> Tensor:
+    def __call__(self, ids_R: Tensor, *_: object) -> Tensor:
         x_RD = F.embedding(self._mapping[ids_R], self._table)
         return x_RD if self._weights is None else x_RD * self._weights[ids_R][:, None]

@@ -14,30 +14,27 @@ columns of all adapters.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.errors import CheckpointError
-from whimbrel.model.adapters import Adapters
-from whimbrel.model.experts import load_experts, load_gated_experts
-from whimbrel.model.families import FAMILIES, WeightRole
+from whimbrel.model.experts import load_experts
 from whimbrel.model.kernels.library import kernels, kernels_for
 from whimbrel.model.latent import load_latent
 from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows, added
 from whimbrel.model.layer_call import LayerCall
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
-from whimbrel.model.ops.linear import Linear, Norm
+from whimbrel.model.ops.linear import Norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.short_conv import short_conv, with_neighbours
+from whimbrel.model.parts import Parts
 from whimbrel.model.weights import Weights
 from whimbrel.types.card import Encoder, NeighbourLayer, Rotary
 from whimbrel.types.card import Layer as LayerSpec
-from whimbrel.types.heads import Activation
 
 
 class Transformer:
@@ -54,27 +51,19 @@ class Transformer:
     ) -> None:
         """`quantization` takes all linear layers."""
         self._spec = spec
-        self._linear_of = partial(Linear, quantization=quantization)
-        self._quantization = quantization
-        self._names = FAMILIES[spec.family].select(weights.has, "weight")
-        self._weights = weights
-        self._device = device
-        self._dtype = dtype
-        self._adapters = Adapters(spec, self._names, weights, device=device, dtype=dtype)
-        self._lora_columns_K = self._adapters.lora_columns()
-        names, width = self._names, spec.embedding_size
+        parts = self._parts = Parts(spec, weights, device, dtype, quantization)
+        names, width = parts.names, spec.embedding_size
+        self._lora_columns_K = parts.adapters.lora_columns()
         self._words = self._word_table(spec.vocab_size, width)
-        self._adapted_words = self._adapters.table("words", spec.vocab_size, width)
+        self._adapted_words = parts.adapters.table("words", spec.vocab_size, width)
         learned = spec.max_positions + spec.position_offset
-        self._positions = self._table(names.positions, learned, width) if names.positions else None
-        self._types = self._table(names.types, spec.type_vocab_size, width) if names.types and spec.type_vocab_size else None
-        self._adapted_types = None if self._types is None else self._adapters.table("types", spec.type_vocab_size, width)
-        self._embedding_norm = self._norm(names.embedding_norm, width)
+        self._positions = parts.table(names.positions, learned, width) if names.positions else None
+        self._types = parts.table(names.types, spec.type_vocab_size, width) if names.types and spec.type_vocab_size else None
+        self._adapted_types = None if self._types is None else parts.adapters.table("types", spec.type_vocab_size, width)
+        self._embedding_norm = parts.norm(names.embedding_norm, width)
         self._projection = None
         if width != spec.hidden_size:
-            part = names.projection or ""
-            low_rank = self._adapters.named([part], [spec.hidden_size], width)
-            self._projection = self._linear_of(*self._join([part], [spec.hidden_size], width, bias=True), low_rank=low_rank)
+            self._projection = parts.linear([names.projection or ""], [spec.hidden_size], width, bias=True)
         rotaries: list[Rotary | None] = []
         for layer in spec.layers:
             if layer.rotary not in rotaries:
@@ -83,11 +72,11 @@ class Transformer:
         bias = self._bias()
         self._relative = self._relative_positions()
         self._layers = [self._layer(i, layer, bias, rotaries.index(layer.rotary)) for i, layer in enumerate(spec.layers)]
-        self._final = self._norm(names.final, spec.hidden_size)
+        self._final = parts.norm(names.final, spec.hidden_size)
         self._neighbours = None if spec.neighbours is None else self._load_neighbours(spec.neighbours)
-        self.left_out = self._adapters.finish()
+        self.left_out = parts.adapters.finish()
         """Modules that adapters change and hidden states do not depend on."""
-        del self._weights, self._adapters, self._relative
+        del self._parts, self._relative
         self.join_parts()
 
     def join_parts(self) -> None:
@@ -175,14 +164,14 @@ class Transformer:
     # Loading
 
     def _layer(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Layer:
-        names, width = self._names, self._spec.hidden_size
+        parts, names = self._parts, self._parts.names
 
         def norm(name: str | None) -> Norm | None:
-            return self._norm(name and name.format(i=i), width)
+            return parts.norm(name and name.format(i=i), self._spec.hidden_size)
 
         return Layer(
             mix=self._convolution(i, layer.conv_width) if layer.conv_width else self._attention(i, layer, bias, rotary),
-            mlp=self._experts(i, layer.num_experts) if layer.num_experts else self._mlp(i),
+            mlp=load_experts(parts, i, layer.num_experts) if layer.num_experts else self._mlp(i),
             attention_in=norm(names.attention_in if i > 0 or names.first_attention_in else None),
             attention_out=norm(names.attention_out),
             attention_inner_sum=norm(names.attention_inner_sum),
@@ -193,7 +182,7 @@ class Transformer:
         )
 
     def _attention(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Mixer:
-        spec, dtype = self._spec, self._dtype
+        spec, parts = self._spec, self._parts
         scores = ScoreOptions(
             spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
             causal=spec.causal,
@@ -204,19 +193,12 @@ class Transformer:
             layer=i,
         )
         if spec.latent is not None:
-            at = f"layers.{i}.self_attn"
-            latent = load_latent(
-                spec, spec.latent, self._weights, at, scores,
-                device=self._device, dtype=dtype, quantization=self._quantization, adapters=self._adapters,
-            )  # fmt: skip
-            return lambda x_RD, rows: latent(x_RD.to(dtype), rows.layout, rows.angles[rotary], rows.lora_mask_RK)
+            return load_latent(parts, spec.latent, i, scores, rotary)
         queries, keys = spec.num_heads * spec.head_width, spec.num_kv_heads * spec.head_width
-        order = _order_by_key(spec) if self._names.qkv_by_key else None
-        qkv = self._linear("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order)
-        out = self._linear("out", i, (spec.hidden_size,), queries, bias=spec.out_bias, wide=True)
+        order = _order_by_key(spec) if parts.names.qkv_by_key else None
         return Attention(
-            qkv,
-            out,
+            parts.of_layer("qkv", i, (queries, keys, keys), spec.hidden_size, bias=spec.qkv_bias, order=order),
+            parts.of_layer("out", i, (spec.hidden_size,), queries, bias=spec.out_bias, wide=True),
             spec.num_heads,
             spec.num_kv_heads,
             spec.head_width,
@@ -229,15 +211,11 @@ class Transformer:
 
     def _convolution(self, i: int, width: int) -> Mixer:
         """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
-        spec, columns, at = self._spec, self._spec.hidden_size, (self._names.conv or "").format(i=i)
-
-        def linear(name: str, rows: int) -> Linear:
-            low_rank = self._adapters.named([name], [rows], columns)
-            return self._linear_of(*self._join([name], [rows], columns, bias=spec.conv_bias), low_rank=low_rank)
-
-        gates, out = linear(f"{at}.in_proj", 3 * columns), linear(f"{at}.out_proj", columns)
-        taps_KD = self._weights.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous().to(self._device)
-        bias_D = self._weights.take(f"{at}.conv.bias", columns).to(self._device) if spec.conv_bias else None
+        spec, parts, columns, at = self._spec, self._parts, self._spec.hidden_size, (self._parts.names.conv or "").format(i=i)
+        gates = parts.linear([f"{at}.in_proj"], [3 * columns], columns, bias=spec.conv_bias)
+        out = parts.linear([f"{at}.out_proj"], [columns], columns, bias=spec.conv_bias)
+        taps_KD = parts.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous()
+        bias_D = parts.take(f"{at}.conv.bias", columns) if spec.conv_bias else None
 
         def convolution(x_RD: Tensor, rows: Rows) -> Tensor:
             before_RD, after_RD, inner_RD = gates(x_RD, rows.lora_mask_RK).float().chunk(3, dim=-1)
@@ -246,122 +224,46 @@ class Transformer:
 
         return convolution
 
-    def _linear(
-        self,
-        part: WeightRole,
-        i: int,
-        rows: tuple[int, ...],
-        columns: int,
-        *,
-        bias: bool,
-        activation: Activation = "identity",
-        order: Tensor | None = None,
-        wide: bool = False,
-    ) -> Linear:
-        low_rank = self._adapters.linear(part, i, rows, columns, order=order)
-        names = self._names.for_layer(part, i)
-        weight, biases = self._join(names, rows if len(names) == len(rows) else (sum(rows),), columns, bias=bias)
-        if order is not None:
-            weight, biases = weight[order], None if biases is None else biases[order]
-        return self._linear_of(weight, biases, activation, low_rank, wide=wide)
-
     def _mlp(self, i: int) -> Mlp:
-        spec, up = self._spec, self._up(i)
-        down = self._linear("down", i, (spec.hidden_size,), spec.intermediate_size, bias=spec.down_bias, wide=True)
+        spec, parts, inner = self._spec, self._parts, self._spec.intermediate_size
+        order = torch.arange(2 * inner).roll(inner) if spec.gated and parts.names.up_first else None
+        up = parts.of_layer(
+            "up", i, (inner, inner) if spec.gated else (inner,), spec.hidden_size,
+            bias=spec.up_bias, activation="identity" if spec.gated else spec.activation, order=order,
+        )  # fmt: skip
+        down = parts.of_layer("down", i, (spec.hidden_size,), inner, bias=spec.down_bias, wide=True)
         return FeedForward(up, down, spec.activation if spec.gated else None)
-
-    def _experts(self, i: int, num_experts: int) -> Mlp:
-        router, at, correction = (
-            (name or "").format(i=i) for name in (self._names.router, self._names.experts, self._names.correction)
-        )
-        load = partial(
-            load_experts,
-            self._spec,
-            self._weights,
-            num_experts=num_experts,
-            device=self._device,
-            dtype=self._dtype,
-            quantization=self._quantization,
-        )
-        if self._spec.routing is None:
-            experts = load(names=(router, at))
-            return lambda x_RD, _: experts(x_RD.to(self._dtype))
-        gated = load_gated_experts(
-            self._spec,
-            self._weights,
-            names=(router, at, correction),
-            layers=self._names.expert_layers,
-            num_experts=num_experts,
-            device=self._device,
-            dtype=self._dtype,
-            quantization=self._quantization,
-            adapters=self._adapters,
-        )
-        return lambda x_RD, lora_mask_RK: gated(x_RD.to(self._dtype), lora_mask_RK)
-
-    def _up(self, i: int) -> Linear:
-        spec = self._spec
-        inner, width = spec.intermediate_size, spec.hidden_size
-        if not spec.gated:
-            return self._linear("up", i, (inner,), width, bias=spec.up_bias, activation=spec.activation)
-        parts = self._names.for_layer("up", i)
-        order = torch.arange(2 * inner).roll(inner) if self._names.up_first else None
-        low_rank = self._adapters.linear("up", i, (inner, inner), width, order=order)
-        weight, bias = self._join(parts, (inner, inner) if len(parts) == 2 else (2 * inner,), width, bias=spec.up_bias)
-        if order is not None:
-            weight, bias = weight[order], None if bias is None else bias[order]
-        return self._linear_of(weight, bias, low_rank=low_rank)
-
-    def _join(self, parts: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
-        weight = torch.cat([self._weights.take(f"{part}.weight", n, columns) for part, n in zip(parts, rows, strict=True)])
-        if not bias:
-            return weight.to(self._device, self._dtype), None
-        biases = torch.cat([self._weights.take(f"{part}.bias", n) for part, n in zip(parts, rows, strict=True)])
-        return weight.to(self._device, self._dtype), biases.to(self._device, self._dtype)
-
-    def _table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self._weights.take(f"{name}.weight", rows, width).to(dtype).to(self._device).contiguous()
 
     def _word_table(self, rows: int, width: int) -> Tensor:
         """Load the table of words. Raises CheckpointError if copies of it differ."""
-        names = self._names
-        found = [name for name in (names.words, *names.word_copies) if self._weights.has(f"{name}.weight")] or [names.words]
-        table = self._table(found[0], rows, width, self._dtype)
+        weights, names = self._parts.weights, self._parts.names
+        found = [name for name in (names.words, *names.word_copies) if weights.has(f"{name}.weight")] or [names.words]
+        table = self._parts.table(found[0], rows, width, self._parts.dtype)
         for name in found[1:]:
-            copy = self._table(name, rows, width, self._dtype)
+            copy = self._parts.table(name, rows, width, table.dtype)
             if not table.is_meta and not torch.equal(copy, table):
-                raise self._weights.error(f"differs from {found[0]}.weight, of which it must be a copy.", f"{name}.weight")
+                raise weights.error(f"differs from {found[0]}.weight, of which it must be a copy.", f"{name}.weight")
         return table
-
-    def _norm(self, name: str | None, width: int) -> Norm | None:
-        if name is None:
-            return None
-        weight = self._weights.take(f"{name}.weight", width).to(self._device)
-        if self._spec.norm == "layer":
-            bias = self._weights.take(f"{name}.bias", width).to(self._device) if self._spec.norm_bias else None
-            return Norm(weight, bias, self._spec.norm_eps, centred=True)
-        return Norm(weight + 1 if self._spec.norm == "rms_plus_one" else weight, None, self._spec.norm_eps, centred=False)
 
     def _head_norm(self, i: int) -> Tensor | None:
         """Return the weights of the RMS norms of query and key heads, those of a head's kind for each head."""
-        spec, names = self._spec, self._names
+        spec, parts, names = self._spec, self._parts, self._parts.names
         if names.q_norm is None or names.k_norm is None or names.whole_norms:
             return None
         rows = [
-            self._weights.take(f"{name.format(i=i)}.weight", spec.head_width).expand(heads, -1)
+            parts.take(f"{name.format(i=i)}.weight", spec.head_width).expand(heads, -1)
             for name, heads in ((names.q_norm, spec.num_heads), (names.k_norm, spec.num_kv_heads))
         ]
-        return torch.cat(rows).to(self._device) + (1 if spec.norm == "rms_plus_one" else 0)
+        return torch.cat(rows) + (1 if spec.norm == "rms_plus_one" else 0)
 
     def _whole_norm(self, i: int) -> Callable[[Tensor], Tensor] | None:
         """Return the layer norm of all queries of a row, and of all its keys, where a family has it."""
-        names = self._names
-        if names.q_norm is None or names.k_norm is None or not names.whole_norms:
+        parts, q_norm, k_norm = self._parts, self._parts.names.q_norm, self._parts.names.k_norm
+        if q_norm is None or k_norm is None or not parts.names.whole_norms:
             return None
-        parts = [name.format(i=i) for name in (names.q_norm, names.k_norm)]
         width, eps = self._spec.num_heads * self._spec.head_width, self._spec.norm_eps
         weight_2D, bias_2D = (
-            torch.stack([self._weights.take(f"{part}.{kind}", width) for part in parts]).to(self._device)
+            torch.stack([parts.take(f"{name.format(i=i)}.{kind}", width) for name in (q_norm, k_norm)])
             for kind in ("weight", "bias")
         )
 
@@ -372,55 +274,54 @@ class Transformer:
         return norm
 
     def _bias(self) -> Bias | None:
-        spec = self._spec
+        spec, parts = self._spec, self._parts
         if spec.positions == "alibi":
-            return alibi(spec.num_heads, self._device)
+            return alibi(spec.num_heads, parts.device)
         if spec.positions == "relative":
-            return relative(self._table(self._names.relative or "", spec.num_buckets, spec.num_heads), spec.max_distance)
+            return relative(parts.table(parts.names.relative or "", spec.num_buckets, spec.num_heads), spec.max_distance)
         return None
 
     def _relative_positions(self) -> tuple[Tensor, Tensor] | None:
         """Return the positions that contents are scored against, in order of distance, and the row of each distance."""
-        spec, names = self._spec, self._names
+        spec, parts = self._spec, self._parts
         if spec.disentangled is None:
             return None
-        positions_PD = self._table(names.relative or "", 2 * spec.disentangled.span, spec.hidden_size)
-        if spec.disentangled.normed and (norm := self._norm(names.relative_norm, spec.hidden_size)) is not None:
+        positions_PD = parts.table(parts.names.relative or "", 2 * spec.disentangled.span, spec.hidden_size)
+        if spec.disentangled.normed and (norm := parts.norm(parts.names.relative_norm, spec.hidden_size)) is not None:
             positions_PD = F.layer_norm(positions_PD, norm.weight_D.shape, norm.weight_D, norm.bias_D, norm.eps)
-        return positions_PD, row_of_distances(spec.disentangled, spec.max_positions).to(self._device)
+        return positions_PD, row_of_distances(spec.disentangled, spec.max_positions).to(parts.device)
 
     def _position_tables(self, i: int) -> PositionTables | None:
         """Return the positions of keys and queries in a layer. Adapters cannot change them."""
-        spec, names = self._spec, self._names
+        spec, parts, names = self._spec, self._parts, self._parts.names
         if spec.disentangled is None or self._relative is None:
             return None
-        if spec.adapters and spec.disentangled.shared and self._adapters.changes("qkv", i):
+        of, is_shared = spec.disentangled, spec.disentangled.shared
+        queries, keys, _ = names.for_layer("qkv", i)
+        if spec.adapters and is_shared and parts.adapters.changes("qkv", i):
             message = (
                 "these layers make relative positions too, which adapters cannot change; merge the adapter into the model."
             )
-            raise CheckpointError(message, file="adapter_model.safetensors", key=names.for_layer("qkv", i)[0])
+            raise CheckpointError(message, file="adapter_model.safetensors", key=queries)
         positions_PD, row_M = self._relative
 
         def table(own: str | None, shared: str) -> Tensor:
-            part, width = shared if own is None else own.format(i=i), spec.num_heads * spec.head_width
-            weight = self._weights.take(f"{part}.weight", width, spec.hidden_size).to(self._device)
-            bias = self._weights.take(f"{part}.bias", width).to(self._device)
+            name, width = shared if is_shared or own is None else own.format(i=i), spec.num_heads * spec.head_width
+            weight, bias = parts.take(f"{name}.weight", width, spec.hidden_size), parts.take(f"{name}.bias", width)
             return F.linear(positions_PD, weight, bias).view(-1, spec.num_heads, spec.head_width).transpose(0, 1).contiguous()
 
-        queries, keys, _ = names.for_layer("qkv", i)
-        of, is_shared = spec.disentangled, spec.disentangled.shared
         return PositionTables(
-            table(None if is_shared else names.relative_keys, keys) if of.of_keys else None,
-            table(None if is_shared else names.relative_queries, queries) if of.of_queries else None,
+            table(names.relative_keys, keys) if of.of_keys else None,
+            table(names.relative_queries, queries) if of.of_queries else None,
             row_M,
         )
 
     def _load_neighbours(self, spec: NeighbourLayer) -> Callable[[Tensor, Tensor, Rows], Tensor]:
-        at, width = self._names.neighbours, self._spec.hidden_size
-        weight_DDK = self._weights.take(f"{at}.conv.weight", width, width, spec.width)
-        bias = self._weights.take(f"{at}.conv.bias", width).to(self._device, self._dtype)
-        weight = weight_DDK.transpose(1, 2).reshape(width, -1).to(self._device, self._dtype)
-        linear, norm = self._linear_of(weight, bias, spec.activation, wide=True), self._norm(f"{at}.LayerNorm", width)
+        parts, at, width = self._parts, self._parts.names.neighbours, self._spec.hidden_size
+        weight_DDK = parts.take(f"{at}.conv.weight", width, width, spec.width)
+        bias = parts.take(f"{at}.conv.bias", width).to(parts.dtype)
+        weight = weight_DDK.transpose(1, 2).reshape(width, -1).to(parts.dtype)
+        linear, norm = parts.make_linear(weight, bias, spec.activation, wide=True), parts.norm(f"{at}.LayerNorm", width)
         return lambda embedded_RD, x_RD, rows: added(
             norm, x_RD, linear(with_neighbours(embedded_RD, rows.positions_R, spec.width))
         )

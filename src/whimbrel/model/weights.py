@@ -12,8 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, cast
+from typing import Any, Final, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -38,8 +37,8 @@ _DTYPES: Final[Mapping[str, torch.dtype]] = {
 """Name of a dtype in safetensors -> dtype, for those whose tensors are weights."""
 
 
-class Weights:
-    """Tensors of one folder of a checkpoint, read when they are taken. A context manager."""
+class Weights(ExitStack[None]):
+    """Tensors of one folder of a checkpoint, read when they are taken. A context manager, which closes the files."""
 
     def __init__(
         self,
@@ -56,12 +55,12 @@ class Weights:
 
         `on_meta`: give tensors of the device "meta", which have a shape and no values. Only headers are read.
         """
+        super().__init__()
         self._folder = folder
         self._path = path
         self._allow_pickle = allow_pickle
         self._prefixes = prefixes
         self._on_meta = on_meta
-        self._stack = ExitStack()
         self._handle_of: dict[str, Any] = {}
         self._taken: set[str] = set()
         self._pickled: dict[str, Tensor] = {}
@@ -72,14 +71,8 @@ class Weights:
         try:
             self._open(sha256)
         except BaseException:
-            self._stack.close()
+            self.close()
             raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stack.close()
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return the tensor called `name`, with or without a prefix, in float32. Raises CheckpointError."""
@@ -130,7 +123,7 @@ class Weights:
 
     def beside(self, path: str, file: str, prefixes: Sequence[str]) -> Weights:
         """Open a file in a subfolder, which is closed together with this one."""
-        return self._stack.enter_context(
+        return self.enter_context(
             Weights(self._folder, path=self._path_of(path), prefixes=prefixes, single=file, on_meta=self._on_meta)
         )
 
@@ -170,7 +163,10 @@ class Weights:
         return tensor
 
     def _find_name(self, name: str) -> str | None:
-        names = [prefix + each for each in (name, _parametrized(name), _gamma(name)) for prefix in ("", *self._prefixes)]
+        parametrized = re.sub(r"\.weight$", ".parametrizations.weight.original", name)
+        # Norms in the oldest BERT checkpoints, which came from TensorFlow.
+        gamma = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
+        names = [prefix + each for each in (name, parametrized, gamma) for prefix in ("", *self._prefixes)]
         return next((each for each in names if each in self._file_of), None)
 
     def _path_of(self, file: str) -> str:
@@ -182,7 +178,7 @@ class Weights:
             try:
                 if sha256 is not None:
                     _check_sha256(path, sha256, file)
-                handle: Any = self._stack.enter_context(cast(Any, safe_open)(path, framework="pt"))
+                handle: Any = self.enter_context(cast(Any, safe_open)(path, framework="pt"))
                 names = cast(list[str], handle.keys())
                 self._unread_bytes += path.stat().st_size
             except (SafetensorError, OSError, MemoryError, RuntimeError) as error:  # torch raises RuntimeError
@@ -237,15 +233,6 @@ def _unreadable(error: Exception, path: Path, file: str) -> CheckpointError:
     remedy = _REMEDIES.get(number or 0, "is the download complete?")
     reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
     return CheckpointError(f"cannot be read ({reason}); {remedy}{'' if remedy.endswith('?') else '.'}", file=file)
-
-
-def _parametrized(name: str) -> str:
-    return f"{name.removesuffix('.weight')}.parametrizations.weight.original" if name.endswith(".weight") else name
-
-
-def _gamma(name: str) -> str:
-    """Return the name of a norm's weight or bias in the oldest BERT checkpoints, which came from TensorFlow."""
-    return name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
 
 
 def _unpickle(path: Path, file: str) -> dict[str, Tensor]:

@@ -63,11 +63,7 @@ class RowBlocks:
 
 def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
     """Try a product with all candidate sizes. Return the class of sizes that runs any number of rows at the least cost."""
-    classes: dict[Hashable, list[int]] = {}
-    for size in sorted(candidates):
-        if (result := trial(size)) is not None:
-            classes.setdefault(result, []).append(size)
-    return min((RowBlocks(tuple(sizes)) for sizes in classes.values()), key=_total_cost, default=RowBlocks(()))
+    return find_shapes([(size, 1) for size in candidates], lambda shape: trial(shape[0])).get(1, RowBlocks(()))
 
 
 def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dict[int, RowBlocks]:

@@ -23,7 +23,7 @@ from torch import Tensor
 from whimbrel.errors import SetupError
 from whimbrel.model.cpu import cpu
 from whimbrel.model.kernels import structs
-from whimbrel.model.native.compile import INSTRUCTION_SETS, fingerprint, library
+from whimbrel.model.native.compile import INSTRUCTION_SETS, fingerprint, library, sources_of
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.hardware import Cpu
 from whimbrel.types.heads import Activation
@@ -62,7 +62,6 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "layers": (_INT, (_POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
 }
 _NARROW: Final = torch.bfloat16
-_OTHER_SOURCES: Final = "were compiled from other sources (build Whimbrel anew: pip install -e .)"
 
 
 class Kernels:
@@ -241,16 +240,12 @@ def kernels_for(tensor: Tensor) -> Kernels | None:
 def _problem(name: str) -> str | None:
     try:
         lib = ctypes.CDLL(str(library(name)))
-        sources, write_layout = lib.whimbrel_sources, lib.whimbrel_layout
     except OSError as error:
         return f"cannot be loaded ({error})"
-    except AttributeError:
-        return _OTHER_SOURCES
-    sources.restype = ctypes.c_uint
-    if sources() != fingerprint():
-        return _OTHER_SOURCES
+    if sources_of(library(name)) != fingerprint():
+        return "were compiled from other sources (build Whimbrel anew: pip install -e .)"
     text = ctypes.create_string_buffer(2**14)
-    write_layout(text, ctypes.c_int64(len(text)))
+    lib.whimbrel_layout(text, ctypes.c_int64(len(text)))
     theirs, ours = text.value.decode().splitlines(), structs.layout().splitlines()
     differing = next((f"{a}; not {b}" for a, b in zip_longest(theirs, ours) if a != b), None)
     return None if differing is None else f"have other structures than Python ({differing})"
@@ -261,28 +256,20 @@ def instruction_sets(found: Cpu) -> tuple[str, ...]:
 
     An old assembler does not know the most capable ones, and the build then lacks their libraries.
     """
-    if found.level in ("avx512_bf16", "amx"):
-        return (
-            *(["amx"] if found.level == "amx" else []),
-            *(["avx512_fp16"] if found.float16 else []),
-            "avx512_bf16",
-            *(["avx512_vnni"] if found.vnni else []),
-            "avx512",
-            "avx2",
-        )
-    if found.level == "avx512":
-        return (*(["avx512_vnni"] if found.vnni else []), "avx512", "avx2")
-    if found.level == "avx2":
-        return (*(["avx2_vnni"] if found.vnni else []), "avx2")
-    return ()
+    has_bf16 = found.level in ("avx512_bf16", "amx")
+    has_avx512 = has_bf16 or found.level == "avx512"
+    names = {
+        "amx": found.level == "amx",
+        "avx512_fp16": has_bf16 and found.float16,
+        "avx512_bf16": has_bf16,
+        "avx512_vnni": has_avx512 and found.vnni,
+        "avx512": has_avx512,
+        "avx2_vnni": found.level == "avx2" and found.vnni,
+        "avx2": found.level != "other",
+    }
+    return tuple(name for name, is_there in names.items() if is_there)
 
 
 def fast_bfloat16(found: Cpu) -> bool:
     """Return whether products in bfloat16 are faster than in float32 without AMX."""
     return found.bfloat16 == "native" and found.level == "avx512_bf16"
-
-
-def suits_norm(x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor) -> bool:
-    """Return whether `Kernels.norm` takes these tensors. Strides do not matter: a slice of one row is contiguous."""
-    of_rows = x_RD.dtype == torch.float32 and weight_D.dim() == 1 and x_RD.shape[1:] == weight_D.shape
-    return of_rows and (added_RD is None or added_RD.shape == x_RD.shape)

@@ -39,7 +39,15 @@ class Team:
     def __init__(self, kernels: Kernels, num_helpers: int, init_thread: Callable[[], None]) -> None:
         """`init_thread` is called by each helper. It is kept until the process ends, as are the helpers."""
         self._kernels = kernels
-        self._start_helpers(num_helpers, init_thread)
+
+        def help_leaders() -> None:
+            init_thread()
+            kernels.help()
+
+        with _lock:
+            for number in set(range(num_helpers)) - _started:
+                _started.add(number)
+                threading.Thread(target=help_leaders, name=f"whimbrel-helper-{number}", daemon=True).start()
 
     @contextmanager
     def batch(self) -> Generator[Callable[[], None]]:
@@ -71,14 +79,3 @@ class Team:
                 if leads:
                     self._kernels.leave()
                     Team._is_open = False
-
-    def _start_helpers(self, count: int, init_thread: Callable[[], None]) -> None:
-        def help_leaders() -> None:
-            init_thread()
-            self._kernels.help()
-
-        with _lock:
-            for number in range(count):
-                if number not in _started:
-                    _started.add(number)
-                    threading.Thread(target=help_leaders, name=f"whimbrel-helper-{number}", daemon=True).start()

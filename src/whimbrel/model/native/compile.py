@@ -55,10 +55,11 @@ def library(name: str) -> Path:
 
 def compiled() -> list[str]:
     """Return the names of the libraries that were compiled from these sources."""
-    return [name for name in INSTRUCTION_SETS if _sources(library(name)) == fingerprint()]
+    return [name for name in INSTRUCTION_SETS if sources_of(library(name)) == fingerprint()]
 
 
-def _sources(path: Path) -> int | None:
+def sources_of(path: Path) -> int | None:
+    """Return the fingerprint that a library was compiled with, or None if it tells none."""
     try:
         sources = ctypes.CDLL(str(path)).whimbrel_sources
     except (OSError, AttributeError):
@@ -89,15 +90,8 @@ def compile_kernels() -> str | None:
 def compile_library(command: str, flags: Sequence[str], to: Path) -> str | None:
     """Compile the kernels for an instruction set. Return why that failed, or None."""
     part = to.with_suffix(f".{os.getpid()}")
-    arguments = [
-        *shlex.split(command),
-        *FLAGS,
-        f"-DSOURCES={fingerprint()}u",
-        *flags,
-        str(HERE / "kernels.cpp"),
-        "-o",
-        str(part),
-    ]
+    sources = f"-DSOURCES={fingerprint()}u"
+    arguments = [*shlex.split(command), *FLAGS, sources, *flags, str(HERE / "kernels.cpp"), "-o", str(part)]
     try:
         done = subprocess.run(arguments, capture_output=True, text=True, check=False)  # noqa: S603
         if done.returncode == 0:

@@ -1,4 +1,4 @@
-"""Tensor operations with device-specific code. Every fast path has a plain reference and an equality test.
+"""Tensor operations with device-specific code. Tests compare each with its plain formula.
 
 Shapes: R rows of a batch (T tokens, rounded up by `round_up_rows`), B seqs, D model width, N heads, H head width.
 """

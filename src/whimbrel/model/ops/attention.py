@@ -11,8 +11,6 @@
   Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
   to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
 
-`attend_reference` is the plain formula that all of them are tested against.
-
 Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key heads), N query heads, H head width.
 """
 
@@ -20,9 +18,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from itertools import accumulate, pairwise
-from typing import Any, Final, TypeAlias, cast
+from functools import cache, cached_property
+from itertools import accumulate
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -30,14 +28,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels
-from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled, attend_disentangled_reference
+from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
 from whimbrel.model.ops.kept_keys import KeySource
 from whimbrel.model.ops.positions import Bias
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class AttentionLayout:
     """Layout of the seqs among the rows of a batch."""
 
@@ -60,19 +58,15 @@ class AttentionLayout:
     pieces: Sequence[tuple[slice, AttentionLayout]] = ()
     """Rows and layout of each piece of a text that every layer runs piece by piece; empty: all rows at once."""
 
-    _seqs: list[Int64Array] = field(default_factory=list[Int64Array], init=False)
-
-    @property
+    @cached_property
     def kernel_seqs(self) -> Int64Array:
         """The seqs as `Kernels.attend` takes them."""
-        if not self._seqs:
-            rows = [
-                (start + i * length, length, start + i * length, keys, 0)
-                for start, count, length, keys in self.equal_length_groups
-                for i in range(count)
-            ]
-            self._seqs.append(np.array(rows, np.int64).reshape(-1, 5))
-        return self._seqs[0]
+        rows = [
+            (start + i * length, length, start + i * length, keys, 0)
+            for start, count, length, keys in self.equal_length_groups
+            for i in range(count)
+        ]
+        return np.array(rows, np.int64).reshape(-1, 5)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -125,12 +119,11 @@ def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout,
 def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     own = kernels()
     assert own is not None
-    num_rows, num_heads, width = q_RNH.shape
-    dtype = v_RKH.dtype
+    dtype, seqs_B5 = v_RKH.dtype, layout.kernel_seqs
     q_RNH, k_RKH, v_RKH = (
         x if x.dtype == dtype and x.stride(-1) == 1 else x.to(dtype).contiguous() for x in (q_RNH, k_RKH, v_RKH)
     )
-    out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
+    out_RNH = v_RKH.new_empty(q_RNH.shape)
     out_RNH[layout.num_tokens :] = 0
     tables = None if scores.tables is None else scores.tables.address
 
@@ -139,10 +132,9 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
         options: Any = {"scale": scores.scale, "causal": scores.causal, "window": scores.window, "tables": tables}
         own.attend(q_RNH, k_XKH, v_XKH, out_RNH, seqs_B5, band_ND=band_ND, **options)
 
-    seqs_B5 = layout.kernel_seqs
     if not layout.sources:
         attend_in(seqs_B5, k_RKH, v_RKH)
-        return out_RNH.view(num_rows, num_heads * width)
+        return out_RNH.flatten(1)
     number = 0
     for start, count, length, _ in layout.equal_length_groups:
         seqs = seqs_B5[number : number + count]
@@ -151,9 +143,9 @@ def _attend_own(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLa
             attend_in(seqs, k_RKH, v_RKH)
             continue
         rows = slice(start, start + count * length)
-        k_BLKH, v_BLKH = source.join(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
+        k_BLKH, v_BLKH = source(scores.layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
         attend_in(_with_keys(seqs, k_BLKH), k_BLKH[0], v_BLKH[0])
-    return out_RNH.view(num_rows, num_heads * width)
+    return out_RNH.flatten(1)
 
 
 def reach_of(seqs_B5: Int64Array) -> int:
@@ -171,11 +163,11 @@ def _with_keys(seqs_B5: Int64Array, k_BLKH: Tensor) -> Int64Array:
 
 
 def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    num_rows, num_heads, width = q_RNH.shape
-    out_RNH = v_RKH.new_empty(num_rows, num_heads, width)
+    num_heads, width = q_RNH.shape[1:]
+    out_RNH = v_RKH.new_empty(q_RNH.shape)
     out_RNH[layout.num_tokens :] = 0
     products = v_RKH.dtype == torch.bfloat16 and not v_RKH.is_cuda and scores.plain and num_heads == v_RKH.shape[1]
-    floats: tuple[Tensor, Tensor, Tensor] | None = None
+    floats: list[Tensor] = []
     for start, count, length, keys in layout.equal_length_groups:
         rows = slice(start, start + count * length)
         out_BLNH = out_RNH[rows].view(count, length, num_heads, width)
@@ -184,10 +176,11 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
                 seq = slice(start + i * length, start + (i + 1) * length)
                 out_LNH.copy_(_products(q_RNH[seq], k_RKH[seq], v_RKH[seq], scores.scale))
             continue
-        floats = floats or (_in_float32(q_RNH), _in_float32(k_RKH), _in_float32(v_RKH))  # once for all groups
+        # Once for all groups. With other widths, SDPA's bits would depend on the batch.
+        floats = floats or [_pad_width(x.float(), 4) for x in (q_RNH, k_RKH, v_RKH)]
         q, k, v = (x[rows].view(count, length, *x.shape[1:]) for x in floats)
         if (source := layout.sources.get(start)) is not None:
-            k, v = source.join(scores.layer, k, v)
+            k, v = source(scores.layer, k, v)
         else:
             k, v = k[:, :keys], v[:, :keys]
         if scores.tables is not None:
@@ -197,7 +190,7 @@ def _attend_runs(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionL
         q, k, v = (x.transpose(1, 2) for x in (q, k, v))
         attended_BNLH = _attend_group(q, k, v, scores, layout.masks)
         out_BLNH.copy_(attended_BNLH[..., :width].transpose(1, 2))
-    return out_RNH.view(num_rows, num_heads * width)
+    return out_RNH.flatten(1)
 
 
 def _attend_group(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
@@ -220,9 +213,10 @@ def _joined(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, num_kept: int, scale
     return torch.lerp(own_BNLH, kept_BNLH, torch.sigmoid(kept_sums_BNL - own_sums_BNL)[..., None])
 
 
-def _in_float32(x_RNH: Tensor) -> Tensor:
-    missing = -x_RNH.shape[-1] % 4  # otherwise SDPA's bits depend on the batch
-    return F.pad(x_RNH.float(), (0, missing)) if missing else x_RNH.float()
+def _pad_width(x_RNH: Tensor, step: int) -> Tensor:
+    """Return heads of a width that `step` divides, with zeros added."""
+    missing = -x_RNH.shape[-1] % step
+    return F.pad(x_RNH, (0, missing)) if missing else x_RNH
 
 
 def _sdpa(q_BNLH: Tensor, k_BKLH: Tensor, v_BKLH: Tensor, scores: ScoreOptions, masks: _Masks) -> Tensor:
@@ -339,11 +333,13 @@ def _suits_flash(v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -
 
 def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     num_rows, width = q_RNH.shape[0], q_RNH.shape[2]
-    q, k, v = (_for_flash(x[: layout.num_tokens].to(v_RKH.dtype)) for x in (q_RNH, k_RKH, v_RKH))
+    q, k, v = (_pad_width(x[: layout.num_tokens].to(v_RKH.dtype), _FLASH_STEP) for x in (q_RNH, k_RKH, v_RKH))
+    q, k, v = (x if x.stride(-1) == 1 else x.contiguous() for x in (q, k, v))
     key_offsets, longest = layout.cu_seqlens, layout.max_seqlen
     if layout.sources:
         k, v, lengths = join_keys(k, v, layout, scores.layer)
-        key_offsets, longest = _offsets(lengths, q.device), max(lengths)
+        key_offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(q.device, non_blocking=True)
+        longest = max(lengths)
     before = -1 if scores.window is None else scores.window
     after = 0 if scores.causal else before
     # PyTorch's public function around it lacks seqused_k in 2.11, and in every version launches one more kernel.
@@ -360,13 +356,6 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attentio
     return F.pad(out_TNH[..., :width].flatten(1), (0, 0, 0, num_rows - layout.num_tokens))
 
 
-def _for_flash(x_TNH: Tensor) -> Tensor:
-    """Return heads of a width that flash attention takes, with zeros added, and contiguous."""
-    if missing := -x_TNH.shape[-1] % _FLASH_STEP:
-        return F.pad(x_TNH, (0, missing))
-    return x_TNH if x_TNH.stride(-1) == 1 else x_TNH.contiguous()
-
-
 def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int) -> tuple[Tensor, Tensor, list[int]]:
     """Return the keys and values that each seq attends to, one seq after another, and their number in each seq."""
     keys: list[Tensor] = []
@@ -375,42 +364,8 @@ def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int)
     for start, count, length, _ in layout.equal_length_groups:
         k, v = (x[start : start + count * length].view(count, length, *x.shape[1:]) for x in (k_TKH, v_TKH))
         if (source := layout.sources.get(start)) is not None:
-            k, v = source.join(layer, k, v)
+            k, v = source(layer, k, v)
         keys.append(k.flatten(0, 1))
         values.append(v.flatten(0, 1))
         lengths += [k.shape[1]] * count
     return torch.cat(keys), torch.cat(values), lengths
-
-
-def _offsets(lengths: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(lengths)], dtype=torch.int32).to(device, non_blocking=True)
-
-
-def attend_reference(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
-    """Compute attention by the plain formula, seq by seq in float32."""
-    num_rows, num_heads, width = q_RNH.shape
-    out_RNH = torch.zeros(num_rows, num_heads, width)
-    offsets = layout.cu_seqlens.numpy(force=True)
-    k_XKH, v_XKH, lengths = join_keys(k_RKH, v_RKH, layout, scores.layer)
-    num_keys = lengths if layout.num_attended_B is None else cast(list[int], layout.num_attended_B.tolist())  # pyright: ignore[reportUnknownMemberType]
-    starts = [0, *accumulate(lengths)]
-    for seq, (start, end) in enumerate(pairwise(offsets)):
-        q, before = q_RNH[start:end].float(), lengths[seq] - (end - start)
-        k, v = (x[starts[seq] :][: num_keys[seq]].float() for x in (k_XKH, v_XKH))
-        k, v = (x.repeat_interleave(num_heads // x.shape[1], dim=1) for x in (k, v))
-        if scores.tables is not None:
-            out_RNH[start:end] = attend_disentangled_reference(q, k, v, scores.tables, scores.scale)
-            continue
-        scores_NQK = torch.einsum("qnh,knh->nqk", q, k) * scores.scale
-        if scores.softcap is not None:
-            scores_NQK = scores.softcap * torch.tanh(scores_NQK / scores.softcap)
-        if scores.bias is not None:
-            scores_NQK = scores_NQK + scores.bias(before, lengths[seq], num_keys[seq])
-        for query in range(end - start):
-            for key in range(num_keys[seq]):
-                ahead = key - before - query
-                too_far = scores.window is not None and abs(ahead) > scores.window
-                if too_far or (scores.causal and ahead > 0):
-                    scores_NQK[:, query, key] = -torch.inf
-        out_RNH[start:end] = torch.einsum("nqk,knh->qnh", scores_NQK.softmax(-1), v)
-    return out_RNH.view(num_rows, num_heads * width).to(v_RKH.dtype)

@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
-from whimbrel.model.kernels.structs import Positions
+from whimbrel.model.kernels.structs import Positions, address
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, QUERIES_AT_A_TIME
 from whimbrel.types.card import Disentangled
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class PositionTables:
     """Positions of keys and of queries in one layer, in float32. A table that is None has no scores."""
 
@@ -33,12 +34,6 @@ class PositionTables:
     queries_NPH: Tensor | None
     row_M: Tensor
     """Row of each distance, query - key, in order; the middle one is 0. int32, on the device."""
-    _structure: Positions = field(init=False)
-
-    def __post_init__(self) -> None:
-        keys, queries = (None if each is None else each.data_ptr() for each in (self.keys_NPH, self.queries_NPH))
-        structure = Positions(keys, queries, self.num_rows, self.row_M.data_ptr(), self.reach)
-        object.__setattr__(self, "_structure", structure)
 
     @property
     def num_rows(self) -> int:
@@ -48,6 +43,10 @@ class PositionTables:
     def reach(self) -> int:
         """The largest distance with a row of its own; those beyond have its row."""
         return self.row_M.shape[0] // 2
+
+    @cached_property
+    def _structure(self) -> Positions:
+        return Positions(address(self.keys_NPH), address(self.queries_NPH), self.num_rows, self.row_M.data_ptr(), self.reach)
 
     @property
     def address(self) -> int:
@@ -111,19 +110,3 @@ def _used_rows(tables: PositionTables, length: int) -> slice:
         return slice(0, tables.num_rows)
     farthest = min(length - 1, tables.reach)
     return slice(int(tables.row_M[tables.reach - farthest]), int(tables.row_M[tables.reach + farthest]) + 1)
-
-
-def attend_disentangled_reference(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, tables: PositionTables, scale: float) -> Tensor:
-    """Compute attention in one seq by the plain formula, with each pair's position written out."""
-    length = q_LNH.shape[0]
-    out_LNH = torch.empty_like(q_LNH)
-    for query in range(length):
-        distances = (query - torch.arange(length)).clamp(-tables.reach, tables.reach)
-        row_K = tables.row_M[distances + tables.reach].long()
-        scores_NK = torch.einsum("nh,knh->nk", q_LNH[query], k_LNH)
-        if tables.keys_NPH is not None:
-            scores_NK += torch.einsum("nh,nkh->nk", q_LNH[query], tables.keys_NPH[:, row_K])
-        if tables.queries_NPH is not None:
-            scores_NK += torch.einsum("knh,nkh->nk", k_LNH, tables.queries_NPH[:, row_K])
-        out_LNH[query] = torch.einsum("nk,knh->nh", (scores_NK * scale).softmax(-1), v_LNH)
-    return out_LNH

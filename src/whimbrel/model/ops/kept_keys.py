@@ -9,71 +9,49 @@ Shapes: B seqs of a group, L tokens, K key heads, H head width, R rows of a text
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeAlias
 
 from torch import Tensor
 
-Join: TypeAlias = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+KeySource: TypeAlias = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
 """(layer, keys, values), of the group's own tokens, (B, L, K, H) -> all keys and values that they attend to, in order."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class KeySource:
-    """Source of the keys and values of a group of seqs."""
-
-    num_before: int
-    """Number of tokens before each seq's own ones."""
-    join: Join
-
-
-@dataclass(slots=True, eq=False)
-class KeptKeys:
-    """Keys and values of a prefix in all layers, (L, K, H) each, in the form in which attention takes them."""
-
-    layers: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict[int, "tuple[Tensor, Tensor]"])
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(part.nbytes for pair in self.layers.values() for part in pair)
+KeptKeys: TypeAlias = dict[int, tuple[Tensor, Tensor]]
+"""Keys and values of a prefix by layer, (L, K, H) each, in the form in which attention takes them."""
 
 
 def keeping(kept: Sequence[KeptKeys]) -> KeySource:
     """Return the source of prefixes themselves. It fills `kept` layer by layer."""
-    return KeySource(0, partial(_keep, kept))
+
+    def keep(layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
+        for each, k_LKH, v_LKH in zip(kept, k_BLKH, v_BLKH, strict=True):
+            each[layer] = k_LKH.clone(), v_LKH.clone()  # a view would keep all rows of the batch
+        return k_BLKH, v_BLKH
+
+    return keep
 
 
-def after_prefixes(prefixes: Sequence[KeptKeys], num_before: int) -> KeySource:
-    """Return the source of seqs of which each follows its prefix. All prefixes have `num_before` tokens."""
-    return KeySource(num_before, partial(_follow, prefixes, num_before))
+def after_prefixes(prefixes: Sequence[KeptKeys]) -> KeySource:
+    """Return the source of seqs of which each follows its prefix. All prefixes have one length."""
+
+    def follow(layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = zip(*(each[layer] for each in prefixes), strict=True)
+        return _concatenate(keys, k_BLKH), _concatenate(values, v_BLKH)
+
+    return follow
 
 
 def pieces(bounds: Sequence[tuple[int, int]]) -> list[KeySource]:
     """Return the sources of the pieces of one text, for the bounds (first, last) of each. They share the memory of a layer."""
     buffer = _LayerBuffer(bounds[-1][1])
-    return [KeySource(first, partial(buffer.append, first)) for first, _ in bounds]
+    return [partial(buffer.append, first) for first, _ in bounds]
 
 
-def _keep(kept: Sequence[KeptKeys], layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
-    for each, k_LKH, v_LKH in zip(kept, k_BLKH, v_BLKH, strict=True):
-        each.layers[layer] = k_LKH.clone(), v_LKH.clone()  # a view would keep all rows of the batch
-    return k_BLKH, v_BLKH
-
-
-def _follow(prefixes: Sequence[KeptKeys], num_before: int, layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
-    before = [each.layers[layer] for each in prefixes]
-    return (
-        _concatenate([k_LKH for k_LKH, _ in before], num_before, k_BLKH),
-        _concatenate([v_LKH for _, v_LKH in before], num_before, v_BLKH),
-    )
-
-
-def _concatenate(before: Sequence[Tensor], num_before: int, own_BLKH: Tensor) -> Tensor:
+def _concatenate(before: Sequence[Tensor], own_BLKH: Tensor) -> Tensor:
     """Return the prefix and the own rows of each seq, (B, L, K, H). Each head's rows are contiguous, as attention wants."""
     seqs, length, heads, width = own_BLKH.shape
-    out_BKLH = own_BLKH.new_empty(seqs, heads, num_before + length, width)
-    out_BLKH = out_BKLH.transpose(1, 2)
+    num_before = len(before[0])
+    out_BLKH = own_BLKH.new_empty(seqs, heads, num_before + length, width).transpose(1, 2)
     for number, before_LKH in enumerate(before):
         out_BLKH[number, :num_before] = before_LKH
     out_BLKH[:, num_before:] = own_BLKH

@@ -58,20 +58,19 @@ class Linear:
         self._low_rank = low_rank
         self._width, inner = weight.shape
         self._finding: Finding[RowBlocks] | None = None
-        fused = activation if low_rank is None and activation in own.FUSED else "identity"
+        fused: Activation = activation if low_rank is None and activation in own.FUSED else "identity"
         self._own = _own_product(weight, bias, fused) if quantization is None else quantization.begin(weight, bias, fused)
         if self._own is not None:
             narrow = self._dtype if quantization is None else dtype_around_int8()
             self.out_dtype = torch.float32 if wide else narrow
-            fused = activation in own.FUSED and low_rank is None
         else:
             prepacked = prepacked_supported(weight.device)
-            fused = activation in EPILOGUES and prepacked and low_rank is None
-            kind = _Kind(self._width, inner, weight.dtype, bias is not None, activation if fused else "identity", prepacked)
+            fused = activation if activation in EPILOGUES and prepacked and low_rank is None else "identity"
+            kind = _Kind(self._width, inner, weight.dtype, bias is not None, fused, prepacked)
             self._product = kind.product(weight, bias)
             self._finding = begin(kind) if weight.device.type == "cpu" else None
             self._cover = _cached_cover(RowBlocks(()))
-        self._after = None if fused or activation == "identity" else ACTIVATIONS[activation]
+        self._after = None if fused == activation else ACTIVATIONS[activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self.out_dtype)
@@ -161,17 +160,12 @@ class LowRank:
     """
 
     def __init__(self, down: Tensor, up: Tensor, *, table: bool = False) -> None:
-        self._table = down if table else None
-        self._down = None if table else Linear(down, None)
+        self._down = partial(F.embedding, weight=down) if table else Linear(down, None)
         self._up = Linear(up, None)
 
     def __call__(self, x: Tensor, lora_mask_RK: Tensor) -> Tensor:
         """Return the addition. `lora_mask_RK` is true where column k does not belong to the adapter of row r."""
-        if self._down is not None:
-            low_RK = self._down(x)
-        else:
-            assert self._table is not None
-            low_RK = F.embedding(x, self._table)
+        low_RK = self._down(x)
         low_RPK = low_RK.view(*lora_mask_RK.shape[:1], -1, lora_mask_RK.shape[1])
         return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
 
@@ -203,7 +197,10 @@ def gate(x_RO: Tensor, activation: Activation) -> Tensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Norm:
-    """Layer norm of x + added over the last dimension, or RMS norm unless `centred`; the result is float32."""
+    """Layer norm of x + added over the last dimension, or RMS norm unless `centred`; the result is float32.
+
+    RMS norm is y / sqrt(mean(y^2) + eps) * weight of y = x + added. Its weight may have more dimensions.
+    """
 
     weight_D: Tensor
     bias_D: Tensor | None
@@ -211,29 +208,15 @@ class Norm:
     centred: bool
 
     def __call__(self, x: Tensor, added: Tensor | None = None) -> Tensor:
+        weight, kernels = self.weight_D, own.kernels_for(x)
+        # Strides do not matter to our kernels: a slice of one row is contiguous.
+        of_rows = x.dtype == torch.float32 and weight.dim() == 1 and x.shape[1:] == weight.shape
+        if kernels is not None and of_rows and (added is None or added.shape == x.shape):
+            return kernels.norm(x, added, weight, self.bias_D, self.eps, centred=self.centred)
+        x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
         if self.centred:
-            return layer_norm(x, self.weight_D, self.bias_D, self.eps, added)
-        return rms_norm(x, self.weight_D, self.eps, added)
-
-
-def layer_norm(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, added: Tensor | None = None) -> Tensor:
-    """Return the layer norm of x + added over the last dimension, in float32."""
-    kernels = own.kernels_for(x)
-    if kernels is not None and own.suits_norm(x, added, weight):
-        return kernels.norm(x, added, weight, bias, eps, centred=True)
-    x = x.float() if added is None else x + added
-    return F.layer_norm(x, weight.shape, weight, bias, eps)
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float, added: Tensor | None = None) -> Tensor:
-    """Return y / sqrt(mean(y^2) + eps) * weight of y = x + added over the last dimension, in float32.
-
-    `weight` may have more dimensions.
-    """
-    kernels = own.kernels_for(x)
-    if kernels is not None and own.suits_norm(x, added, weight):
-        return kernels.norm(x, added, weight, None, eps, centred=False)
-    x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
-    if x.is_cuda:  # where it is one kernel
-        return F.rms_norm(x, x.shape[-1:], weight, eps) if weight.ndim == 1 else F.rms_norm(x, x.shape[-1:], eps=eps) * weight
-    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight
+            return F.layer_norm(x, weight.shape, weight, self.bias_D, self.eps)
+        if x.is_cuda:  # where it is one kernel
+            normed = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, self.eps)
+            return normed if weight.ndim == 1 else normed * weight
+        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * weight

@@ -2,25 +2,20 @@
 
 Vectors are neither padded nor copied: a padding vector would compete with similarities below 0. Ranges of rows assign tokens to
 texts. Sums are float32. A document without tokens scores EMPTY, below all others, as in Sentence Transformers.
-`maxsim_reference` is the plain formula. Source: Khattab and Zaharia, "ColBERT" (2004.12832), 3.3.
+Source: Khattab and Zaharia, "ColBERT" (2004.12832), 3.3.
 
 On a GPU `maxsim_triton.py` runs a Triton kernel. On a CPU, document tokens are computed in tiles that fit into a core's cache.
 A tile is first read into the cache, because products read rows in an order that is slow from memory. A product computes the
-similarities of its tokens to those of the queries, and one pass over them updates the maxima of each document. Several threads
-share the tiles; each has its own maxima, of which the greatest count. A thread that waits for Python's lock may lose
-milliseconds to the scheduler. So one thread prepares everything before the first tile, and a tile takes three calls. Products
-run in shapes whose bits agree, so a score has the same bits alone and with any others.
+similarities of its tokens to those of the queries, and one pass over them updates the maxima of each document. A thread that
+waits for Python's lock may lose milliseconds to the scheduler. So all is prepared before the first tile, and a tile takes
+three calls. Products run in shapes whose bits agree, so a score has the same bits alone and with any others.
 
 Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D width.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from concurrent.futures import Executor
-from dataclasses import dataclass
-from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -30,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.model.ops.tile_products import TileProducts, find_tile_products
-from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors
+from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors, to_tensor
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Ragged
@@ -46,8 +41,6 @@ _MAX_BLOCK_TOKENS: Final = 512
 """Limit of tokens of queries that are scored together, because they have the same documents."""
 _SLAB: Final = 2**18
 """Limit of document tokens in a part, which bounds the memory."""
-_MANY: Final = 16
-"""Number of parts per thread from which each part runs in one thread."""
 
 _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) * np.float32(2) - 1).astype(np.float32)
 
@@ -59,12 +52,10 @@ def maxsim(
     document_P: NDArray[np.integer],
     *,
     reduce: Reduce = "sum",
-    threads: Executor | None = None,
-    num_threads: int = 1,
 ) -> Float32Array:
     """Return the score of each pair (query_P[i], document_P[i]), (P,) on the host. A query without tokens scores 0.
 
-    On a CPU `threads` run the parts, about `num_threads` at a time, with the same bits. Raises ValueError if widths differ.
+    Raises ValueError if widths differ.
     """
     if queries.width != documents.width:
         raise ValueError(f"query vectors have width {queries.width}, document vectors {documents.width}")
@@ -73,18 +64,11 @@ def maxsim(
 
         scores_P = maxsim_triton(queries, documents, query_P, document_P)
     else:
-        scores_P = _maxsim_cpu(queries, documents, query_P, document_P, threads=threads, num_threads=num_threads)
+        scores_P = _maxsim_cpu(queries, documents, query_P, document_P)
     if reduce == "mean":
         scores_P /= np.maximum(queries.lengths, 1)[query_P]
     scores_P[documents.lengths[document_P] == 0] = EMPTY
     return scores_P
-
-
-def maxsim_reference(query_QD: Tensor, document_TD: Tensor) -> float:
-    """Return the score of one pair by the plain formula, in float64."""
-    if not len(document_TD):
-        return EMPTY
-    return (query_QD.double() @ document_TD.double().T).amax(dim=1).sum().item()
 
 
 def best_matches(
@@ -113,38 +97,24 @@ def _best_matches(query_QD: Tensor, document_TD: Tensor) -> Float32Array:
 
 
 def _maxsim_cpu(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    *,
-    threads: Executor | None,
-    num_threads: int,
+    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
 ) -> Float32Array:
     """Return the sum of each pair, (P,); 0 if one side has no tokens."""
     scores_P = np.zeros(query_P.size, np.float32)
-    parts = list(_parts(queries, documents, query_P, document_P))
-    score = partial(_score, queries, documents, scores_P)
-    if threads is not None and len(parts) >= _MANY * num_threads:
-        for _ in threads.map(score, parts):
-            pass
-    else:
-        for part in parts:
-            score(part, threads=threads, num_threads=num_threads)
+    for pairs_MN in _parts(queries, documents, query_P, document_P):
+        queries_M = query_P[pairs_MN[:, 0]]
+        starts_M, ends_M = queries.starts_N[queries_M], queries.ends_N[queries_M]
+        maxima_NQ = _maxima(queries.floats(_rows(starts_M, ends_M)), documents, document_P[pairs_MN[0]])
+        with np.errstate(all="ignore"):  # the caller checks that scores are finite
+            firsts_M = np.cumsum(ends_M - starts_M) - (ends_M - starts_M)
+            scores_P[pairs_MN.T] = np.add.reduceat(maxima_NQ, firsts_M, axis=1)
     return scores_P
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PairTile:
-    queries_M: Int64Array
-    documents_N: Int64Array
-    pairs_MN: Int64Array
 
 
 def _parts(
     queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Iterator[_PairTile]:
-    """Yield the pairs with tokens on both sides, in parts of about `_SLAB` document tokens."""
+) -> Iterator[Int64Array]:
+    """Yield the pairs with tokens on both sides, (M, N), in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
     pairs_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
     order = np.lexsort((documents.starts_N[document_P[pairs_P]], query_P[pairs_P]))
@@ -152,11 +122,9 @@ def _parts(
     by_query = np.split(pairs_P, np.flatnonzero(np.diff(query_P[pairs_P])) + 1) if pairs_P.size else []
     for group in _group_by_documents(by_query, document_P, query_lengths_M[query_P]):
         pairs_MN = np.stack(group)
-        documents_N = document_P[pairs_MN[0]]
-        ends_N = np.cumsum(lengths_N[documents_N])
+        ends_N = np.cumsum(lengths_N[document_P[pairs_MN[0]]])
         cuts = np.searchsorted(ends_N, np.arange(_SLAB, int(ends_N[-1]), _SLAB)) + 1
-        for part_MN in np.split(pairs_MN, np.unique(cuts[cuts < documents_N.size]), axis=1):
-            yield _PairTile(query_P[part_MN[:, 0]].astype(np.int64), document_P[part_MN[0]].astype(np.int64), part_MN)
+        yield from np.split(pairs_MN, np.unique(cuts[cuts < ends_N.size]), axis=1)
 
 
 def _group_by_documents(
@@ -176,95 +144,47 @@ def _group_by_documents(
         yield group
 
 
-def _score(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    scores_P: Float32Array,
-    part: _PairTile,
-    *,
-    threads: Executor | None = None,
-    num_threads: int = 1,
-) -> None:
-    starts_M, ends_M = queries.starts_N[part.queries_M], queries.ends_N[part.queries_M]
-    products = _PairProducts.of(queries.floats(_rows(starts_M, ends_M)), documents, part.documents_N)
-    tiles = iter(products.tiles)
-    num_threads = min(num_threads, len(products.tiles))
-    if threads is None or num_threads == 1:
-        maxima_NQ = products.maxima(tiles)
+def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: NDArray[np.integer]) -> Float32Array:
+    """Return the greatest similarity of each query token to each document, (N, Q)."""
+    starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
+    products = find_tile_products(documents.width).result()
+    blocks = _blocks(query_QD, products)
+    width, step = blocks[0].shape
+    most = max(_TILE // width // _TOKENS, 1) * _TOKENS
+    multiple = max((size for size in products.rows[step].sizes if size <= most), default=_TOKENS)
+    size = max(most // multiple, 1) * multiple
+    rows = _rows(starts_N, ends_N)
+    tiles = _split(documents.rows_TD[rows] if isinstance(rows, slice) else rows, size)
+    document_T = to_tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
+    document_tiles = _split(document_T[:, None].expand(-1, step), size)
+    maxima = [torch.full((documents_N.size, step), -torch.inf, dtype=torch.float32) for _ in blocks]
+    least = products.least(step)
+    longest = max(least, len(tiles[0]))
+    buffer_TD, similarities_TQ = (torch.empty(longest, columns, dtype=torch.float32) for columns in (width, step))
+    with np.errstate(all="ignore"):
+        for tile, document_TQ in zip(tiles, document_tiles, strict=True):
+            x_TD = _read(documents, tile, buffer_TD, least)
+            tile_TQ = similarities_TQ if len(x_TD) == longest else similarities_TQ[: len(x_TD)]
+            known_TQ = tile_TQ if len(tile) >= least else tile_TQ[: len(tile)]
+            for query_DQ, maxima_NQ in zip(blocks, maxima, strict=True):
+                products.multiply(x_TD, query_DQ, tile_TQ)
+                maxima_NQ.scatter_reduce_(0, document_TQ, known_TQ, "amax")
+    return torch.cat(maxima, dim=1).numpy()[:, : len(query_QD)]
+
+
+def _read(documents: TokenVectors, tile: Tensor, out_TD: Tensor, least: int) -> Tensor:
+    """Return a tile of vectors, or of the numbers of rows, read into the cache, as at least `least` rows in float32."""
+    x_TD = tile if tile.ndim == 2 else documents.rows_TD.index_select(0, tile)
+    count = len(x_TD)
+    if x_TD.dtype == torch.float32 and count >= least and x_TD.is_contiguous():
+        x_TD.sum()  # reads it into the cache
+        return x_TD
+    if x_TD.dtype == torch.uint8:
+        np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
     else:
-        maxima_NQ = functools.reduce(np.maximum, threads.map(products.maxima, [tiles] * num_threads))
-    with np.errstate(all="ignore"):  # the caller checks that scores are finite
-        scores_P[part.pairs_MN.T] = np.add.reduceat(maxima_NQ, np.cumsum(ends_M - starts_M) - (ends_M - starts_M), axis=1)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Tile:
-    rows_TD: Tensor
-    """Vectors of the tokens (T, D) if they are contiguous, else their rows (T,)."""
-    scales_T: Tensor | None
-    document_TQ: Tensor
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _PairProducts:
-    products: TileProducts
-    blocks: list[Tensor]
-    """Query tokens, (D, Q) each."""
-    num_query_tokens: int
-    documents: TokenVectors
-    num_documents: int
-    tiles: list[_Tile]
-
-    @classmethod
-    def of(cls, query_QD: Tensor, documents: TokenVectors, documents_N: Int64Array) -> _PairProducts:
-        starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
-        products = find_tile_products(documents.width).result()
-        blocks = _blocks(query_QD, products)
-        most = max(_TILE // documents.width // _TOKENS, 1) * _TOKENS
-        multiple = max((size for size in products.rows[blocks[0].shape[1]].sizes if size <= most), default=_TOKENS)
-        size = max(most // multiple, 1) * multiple
-        document_T = _tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
-        document_TQ = document_T[:, None].expand(-1, blocks[0].shape[1])
-        rows = _rows(starts_N, ends_N)
-        rows_TD = documents.rows_TD[rows] if isinstance(rows, slice) else rows
-        scales_T = [None] * -(-len(rows_TD) // size) if documents.scales_T is None else _split(documents.scales_T[rows], size)
-        tiles = list(map(_Tile, _split(rows_TD, size), scales_T, _split(document_TQ, size)))
-        return cls(products, blocks, len(query_QD), documents, documents_N.size, tiles)
-
-    def maxima(self, tiles: Iterator[_Tile]) -> Float32Array:
-        """Return the greatest similarity of each query token to each document in the tiles that this thread takes, (N, Q)."""
-        width, step = self.blocks[0].shape
-        maxima = [torch.full((self.num_documents, step), -torch.inf, dtype=torch.float32) for _ in self.blocks]
-        least = self.products.least(step)
-        size = max(least, len(self.tiles[0].document_TQ))
-        buffer_TD, similarities_TQ = torch.empty(size, width, dtype=torch.float32), torch.empty(size, step, dtype=torch.float32)
-        with np.errstate(all="ignore"):
-            for tile in tiles:
-                x_TD = self._read(tile, buffer_TD, least)
-                count = len(tile.document_TQ)
-                for query_DQ, maxima_NQ in zip(self.blocks, maxima, strict=True):
-                    tile_TQ = similarities_TQ if len(x_TD) == size else similarities_TQ[: len(x_TD)]
-                    self.products.multiply(x_TD, query_DQ, tile_TQ)
-                    if count < least:
-                        tile_TQ = tile_TQ[:count]
-                    if tile.scales_T is not None:
-                        tile_TQ *= tile.scales_T[:, None]
-                    maxima_NQ.scatter_reduce_(0, tile.document_TQ, tile_TQ, "amax")
-        return torch.cat(maxima, dim=1).numpy()[:, : self.num_query_tokens]
-
-    def _read(self, tile: _Tile, out_TD: Tensor, least: int) -> Tensor:
-        """Return a tile, read into the cache, as float32 without its scales, with at least `least` rows."""
-        x_TD = tile.rows_TD if tile.rows_TD.ndim == 2 else self.documents.rows_TD.index_select(0, tile.rows_TD)
-        count = len(x_TD)
-        if x_TD.dtype == torch.float32 and count >= least and x_TD.is_contiguous():
-            x_TD.sum()  # reads it into the cache
-            return x_TD
-        if x_TD.dtype == torch.uint8:
-            np.take(_SIGNS, x_TD.numpy(), axis=0, out=out_TD[:count].numpy().reshape(count, -1, 8), mode="clip")
-        else:
-            out_TD[:count] = x_TD
-        out_TD[count:least] = 0
-        return out_TD[: max(count, least)]
+        out_TD[:count] = x_TD
+    out_TD[count:least] = 0
+    return out_TD[: max(count, least)]
 
 
 def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:
@@ -280,8 +200,4 @@ def _split(rows: Tensor, size: int) -> list[Tensor]:
 def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
-    return _tensor(ranges(starts_N, ends_N))
-
-
-def _tensor(array: Int64Array) -> Tensor:
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
+    return to_tensor(ranges(starts_N, ends_N))

@@ -41,7 +41,6 @@ _MIN_STRETCH: Final = 512
 def _maxima_kernel(  # noqa: PLR0917
     q_ptr,
     x_ptr,
-    scales_ptr,
     items_ptr,
     best_ptr,
     where_ptr,
@@ -53,7 +52,6 @@ def _maxima_kernel(  # noqa: PLR0917
     BLOCK_D: tl.constexpr,
     ONE_SLICE: tl.constexpr,
     BITS: tl.constexpr,
-    SCALED: tl.constexpr,
     WHERE: tl.constexpr,
 ):
     item = items_ptr + tl.program_id(0).to(tl.int64) * 4
@@ -83,8 +81,6 @@ def _maxima_kernel(  # noqa: PLR0917
             else:
                 x = tl.load(x_ptr + x_rows[None, :] + at[:, None], mask=mask, other=0)
             similarities = tl.dot(q, x.to(q.dtype), similarities, input_precision="ieee")
-        if SCALED:
-            similarities *= tl.load(scales_ptr + x_start + tokens, mask=has_token, other=0.0)[None, :]
         similarities = tl.where(has_token[None, :], similarities, float("-inf"))
         found = tl.max(similarities, axis=1)
         if WHERE:
@@ -120,12 +116,10 @@ def maxsim_triton(
     if not pairs_P.size:
         return scores_P
     query_P, document_P = query_P[pairs_P], document_P[pairs_P]
-    block_q = _block_q(int(queries.lengths[query_P].max()))
-    items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
-    best, _ = _maxima(queries, documents, items_W4, block_q, where=False)
-    scores = torch.empty(pairs_P.size, dtype=torch.float32, device=best.device)
-    groups = torch.from_numpy(groups_P4).to(best.device, non_blocking=True)
-    _sum_kernel[(pairs_P.size,)](best, groups, scores, BLOCK_Q=block_q, num_warps=1)
+    best_WQ, _, _, groups_P4 = _maxima(queries, documents, query_P, document_P, where=False)
+    scores = torch.empty(pairs_P.size, dtype=torch.float32, device=best_WQ.device)
+    groups = torch.from_numpy(groups_P4).to(best_WQ.device, non_blocking=True)
+    _sum_kernel[(pairs_P.size,)](best_WQ, groups, scores, BLOCK_Q=best_WQ.shape[1], num_warps=1)
     scores_P[pairs_P] = scores.cpu().numpy()
     return scores_P
 
@@ -140,16 +134,14 @@ def matches_triton(
         return matches_X2
     ends_P = np.cumsum(lengths_P)[pairs_P]
     query_P, document_P = query_P[pairs_P], document_P[pairs_P]
-    block_q = _block_q(int(queries.lengths[query_P].max()))
-    items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
-    best, where = _maxima(queries, documents, items_W4, block_q, where=True)
-    best_WQ, where_WQ = best.cpu().numpy().reshape(-1, block_q), where.cpu().numpy().reshape(-1, block_q)
+    best, where, items_W4, groups_P4 = _maxima(queries, documents, query_P, document_P, where=True)
+    best_WQ, where_WQ = best.cpu().numpy(), where.cpu().numpy()
     for (first, num_q, blocks, stretches), end, document in zip(
         groups_P4.tolist(), ends_P.tolist(), document_P.tolist(), strict=True
     ):
         programs = slice(first, first + blocks * stretches)
         before_SB = (items_W4[programs, 2] - documents.starts_N[document]).reshape(blocks, stretches)
-        best_BSQ, where_BSQ = (each[programs].reshape(blocks, stretches, block_q) for each in (best_WQ, where_WQ))
+        best_BSQ, where_BSQ = (each[programs].reshape(blocks, stretches, -1) for each in (best_WQ, where_WQ))
         chosen_B1Q = best_BSQ.argmax(axis=1, keepdims=True)
         token_BSQ = where_BSQ + before_SB[:, :, None]
         for column, each in enumerate((best_BSQ, token_BSQ)):
@@ -164,35 +156,33 @@ def _pairs_with_tokens(
 
 
 def _maxima(
-    queries: TokenVectors, documents: TokenVectors, items_W4: Int64Array, block_q: int, *, where: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the greatest similarity of each query token of each program and, with `where`, its position in the stretch."""
-    device = documents.rows_TD.device
-    q_TD, x_TD = _operands(queries, documents)
-    best = torch.empty(len(items_W4) * block_q, dtype=torch.float32, device=device)
-    positions = torch.empty(best.numel() if where else 0, dtype=torch.int32, device=device)
-    items = torch.from_numpy(items_W4).to(device, non_blocking=True)
-    width = queries.width
+    queries: TokenVectors,
+    documents: TokenVectors,
+    query_P: NDArray[np.integer],
+    document_P: NDArray[np.integer],
+    *,
+    where: bool,
+) -> tuple[Tensor, Tensor, Int64Array, Int64Array]:
+    """Return the greatest similarity of each query token of each program, (W, Q), and the programs and pairs of `_items`.
+
+    With `where` also its position in the stretch, (W, Q). Queries have the documents' dtype in the product, if it is a float.
+    """
+    longest = int(queries.lengths[query_P].max())
+    block_q = next((block for block in (16, 32, 64) if longest <= block), 128)
+    items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
+    x_TD, width = documents.rows_TD, queries.width
+    q_TD = queries.rows_TD if queries.rows_TD.is_floating_point() else queries.floats(slice(None))
+    q_TD = q_TD.to(x_TD.dtype) if x_TD.is_floating_point() else q_TD
+    best_WQ = torch.empty(len(items_W4), block_q, dtype=torch.float32, device=x_TD.device)
+    where_WQ = torch.empty(len(items_W4) if where else 0, block_q, dtype=torch.int32, device=x_TD.device)
+    items = torch.from_numpy(items_W4).to(x_TD.device, non_blocking=True)
     block_d = min(_MAX_BLOCK_D, max(16, triton.next_power_of_2(width)))
-    scales = documents.scales_T
     _maxima_kernel[(len(items_W4),)](
-        q_TD, x_TD, best if scales is None else scales, items, best, positions, width, q_TD.stride(0), x_TD.stride(0),
+        q_TD, x_TD, items, best_WQ, where_WQ, width, q_TD.stride(0), x_TD.stride(0),
         BLOCK_Q=block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
-        BITS=x_TD.dtype == torch.uint8, SCALED=scales is not None, WHERE=where, num_warps=4, num_stages=3,
+        BITS=x_TD.dtype == torch.uint8, WHERE=where, num_warps=4, num_stages=3,
     )  # fmt: skip
-    return best, positions
-
-
-def _block_q(longest: int) -> int:
-    return next((block for block in (16, 32, 64) if longest <= block), 128)
-
-
-def _operands(queries: TokenVectors, documents: TokenVectors) -> tuple[Tensor, Tensor]:
-    """Return the vectors of both sides; queries in the dtype of the product: the documents' dtype if it is a float."""
-    q_TD, x_TD = queries.rows_TD, documents.rows_TD
-    if not q_TD.is_floating_point() or queries.scales_T is not None:
-        q_TD = queries.floats(slice(None))
-    return (q_TD.to(x_TD.dtype) if x_TD.is_floating_point() else q_TD), x_TD
+    return best_WQ, where_WQ, items_W4, groups_P4
 
 
 def _items(

@@ -9,8 +9,9 @@ Shapes: R rows, I input and O output columns.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from threading import Barrier, Thread
+from threading import Barrier
 from time import perf_counter
 from typing import Final
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.fallback.prepacked import packed_linear, prepacked_supported
-from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.library import kernels_for
 from whimbrel.model.kernels.products import PackedLinear, product_kind
 from whimbrel.model.ops.quantization import Int8Linear
 
@@ -26,76 +27,59 @@ _CPU_ROWS: Final = 512
 """Rows of a product on a CPU: those of a batch."""
 _CPU_SIDE: Final = 2048
 _GPU_SIDE: Final = 8192
+_GPU_TIMES: Final = 8
 _ROUNDS: Final = 3
 
 
 def measure_peak(dtype: str, device: str, num_lanes: int, *, seconds: float = 0.5) -> float:
     """Return the multiply-adds per second, times 2 (FLOP/s), of the best of three rounds of at least `seconds` each."""
-    products = [_gpu_product(getattr(torch, dtype), device)] if device.startswith("cuda") else _cpu_products(dtype)
-    for multiply in products:
-        multiply()  # first-time work
-    lanes = num_lanes if device == "cpu" else 1
-    return max(_round(multiply, lanes, seconds) for _ in range(_ROUNDS) for multiply in products)
+    on_gpu = device.startswith("cuda")
+    num_rows, side, times = (_GPU_SIDE, _GPU_SIDE, _GPU_TIMES) if on_gpu else (_CPU_ROWS, _CPU_SIDE, 1)
+    x_RI, weight_OI = (
+        torch.randn(rows, side, device=device).to(torch.float32 if dtype == "int8" else getattr(torch, dtype))
+        for rows in (num_rows, side)
+    )
 
-
-def _cpu_products(dtype: str) -> list[Callable[[], float]]:
-    """Return the ways to multiply in a dtype, of which the fastest counts."""
-    in_torch = torch.float32 if dtype == "int8" else getattr(torch, dtype)
-    weight_OI = torch.linspace(-1, 1, _CPU_SIDE * _CPU_SIDE).view(_CPU_SIDE, _CPU_SIDE).to(in_torch)
-    x_RI = torch.linspace(-1, 1, _CPU_ROWS * _CPU_SIDE).view(_CPU_ROWS, _CPU_SIDE).to(in_torch)
-    ways: list[Callable[[Tensor], Tensor]] = [] if dtype == "int8" else [_linear(weight_OI)]
-    own, kind = kernels(), "int8" if dtype == "int8" else product_kind(in_torch)
-    if own is not None and kind in own.kinds:
-        ways.append(partial(PackedLinear(own, kind, weight_OI, None, "identity"), dtype=in_torch))
-    elif dtype == "int8":
-        ways.append(partial(Int8Linear(weight_OI, None, "identity", torch.ones(_CPU_SIDE)), dtype=in_torch))
-    return [_timed(way, x_RI) for way in ways]
-
-
-def _timed(product: Callable[[Tensor], Tensor], x_RI: Tensor) -> Callable[[], float]:
-    def multiply() -> float:
+    def multiply(product: Callable[[Tensor], Tensor]) -> float:
         with torch.inference_mode():
-            product(x_RI)
-        return 2.0 * _CPU_ROWS * _CPU_SIDE * _CPU_SIDE
+            for _ in range(times):
+                product(x_RI)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        return times * 2.0 * num_rows * side * side
 
-    return multiply
+    products = [partial(multiply, product) for product in _products(weight_OI, in_int8=dtype == "int8")]
+    for each in products:
+        each()  # first-time work
+    return max(_round(each, 1 if on_gpu else num_lanes, seconds) for _ in range(_ROUNDS) for each in products)
 
 
-def _linear(weight_OI: Tensor) -> Callable[[Tensor], Tensor]:
-    if prepacked_supported(weight_OI.device):
-        return packed_linear(weight_OI, num_rows=_CPU_ROWS)
-    return lambda x_RI: x_RI @ weight_OI.T
-
-
-def _gpu_product(dtype: torch.dtype, device: str) -> Callable[[], float]:
-    weight_OI = torch.randn(_GPU_SIDE, _GPU_SIDE, device=device, dtype=dtype)
-    x_RI = torch.randn(_GPU_SIDE, _GPU_SIDE, device=device, dtype=dtype)
-
-    def multiply() -> float:
-        for _ in range(8):
-            torch.mm(x_RI, weight_OI.T)
-        torch.cuda.synchronize(device)
-        return 8 * 2.0 * _GPU_SIDE**3
-
-    return multiply
+def _products(weight_OI: Tensor, *, in_int8: bool) -> list[Callable[[Tensor], Tensor]]:
+    """Return the ways to multiply by a weight, of which the fastest counts."""
+    ways: list[Callable[[Tensor], Tensor]] = []
+    if prepacked_supported(weight_OI.device) and not in_int8:
+        ways.append(packed_linear(weight_OI, num_rows=_CPU_ROWS))
+    elif not in_int8:
+        ways.append(partial(torch.mm, mat2=weight_OI.T))
+    own, kind = kernels_for(weight_OI), "int8" if in_int8 else product_kind(weight_OI.dtype)
+    if own is not None and kind in own.kinds:
+        ways.append(partial(PackedLinear(own, kind, weight_OI, None, "identity"), dtype=weight_OI.dtype))
+    elif in_int8:
+        ways.append(partial(Int8Linear(weight_OI, None, "identity", torch.ones(len(weight_OI))), dtype=weight_OI.dtype))
+    return ways
 
 
 def _round(multiply: Callable[[], float], num_threads: int, seconds: float) -> float:
     """Multiply in `num_threads` threads at once and return the sum of their FLOP/s."""
     barrier = Barrier(num_threads)
-    rates: list[float] = []
 
-    def work() -> None:
+    def work(_: int) -> float:
         torch.set_num_threads(1)
         barrier.wait()
         begin, done = perf_counter(), 0.0
-        while (elapsed := perf_counter() - begin) < seconds or not done:
+        while not done or perf_counter() - begin < seconds:
             done += multiply()
-        rates.append(done / max(perf_counter() - begin, elapsed))
+        return done / (perf_counter() - begin)
 
-    threads = [Thread(target=work, daemon=True) for _ in range(num_threads)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return sum(rates)
+    with ThreadPoolExecutor(num_threads) as threads:
+        return sum(threads.map(work, range(num_threads)))

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels_for
-from whimbrel.model.ops.linear import rms_norm
+from whimbrel.model.ops.linear import Norm
 from whimbrel.types.card import Rotary
 
 Angles: TypeAlias = tuple[Tensor, Tensor, bool]
@@ -56,7 +56,7 @@ def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles:
         cos_RF, sin_RF = angles[:2] if angles else (None, None)
         return own.norm_and_rotate(x_RNH, weight_NH, eps, cos_RF, sin_RF)
     if weight_NH is not None:
-        x_RNH = rms_norm(x_RNH.float(), weight_NH, eps)
+        x_RNH = Norm(weight_NH, None, eps, centred=False)(x_RNH.float())
     return apply_rotary(x_RNH, *angles[:2], interleaved=angles[2]) if angles else x_RNH
 
 

@@ -36,11 +36,3 @@ def with_neighbours(x_RD: Tensor, positions_R: Tensor, width: int) -> Tensor:
 def _elsewhere(positions_R: Tensor, offset: int) -> Tensor:
     """Return a column that tells of each row whether the one at this offset is not of the same seq."""
     return (positions_R.roll(-offset) - positions_R != offset)[:, None]
-
-
-def short_conv_reference(x_TD: Tensor, taps_KD: Tensor, bias_D: Tensor | None, *, causal: bool) -> Tensor:
-    """Compute the convolution of one seq by torch's own, with zeros around it."""
-    width, length = taps_KD.shape[0], x_TD.shape[0]
-    padding = width - 1 if causal else width // 2
-    out_1DT = torch.conv1d(x_TD.T[None], taps_KD.T[:, None], bias_D, padding=padding, groups=x_TD.shape[1])
-    return out_1DT[0, :, :length].T

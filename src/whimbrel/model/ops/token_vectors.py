@@ -8,7 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -30,18 +29,6 @@ class TokenVectors:
     """Float32, float16, bfloat16, int8, or uint8 of 8 columns each, highest bit first; bit 0 means -1."""
     starts_N: Int64Array
     ends_N: Int64Array
-    scales_T: Tensor | None = None
-    """Factor of each row; None: 1."""
-
-    @classmethod
-    def of(cls, rows_TD: Tensor, offsets_N1: NDArray[np.integer], scales_T: Tensor | None = None) -> TokenVectors:
-        offsets = np.asarray(offsets_N1, np.int64)
-        return cls(rows_TD, offsets[:-1], offsets[1:], scales_T)
-
-    @classmethod
-    def from_array(cls, rows_TD: NDArray[Any], starts_N: NDArray[np.integer], ends_N: NDArray[np.integer]) -> TokenVectors:
-        """Construct from rows on the host, without a copy."""
-        return cls(torch.from_numpy(rows_TD), np.asarray(starts_N, np.int64), np.asarray(ends_N, np.int64))  # pyright: ignore[reportUnknownMemberType]
 
     def __len__(self) -> int:
         return self.starts_N.size
@@ -59,11 +46,12 @@ class TokenVectors:
 
     def floats(self, rows: slice | Tensor) -> Tensor:
         x_TD = self.rows_TD[rows]
-        x_TD = _signs(x_TD) if x_TD.dtype == torch.uint8 else x_TD.float()
-        return x_TD if self.scales_T is None else x_TD * self.scales_T[rows, None]
+        if x_TD.dtype != torch.uint8:
+            return x_TD.float()
+        shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=x_TD.device)
+        return ((x_TD[..., None] >> shifts) & 1).flatten(-2).float() * 2 - 1
 
 
-def _signs(bits_TB: Tensor) -> Tensor:
-    shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=bits_TB.device)
-    bits = (bits_TB[..., None] >> shifts) & 1
-    return bits.flatten(-2).float() * 2 - 1
+def to_tensor(array: NDArray[Any]) -> Tensor:
+    """Return a tensor on the host that shares the memory of the array."""
+    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
