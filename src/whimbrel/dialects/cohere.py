@@ -16,16 +16,12 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.cuts import CUTS
-from whimbrel.dialects.common.input_types import prompt_for_task
-from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.bodies import MAX_IDS, MAX_INPUTS, Schema, count, decode, holds, is_packed, only, present, schema
+from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
-from whimbrel.dialects.common.rules import MAX_IDS, MAX_INPUTS, Schema, count, holds, only, present, schema
-from whimbrel.dialects.common.texts import Columns, ModelName, parse_texts
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.texts import CUTS, Columns, ModelName, parse_texts, prompt_for_task
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array

@@ -18,15 +18,22 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
-from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.bodies import MAX_INPUTS, count, decode, is_packed
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pair_inputs import text_of
-from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
+from whimbrel.dialects.common.responses import (
+    JSON,
+    Response,
+    ServedModel,
+    Usage,
+    created,
+    json_answer,
+    new_id,
+    served_names,
+    usage,
+)
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
-from whimbrel.dialects.common.rules import MAX_INPUTS, count
 from whimbrel.dialects.common.texts import ModelName
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result

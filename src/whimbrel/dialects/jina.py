@@ -17,14 +17,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, render_error, status
-from whimbrel.dialects.common.input_types import SIDES, prompt_for_task
-from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.rerank import RERANK
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
-from whimbrel.dialects.common.texts import text_request
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.texts import SIDES, prompt_for_task, text_request
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result

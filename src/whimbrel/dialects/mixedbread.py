@@ -10,15 +10,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, count, decode, is_packed
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pair_inputs import Text
-from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, Text, rank, request_of
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route, ready
-from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, count
 from whimbrel.dialects.common.texts import Instruction, ModelName
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.result import Result

@@ -13,20 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.cuts import Truncation
-from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
-from whimbrel.dialects.common.responses import (
-    SENT_OUTPUTS,
-    EncodingFormat,
-    Response,
-    ServedModel,
-    binary_answer,
-    encoded_outputs,
-    json_answer,
-)
-from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
-from whimbrel.dialects.common.rules import (
+from whimbrel.dialects.common.bodies import (
     ID_LISTS,
     IDS,
     TEXT,
@@ -35,13 +22,35 @@ from whimbrel.dialects.common.rules import (
     Schema,
     absent,
     any_of,
+    decode,
     never,
     present,
     schema,
     text_inputs,
 )
-from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, parse_texts, text_request
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
+from whimbrel.dialects.common.responses import (
+    SENT_OUTPUTS,
+    EncodingFormat,
+    Response,
+    ServedModel,
+    Usage,
+    binary_answer,
+    encoded_outputs,
+    json_answer,
+    usage,
+)
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
+from whimbrel.dialects.common.texts import (
+    AdapterName,
+    Instruction,
+    ModelName,
+    TextFields,
+    TextUse,
+    Truncation,
+    parse_texts,
+    text_request,
+)
 from whimbrel.errors import TooLarge
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation

@@ -11,15 +11,12 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.cuts import CUTS
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, pair_scores
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route
-from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, check, count
-from whimbrel.dialects.common.texts import ModelName
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.texts import CUTS, ModelName
 from whimbrel.errors import Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.options import MAX_PAIRS

@@ -15,9 +15,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.cuts import CUTS
-from whimbrel.dialects.common.input_types import side_of
+from whimbrel.dialects.common.bodies import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, decode, schema, text_inputs
 from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
 from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
 from whimbrel.dialects.common.responses import (
@@ -26,6 +24,7 @@ from whimbrel.dialects.common.responses import (
     EncodingFormat,
     Response,
     ServedModel,
+    VLLMUsage,
     binary_answer,
     created,
     encoded_outputs,
@@ -34,11 +33,11 @@ from whimbrel.dialects.common.responses import (
     new_id,
     row_blocks,
     served_names,
+    usage,
+    vllm_usage,
 )
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
-from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, schema, text_inputs
-from whimbrel.dialects.common.texts import TextObject
-from whimbrel.dialects.common.usage import VLLMUsage, usage, vllm_usage
+from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
 from whimbrel.dialects.common.vllm_fields import (
     VLLMTextFields,
     parse_normalize,

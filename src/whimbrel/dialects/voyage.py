@@ -13,15 +13,12 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, render_error, status
-from whimbrel.dialects.common.number_types import NumberType, check_bits, quantize
+from whimbrel.dialects.common.bodies import decode, is_packed, schema
+from whimbrel.dialects.common.hosted import NumberType, ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, new_id
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, new_id, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
-from whimbrel.dialects.common.rules import schema
 from whimbrel.dialects.common.texts import text_request
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result

@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode, is_packed
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pair_inputs import text_of
 from whimbrel.dialects.common.pairs import (
     RERANK_TERMS,
     RankedDocument,
@@ -21,10 +20,10 @@ from whimbrel.dialects.common.pairs import (
     cut_by_format,
     rank,
     request_of,
+    text_of,
 )
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, new_id
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.types.result import Result
 

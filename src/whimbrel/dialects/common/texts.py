@@ -1,16 +1,15 @@
-"""Texts and token ids of request bodies, and the fields beside them that several APIs share."""
+"""Texts and token ids of request bodies, and the fields beside them that several APIs share: purposes, prompts, truncation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.cuts import Truncation
-from whimbrel.dialects.common.rules import (
+from whimbrel.dialects.common.bodies import (
     ID_LISTS,
     IDS,
     ONE_PROMPT,
@@ -23,7 +22,49 @@ from whimbrel.dialects.common.rules import (
     text_inputs,
 )
 from whimbrel.errors import InvalidRequest, Location
-from whimbrel.types.request import InputType, OutputName, Request, read_truncate, splits
+from whimbrel.types.card import Card
+from whimbrel.types.request import InputType, OutputName, Request, Truncate, read_truncate, splits
+
+Truncation: TypeAlias = bool | Literal["right", "left", "never"] | None
+TruncationSide: TypeAlias = Annotated[
+    Literal["right", "left"] | None, Meta(description="The end at which texts are cut (vLLM).")
+]
+CUTS: Final[dict[object, Truncate]] = {"END": "right", "START": "left", "NONE": "never"}
+"""Cohere's and NVIDIA's words for truncation."""
+
+
+def parse_truncation(
+    truncate: Truncation, side: Literal["right", "left"] | None, limit: int | None, *, default: bool
+) -> tuple[Truncate | None, int | None]:
+    """Return (truncate, max_tokens) of a Request. Texts are truncated by default if `default`. Raises InvalidRequest."""
+    cuts = truncate if truncate is not None else default or limit is not None
+    end = read_truncate(cuts)
+    if end in ("right", "left") and side not in (None, end):
+        raise InvalidRequest(f"is {side!r}, and truncate is {end!r}; give one of them.", param="truncation_side")
+    return end or side, None if limit == -1 else limit
+
+
+def side_of(card: Card, input_type: InputType | None) -> InputType | None:
+    """Return the input type of texts whose side a body may leave out: documents, if the model has a format for these."""
+    return "document" if input_type is None and "document" in card.text_formats else input_type
+
+
+SIDES: Final[Mapping[str, InputType]] = {"query": "query", "passage": "document"}
+"""Input types of tasks that end in a dot and a key."""
+
+
+def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
+    """Return the input type, and the model's prompt or task named `word`, if it has one, as fields of a Request.
+
+    Case is ignored, and a task may be followed by a dot and one of SIDES. The field `adapter` is there for a task only.
+    """
+    tower, sought = card.tower(card.tower_for(input_type)), (word or "").casefold()
+    prompts = {} if word is None else {name.casefold(): name for name in tower.prompts}
+    stem, _, side = sought.rpartition(".")
+    tasks = {name.casefold(): name for name in tower.tasks}
+    task = tasks.get(stem if side in SIDES else sought)
+    return {"prompt_name": prompts.get(sought), "input_type": input_type, **({"adapter": task} if task else {})}
+
 
 TokenInputs: TypeAlias = Annotated[
     str | list[str | int | list[int]],

@@ -9,12 +9,22 @@ import numpy as np
 import orjson
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.input_types import side_of
+from whimbrel.dialects.common.bodies import (
+    ID_LISTS,
+    IDS,
+    LONGEST,
+    MAX_INPUTS,
+    TEXT,
+    Schema,
+    any_of,
+    check,
+    count,
+    decode,
+    never,
+)
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import ID_LISTS, IDS, LONGEST, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
-from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
+from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts, side_of
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array

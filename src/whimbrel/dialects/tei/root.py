@@ -18,12 +18,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.faults import MissingField
-from whimbrel.dialects.common.input_types import side_of
-from whimbrel.dialects.common.responses import Response, ServedModel
-from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import (
+from whimbrel.dialects.common.bodies import (
     ID_LISTS,
     IDS,
     MAX_INPUTS,
@@ -31,11 +26,16 @@ from whimbrel.dialects.common.rules import (
     TEXT_LISTS,
     TEXT_PAIRS,
     TEXTS,
+    MissingField,
     Schema,
     any_of,
     count,
+    decode,
     text_inputs,
 )
+from whimbrel.dialects.common.responses import Response, ServedModel
+from whimbrel.dialects.common.route import Parsed, ready
+from whimbrel.dialects.common.texts import side_of
 from whimbrel.dialects.tei import scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
 from whimbrel.dialects.tei.embed import (

@@ -11,11 +11,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.pair_inputs import TEXTS_OF_PAIRS
+from whimbrel.dialects.common.bodies import LONGEST, TEXT, TEXT_LISTS, TEXT_PAIRS, decode, is_packed, list_of, text_inputs
+from whimbrel.dialects.common.pairs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed
-from whimbrel.dialects.common.rules import LONGEST, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, text_inputs
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs

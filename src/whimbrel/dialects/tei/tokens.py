@@ -8,10 +8,9 @@ from typing import Annotated, Any, Final, cast
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS, decode, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS, text_inputs
 from whimbrel.dialects.common.texts import PromptName
 from whimbrel.dialects.tei.answers import TEI, TERMS
 from whimbrel.dialects.tei.embed import TEIModelName

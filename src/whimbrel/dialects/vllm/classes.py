@@ -8,10 +8,9 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, json_answer, vllm_usage
 from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import TokenInputs
-from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,

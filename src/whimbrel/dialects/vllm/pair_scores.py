@@ -11,22 +11,25 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.pair_inputs import PAIRS, Queries, Query, Text, Texts, parse_parts
+from whimbrel.dialects.common.bodies import NOT_EMPTY, Schema, any_of, decode, is_packed, present, schema
 from whimbrel.dialects.common.pairs import (
     PAIR_FIELDS,
+    PAIRS,
     Explained,
     PairFields,
+    Queries,
+    Query,
+    Text,
+    Texts,
     cut_by_format,
     explained,
     pair_scores,
     pairs_request,
+    parse_parts,
 )
 from whimbrel.dialects.common.rerank import RERANK
-from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
+from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, created, json_answer, new_id, vllm_usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed
-from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present, schema
-from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
 from whimbrel.errors import InvalidRequest, Location, locate_pairs

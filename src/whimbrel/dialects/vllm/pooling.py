@@ -14,11 +14,20 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.input_types import side_of
-from whimbrel.dialects.common.responses import METADATA, OCTETS, Response, ServedModel, header, json_answer, row_blocks
+from whimbrel.dialects.common.responses import (
+    METADATA,
+    OCTETS,
+    Response,
+    ServedModel,
+    VLLMUsage,
+    header,
+    json_answer,
+    row_blocks,
+    usage,
+    vllm_usage,
+)
 from whimbrel.dialects.common.route import Parsed
-from whimbrel.dialects.common.texts import TextUse, TokenInputs
-from whimbrel.dialects.common.usage import VLLMUsage, usage, vllm_usage
+from whimbrel.dialects.common.texts import TextUse, TokenInputs, side_of
 from whimbrel.dialects.common.vllm_fields import (
     UNSUPPORTED_TEXT_FIELDS,
     VLLMTextFields,

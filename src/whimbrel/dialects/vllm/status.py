@@ -9,8 +9,8 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from whimbrel.dialects.common.openai_errors import with_vllm_words
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
-from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.errors import WhimbrelError
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}

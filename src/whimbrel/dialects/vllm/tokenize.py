@@ -8,10 +8,9 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import MAX_IDS, count, decode
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import MAX_IDS, count
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLM
 from whimbrel.errors import Location
