@@ -16,7 +16,19 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import MAX_IDS, MAX_INPUTS, Schema, count, decode, holds, is_packed, only, present, schema
+from whimbrel.dialects.common.bodies import (
+    MAX_IDS,
+    MAX_INPUTS,
+    Positive,
+    Schema,
+    count,
+    decode,
+    holds,
+    is_packed,
+    only,
+    present,
+    schema,
+)
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
@@ -33,7 +45,7 @@ from whimbrel.wire import base64_rows, to_json
 
 Cut: TypeAlias = Annotated[
     Literal["NONE", "START", "END"] | None,
-    Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
+    schema("The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
 ]
 _TEXTS: Final = count(MAX_INPUTS, " inputs")
 _NO_IMAGES: Final = "this server takes texts, no images."
@@ -62,8 +74,7 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     texts: Annotated[list[str] | None, _TEXTS.says("At most {most} texts.")] = None
     inputs: Annotated[
-        list[CohereInput] | None,
-        _TEXTS.says("The same as `texts`, each an object with one content, a text."),
+        list[CohereInput] | None, _TEXTS.says("The same as `texts`, each an object with one content, a text.")
     ] = None
     images: Annotated[
         list[str] | None,
@@ -71,26 +82,24 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     input_type: Annotated[
         str | None,
-        Meta(
-            description="What the texts are for: the model's prompt of that name if it has one (vLLM). Else `search_query` is "
-            "a query and `search_document` a document, for models that treat them differently, and `classification` and "
-            "`clustering` say nothing to the model."
+        schema(
+            "What the texts are for: the model's prompt of that name if it has one (vLLM). Else `search_query` is a query and "
+            "`search_document` a document, for models that treat them differently, and `classification` and `clustering` say "
+            "nothing to the model."
         ),
     ] = None
     embedding_types: Annotated[
         list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None,
-        Meta(
-            description="The types of numbers, each of which the answer has. Default: `float`. `base64`: the bytes of "
-            "little-endian float32."
+        schema(
+            "The types of numbers, each of which the answer has. Default: `float`. `base64`: the bytes of little-endian "
+            "float32."
         ),
     ] = None
     output_dimension: Columns = None
-    max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's maximum.")
-    ] = None
+    max_tokens: Annotated[Positive | None, schema("A limit of tokens per text below the model's maximum.")] = None
     truncate: Cut = None
     priority: Annotated[
-        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, Meta(description="Requests with lower numbers run first.")
+        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, schema("Requests with lower numbers run first.")
     ] = None
 
 
@@ -147,8 +156,7 @@ class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/detokenize."""
 
     tokens: Annotated[
-        list[Annotated[int, Meta(ge=0, lt=2**31)]],
-        count(MAX_IDS, " token ids", least=0).says("At most {most} token ids."),
+        list[Annotated[int, Meta(ge=0, lt=2**31)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
     model: ModelName = None
 
@@ -210,8 +218,8 @@ class CohereSpans(msgspec.Struct, frozen=True):
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v2/rerank."""
 
-    relevant_spans: Annotated[CohereSpans | None, Meta(description="Rejected if its mode is `enabled`.")] = None
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    relevant_spans: Annotated[CohereSpans | None, schema("Rejected if its mode is `enabled`.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
@@ -226,13 +234,10 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
         ).says("The fields of documents that are ranked; only `text` is accepted."),
     ] = None
     max_chunks_per_doc: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="1 cuts documents that are too long. With any other number they are an error: documents are not run "
-            "in chunks."
-        ),
+        Positive | None,
+        schema("1 cuts documents that are too long. With any other number they are an error: documents are not run in chunks."),
     ] = None
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class CohereRerankResponse(msgspec.Struct):

@@ -15,10 +15,9 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
-from whimbrel.dialects.common.bodies import MAX_INPUTS, count, decode, is_packed
+from whimbrel.dialects.common.bodies import MAX_INPUTS, count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
 from whimbrel.dialects.common.responses import (
@@ -38,14 +37,14 @@ from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
-_Raw = Annotated[bool, Meta(description="Return logits, without any activation.")]
+_Raw = Annotated[bool, schema("Return logits, without any activation.")]
 
 
 class InfinityRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /rerank where it has `raw_scores`."""
 
     raw_scores: _Raw = False
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class InfinityRerankResponse(msgspec.Struct):
@@ -72,7 +71,7 @@ class InfinityClassifyResponse(msgspec.Struct):
 
     id: str
     created: int
-    data: Annotated[list[list[Prediction]], Meta(description="The classes of each text, best first.")]
+    data: Annotated[list[list[Prediction]], schema("The classes of each text, best first.")]
     model: str
     usage: Usage
     object: Literal["classify"] = "classify"
@@ -83,12 +82,12 @@ class InfinityModel(msgspec.Struct, kw_only=True):
 
     id: str
     created: int
-    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
+    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
     object: Literal["model"] = "model"
     owned_by: str = "infinity"
     capabilities: list[Literal["embed", "rerank", "classify"]]
     backend: str = "torch"
-    stats: Annotated[dict[str, float], Meta(description="Empty; /metrics has figures.")]
+    stats: Annotated[dict[str, float], schema("Empty; /metrics has figures.")]
 
 
 class InfinityModels(msgspec.Struct):

@@ -13,10 +13,9 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import decode, schema
 from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
@@ -37,27 +36,25 @@ class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
 
     task: Annotated[
         str | None,
-        Meta(
-            description="What the texts are for: the model's prompt (and adapter) of that name if it has one. "
-            "`retrieval.query` and all in `.query` are queries, all in `.passage` documents. Of a model with an adapter per "
-            "task, such as jina-embeddings-v5, the adapter of that name. To others `retrieval`, `text-matching`, "
-            "`classification`, `separation` and `clustering` say nothing."
+        schema(
+            "What the texts are for: the model's prompt (and adapter) of that name if it has one. `retrieval.query` and all in "
+            "`.query` are queries, all in `.passage` documents. Of a model with an adapter per task, such as "
+            "jina-embeddings-v5, the adapter of that name. To others `retrieval`, `text-matching`, `classification`, "
+            "`separation` and `clustering` say nothing."
         ),
     ] = None
     embedding_type: Annotated[
         JinaType | list[JinaType] | None,
-        Meta(
-            description="`float` by default. `int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, "
-            "`binary`: bits, eight to a byte, and that - 128. `base64`: the bytes of little-endian float32. Of a list of "
-            "several, each `embedding` is an object with each."
+        schema(
+            "`float` by default. `int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, `binary`: "
+            "bits, eight to a byte, and that - 128. `base64`: the bytes of little-endian float32. Of a list of several, each "
+            "`embedding` is an object with each."
         ),
     ] = None
-    encoding_type: Annotated[JinaType | None, Meta(description="The same as `embedding_type` (LlamaIndex).")] = None
-    normalized: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
-    ] = None
+    encoding_type: Annotated[JinaType | None, schema("The same as `embedding_type` (LlamaIndex).")] = None
+    normalized: Annotated[bool | None, schema("Divide vectors by their Euclidean norm. Default: as the model does.")] = None
     return_multivector: Annotated[
-        bool | None, Meta(description="Return a vector for each token, under `embeddings`. Default: false.")
+        bool | None, schema("Return a vector for each token, under `embeddings`. Default: false.")
     ] = None
 
 
@@ -68,7 +65,7 @@ class JinaEmbedding(msgspec.Struct):
     embedding: list[float] | str | dict[str, list[float] | str] | None = None
     embeddings: Annotated[
         list[list[float] | str] | dict[str, list[list[float] | str]] | None,
-        Meta(description="The token vectors, in place of `embedding`."),
+        schema("The token vectors, in place of `embedding`."),
     ] = None
     object: Literal["embedding", "embeddings"] = "embedding"
 

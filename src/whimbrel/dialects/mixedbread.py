@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, count, decode, is_packed
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Positive, count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, Text, rank, request_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
@@ -29,8 +28,8 @@ class MixedbreadRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     query: Annotated[str, NOT_EMPTY.says()]
     input: Annotated[list[str], LONGEST, _TEXTS.says("At most {most} texts.")]
     model: ModelName = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
-    return_input: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    top_k: Annotated[Positive | None, schema("Return only the N best. Default: all.")] = None
+    return_input: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
     instruction: Instruction = None
 
 

@@ -19,6 +19,7 @@ from whimbrel.dialects.common.bodies import (
     TEXT,
     TEXT_PAIRS,
     TEXTS,
+    Positive,
     Schema,
     absent,
     any_of,
@@ -77,33 +78,31 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ]
     outputs: Annotated[
         OutputName | list[OutputName] | None,
-        Meta(
-            description="One output or a list of them, all from one pass. Default: the outputs that the model is made for. "
-            "/info lists them all."
+        schema(
+            "One output or a list of them, all from one pass. Default: the outputs that the model is made for. /info lists "
+            "them all."
         ),
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
-        Meta(
-            description="`float` (default): JSON numbers. `base64`: JSON with the bytes of arrays (ids: int32). `bytes`: all "
-            "arrays one after another, and a header `metadata` that says in JSON what is where. `bytes_only`: one array "
-            "without the header. `npy`: one array as a file for numpy. `arrow`: a stream for Arrow, a column for each output. "
-            "By default what `Accept` asks for."
+        schema(
+            "`float` (default): JSON numbers. `base64`: JSON with the bytes of arrays (ids: int32). `bytes`: all arrays one "
+            "after another, and a header `metadata` that says in JSON what is where. `bytes_only`: one array without the "
+            "header. `npy`: one array as a file for numpy. `arrow`: a stream for Arrow, a column for each output. By default "
+            "what `Accept` asks for."
         ),
     ] = None
     embed_dtype: Annotated[
         EmbedType | None,
-        Meta(
-            description="How numbers travel, float32 by default. Vectors also as `int8` (127ths of the largest entry), `uint8` "
-            "(that + 128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
+        schema(
+            "How numbers travel, float32 by default. Vectors also as `int8` (127ths of the largest entry), `uint8` (that + "
+            "128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
         ),
     ] = None
-    endianness: Annotated[
-        ByteOrder | None, Meta(description="The byte order of binary and base64 numbers. Default: `little`.")
-    ] = None
+    endianness: Annotated[ByteOrder | None, schema("The byte order of binary and base64 numbers. Default: `little`.")] = None
     input_type: TextUse = None
     instruction: Instruction = None
-    activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
+    activate: Annotated[bool | None, schema("Apply the activation to scores. Default: as the model does.")] = None
     max_active_dims: Annotated[int | None, schema("Keep the N largest entries of each sparse vector.", minimum=1)] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
@@ -115,16 +114,15 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     muvera: Annotated[
         bool | MuveraParameters | None,
-        Meta(
-            description="`true` or parameters: encode the token vectors of each text as one vector (MUVERA), to be compared "
-            "by dot product. Needs `input_type`."
+        schema(
+            "`true` or parameters: encode the token vectors of each text as one vector (MUVERA), to be compared by dot "
+            "product. Needs `input_type`."
         ),
     ] = None
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="A limit of tokens per text below the model's maximum; for late-interaction models it replaces the "
-            "default limit."
+        Positive | None,
+        schema(
+            "A limit of tokens per text below the model's maximum; for late-interaction models it replaces the default limit."
         ),
     ] = None
 
@@ -132,40 +130,35 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
 class Entries(msgspec.Struct):
     """Entries of the vocabulary and their weights, by ascending id."""
 
-    ids: Annotated[list[int] | str, Meta(description="JSON numbers, or base64 of little-endian int32.")]
-    weights: Annotated[list[float] | str, Meta(description="JSON numbers, or base64.")]
+    ids: Annotated[list[int] | str, schema("JSON numbers, or base64 of little-endian int32.")]
+    weights: Annotated[list[float] | str, schema("JSON numbers, or base64.")]
 
 
 class Matrix(msgspec.Struct):
     """Rows of equal width as bytes."""
 
     shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
-    data: Annotated[str, Meta(description="base64 of the rows, one after another.")]
+    data: Annotated[str, schema("base64 of the rows, one after another.")]
 
 
 class EmbedOutputs(msgspec.Struct):
     """The outputs that were asked for, each in the order of the inputs; the others are null."""
 
-    dense: Annotated[list[list[float] | str] | None, Meta(description="A vector for each input.")] = None
-    sparse: Annotated[list[Entries] | None, Meta(description="Weights of vocabulary entries for each input.")] = None
+    dense: Annotated[list[list[float] | str] | None, schema("A vector for each input.")] = None
+    sparse: Annotated[list[Entries] | None, schema("Weights of vocabulary entries for each input.")] = None
     multi_vector: Annotated[
-        list[list[list[float]] | Matrix] | None,
-        Meta(description="For each input a vector for each token that takes part in scoring."),
+        list[list[list[float]] | Matrix] | None, schema("For each input a vector for each token that takes part in scoring.")
     ] = None
-    scores: Annotated[list[list[float] | str] | None, Meta(description="For each input a score for each class.")] = None
-    token_scores: Annotated[
-        list[list[list[float]] | Matrix] | None, Meta(description="For each input the scores of each token.")
-    ] = None
-    muvera: Annotated[
-        list[list[float] | str] | None, Meta(description="For each input a vector in place of its token vectors.")
-    ] = None
+    scores: Annotated[list[list[float] | str] | None, schema("For each input a score for each class.")] = None
+    token_scores: Annotated[list[list[list[float]] | Matrix] | None, schema("For each input the scores of each token.")] = None
+    muvera: Annotated[list[list[float] | str] | None, schema("For each input a vector in place of its token vectors.")] = None
     hidden: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="For models with dense vectors: the last hidden state of every token of each input."),
+        schema("For models with dense vectors: the last hidden state of every token of each input."),
     ] = None
     token_dense: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="`hidden` after the layers that dense vectors go through, and normalised where those are."),
+        schema("`hidden` after the layers that dense vectors go through, and normalised where those are."),
     ] = None
 
 
@@ -240,14 +233,13 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: ModelName = None
     adapter: AdapterName = None
     activate: Annotated[
-        bool | None, Meta(description="Apply the activation to scores; `false` gives logits. Default: as the model does.")
+        bool | None, schema("Apply the activation to scores; `false` gives logits. Default: as the model does.")
     ] = None
-    prompt: Annotated[
-        str | None, Meta(description="The name of one of the model's prompts, or text with a space or a colon in it.")
-    ] = None
+    prompt: Annotated[str | None, schema("The name of one of the model's prompts, or text with a space or a colon in it.")] = (
+        None
+    )
     truncate: Annotated[
-        Truncation,
-        Meta(description="The end at which a text that is too long is cut. `false` or `never` makes it an error."),
+        Truncation, schema("The end at which a text that is too long is cut. `false` or `never` makes it an error.")
     ] = None
 
 
@@ -286,26 +278,24 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     multi_label: Annotated[
-        bool | None, Meta(description="Judge each label alone, so that several may be true. Default: the scores sum to 1.")
+        bool | None, schema("Judge each label alone, so that several may be true. Default: the scores sum to 1.")
     ] = None
     return_order: Annotated[
         bool | None,
-        Meta(
-            description="Report the order of the classes of each text, also of those whose scores are equal, as with `labels`."
-        ),
+        schema("Report the order of the classes of each text, also of those whose scores are equal, as with `labels`."),
     ] = None
 
 
 class ClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/classify."""
 
-    labels: Annotated[list[str], Meta(description="The names of the classes: the model's, or those of the request.")]
-    scores: Annotated[list[list[float]], Meta(description="For each input a score for each class.")]
+    labels: Annotated[list[str], schema("The names of the classes: the model's, or those of the request.")]
+    scores: Annotated[list[list[float]], schema("For each input a score for each class.")]
     model: str
     usage: Usage
     order: Annotated[
         list[list[int]] | None,
-        Meta(description="To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
+        schema("To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
     ] = None
 
 
@@ -321,15 +311,14 @@ class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknow
     input: Annotated[str | list[str], text_inputs(TEXT, TEXTS).says("A text, or a list of at most {most} texts.")]
     aggregation: Annotated[
         Literal["none", "simple", "first", "average", "max"],
-        Meta(description="How token labels are grouped into entities, as in transformers."),
+        schema("How token labels are grouped into entities, as in transformers."),
     ] = "simple"
     labels: Annotated[
         list[str] | None,
         _labels(f"Find entities of these labels instead of the model's classes. {_MOST_LABELS} For GLiNER models."),
     ] = None
     threshold: Annotated[
-        float | None,
-        schema("The score that entities of `labels` exceed. Default: 0.5.", minimum=0, maximum=1),
+        float | None, schema("The score that entities of `labels` exceed. Default: 0.5.", minimum=0, maximum=1)
     ] = None
 
 
@@ -346,7 +335,7 @@ class FoundEntity(msgspec.Struct):
 class TokenClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/token_classify."""
 
-    entities: Annotated[list[list[FoundEntity]], Meta(description="The entities of each input.")]
+    entities: Annotated[list[list[FoundEntity]], schema("The entities of each input.")]
     model: str
     usage: Usage
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, pair_scores
 from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
@@ -48,7 +47,7 @@ class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     truncate: Annotated[
         Literal["NONE", "END"] | None,
-        Meta(description="`END` cuts texts that are too long; `NONE` makes them an error. Default: `NONE`."),
+        schema("`END` cuts texts that are too long; `NONE` makes them an error. Default: `NONE`."),
     ] = None
 
 

@@ -12,7 +12,6 @@ from itertools import pairwise
 from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.bodies import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, decode, schema, text_inputs
@@ -68,9 +67,9 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
-        Meta(description="Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
+        schema("Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
     ] = None
-    modality: Annotated[Literal["text"] | None, Meta(description="The kind of the inputs (Infinity).")] = None
+    modality: Annotated[Literal["text"] | None, schema("The kind of the inputs (Infinity).")] = None
     dimensions: Annotated[
         int | None,
         schema(
@@ -80,24 +79,24 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
     truncate: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride] - `parse_request` replaces the further words
         bool | Literal["right", "left", "never", "END", "START", "NONE"] | None,
-        Meta(
-            description="The end at which a text that is too long is cut. `false`, `never` or `NONE` makes it an error. The "
-            "words in capitals are NVIDIA's."
+        schema(
+            "The end at which a text that is too long is cut. `false`, `never` or `NONE` makes it an error. The words in "
+            "capitals are NVIDIA's."
         ),
     ] = None
     late_chunking_params: Annotated[
         LateChunkingParams | None,
-        Meta(
-            description="Give a vector for every so many tokens of a text, in place of one: their mean, after the whole text "
-            "has run in one pass. Special tokens count. For models with mean pooling (vLLM)."
+        schema(
+            "Give a vector for every so many tokens of a text, in place of one: their mean, after the whole text has run in "
+            "one pass. Special tokens count. For models with mean pooling (vLLM)."
         ),
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
-        Meta(
-            description="`float` (default): JSON numbers. `base64`: JSON with each vector's bytes. `bytes`: the bytes of all "
-            "vectors, and a header `metadata` that says in JSON where each begins and ends. `bytes_only`: the same without "
-            "the header. `npy`, `arrow`: a file for numpy, a stream for Arrow. By default what `Accept` asks for."
+        schema(
+            "`float` (default): JSON numbers. `base64`: JSON with each vector's bytes. `bytes`: the bytes of all vectors, and "
+            "a header `metadata` that says in JSON where each begins and ends. `bytes_only`: the same without the header. "
+            "`npy`, `arrow`: a file for numpy, a stream for Arrow. By default what `Accept` asks for."
         ),
     ] = None
 
@@ -108,9 +107,9 @@ class Embedding(msgspec.Struct):
     index: int
     embedding: Annotated[
         list[float | list[float]] | str,
-        Meta(
-            description="JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or "
-            "of a model with a vector for each token, which in base64 are one string of all rows."
+        schema(
+            "JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or of a model "
+            "with a vector for each token, which in base64 are one string of all rows."
         ),
     ]
     object: Literal["embedding"] = "embedding"
@@ -133,7 +132,7 @@ class Model(msgspec.Struct):
 
     id: str
     created: int
-    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
+    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
     object: Literal["model"] = "model"
     owned_by: str = "whimbrel"
 
@@ -153,8 +152,8 @@ class NamedModel(Model, kw_only=True):
     """One model of GET /v1/models, with what Mistral's clients read."""
 
     type: Literal["base"] = "base"
-    max_context_length: Annotated[int, Meta(description="The same as `max_model_len` (Mistral).")]
-    aliases: Annotated[list[str], Meta(description="All other names of the model.")]
+    max_context_length: Annotated[int, schema("The same as `max_model_len` (Mistral).")]
+    aliases: Annotated[list[str], schema("All other names of the model.")]
     capabilities: ModelCapabilities
 
 

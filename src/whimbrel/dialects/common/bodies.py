@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Final, TypeAlias, TypeVar, cast
+from typing import Annotated, Any, Final, TypeAlias, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -45,6 +45,8 @@ MAX_IDS: Final = 2**19
 MAX_INPUTS: Final = 2048
 LONGEST: Final = Meta(max_length=100_000)
 """The limit of a list that is read at all."""
+Positive: TypeAlias = Annotated[int, Meta(ge=1)]
+Natural: TypeAlias = Annotated[int, Meta(ge=0)]
 EMPTY: Final = "is an empty list; give at least one text."
 
 

@@ -6,9 +6,8 @@ from collections.abc import Collection
 from typing import Annotated, Final, Literal, TypeAlias, cast
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, text_inputs
+from whimbrel.dialects.common.bodies import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, schema, text_inputs
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.dialects.common.texts import TextFields, TextObject
 from whimbrel.errors import InvalidRequest, WhimbrelError
@@ -56,11 +55,11 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
-        Meta(description="Whether texts are queries or documents, for models that treat them differently."),
+        schema("Whether texts are queries or documents, for models that treat them differently."),
     ] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
-        Meta(description="`float` (default): JSON numbers. `base64`: the bytes of numbers, little-endian."),
+        schema("`float` (default): JSON numbers. `base64`: the bytes of numbers, little-endian."),
     ] = None
 
 

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.common.bodies import schema
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.result import Result
 
@@ -23,7 +24,7 @@ class LateChunk(msgspec.Struct):
     """A chunk of a text, from a first to before an end."""
 
     token_range: tuple[int, int]
-    char_range: Annotated[tuple[int, int] | None, Meta(description="Null for a chunk of special tokens.")]
+    char_range: Annotated[tuple[int, int] | None, schema("Null for a chunk of special tokens.")]
 
 
 class LateChunks(msgspec.Struct):

@@ -10,9 +10,8 @@ from __future__ import annotations
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
+from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord, schema
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.errors import InvalidRequest, ModelNotFound, TooLong, UnsupportedMediaType, WhimbrelError
 
@@ -69,8 +68,8 @@ class OpenAIErrorDetail(msgspec.Struct):
 
     message: str
     type: str
-    param: Annotated[str | None, Meta(description="The place of the fault in the request.")]
-    code: Annotated[str, Meta(description="A stable word for programs.")]
+    param: Annotated[str | None, schema("The place of the fault in the request.")]
+    code: Annotated[str, schema("A stable word for programs.")]
 
 
 class OpenAIError(msgspec.Struct):

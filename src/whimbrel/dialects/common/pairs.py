@@ -24,6 +24,7 @@ from whimbrel.dialects.common.bodies import (
     NOT_EMPTY,
     ONE_PROMPT,
     ONE_SIDE,
+    Natural,
     Schema,
     any_of,
     count,
@@ -77,27 +78,22 @@ class Document(msgspec.Struct, frozen=True):
     )
     text: str | None = None
     content: Annotated[
-        list[ContentPart] | None,
-        schema("The text as a list of one part of the type `text` (vLLM).", minItems=1, maxItems=1),
+        list[ContentPart] | None, schema("The text as a list of one part of the type `text` (vLLM).", minItems=1, maxItems=1)
     ] = None
-    data: Annotated[
-        bytes | None, Meta(description="Vectors in place of the text: base64 of little-endian numbers, row by row.")
-    ] = None
+    data: Annotated[bytes | None, schema("Vectors in place of the text: base64 of little-endian numbers, row by row.")] = None
     shape: Annotated[
         Annotated[list[Annotated[int, Meta(ge=0, le=_MAX_SIZE)]], Meta(max_length=2)] | None,
-        Meta(description="The shape of token vectors: [tokens, width]. Without it `data` is one vector."),
+        schema("The shape of token vectors: [tokens, width]. Without it `data` is one vector."),
     ] = None
     dtype: Annotated[
         Literal["float32", "float16", "int8", "binary"],
-        Meta(
-            description="The type of numbers in `data`. `int8`: 127ths. `binary`: 8 columns to a byte, the first in the "
-            "highest bit; a bit of 1 is 1, and 0 is -1."
+        schema(
+            "The type of numbers in `data`. `int8`: 127ths. `binary`: 8 columns to a byte, the first in the highest bit; a bit "
+            "of 1 is 1, and 0 is -1."
         ),
     ] = "float32"
-    ids: Annotated[bytes | None, Meta(description="The entries of a sparse vector: base64 of little-endian int32.")] = None
-    weights: Annotated[bytes | None, Meta(description="The weights of a sparse vector: base64 of little-endian float32.")] = (
-        None
-    )
+    ids: Annotated[bytes | None, schema("The entries of a sparse vector: base64 of little-endian int32.")] = None
+    weights: Annotated[bytes | None, schema("The weights of a sparse vector: base64 of little-endian float32.")] = None
 
 
 Text = str | Document
@@ -173,7 +169,7 @@ class TextDocument(msgspec.Struct, frozen=True):
     """A text as an object."""
 
     text: str
-    multi_modal: Annotated[None, Meta(description="Always null: documents are texts (vLLM).")] = None
+    multi_modal: Annotated[None, schema("Always null: documents are texts (vLLM).")] = None
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -184,58 +180,47 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     adapter: AdapterName = None
     truncate: Annotated[
         Truncation,
-        Meta(
-            description="The end at which a text that is too long is cut; `true` cuts as the model does. Default: such a text "
-            "is an error."
+        schema(
+            "The end at which a text that is too long is cut; `true` cuts as the model does. Default: such a text is an error."
         ),
     ] = None
     truncate_prompt_tokens: Annotated[
         Annotated[int, Meta(ge=-1)] | None,
-        Meta(
-            description="Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM). Where vectors are compared each "
-            "text is cut; queries of a fixed length keep it."
+        schema(
+            "Cut each pair to N tokens; -1 cuts to the model's maximum (vLLM). Where vectors are compared each text is cut; "
+            "queries of a fixed length keep it."
         ),
     ] = None
     truncation_side: TruncationSide = None
     max_tokens_per_query: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Cut queries to N tokens before they are joined with documents; 0 does not (vLLM)."),
+        Natural | None, schema("Cut queries to N tokens before they are joined with documents; 0 does not (vLLM).")
     ] = None
     max_tokens_per_doc: Annotated[
-        Annotated[int, Meta(ge=0)] | None,
-        Meta(description="Cut documents to N tokens before they are joined with queries; 0 does not (vLLM, Cohere)."),
+        Natural | None, schema("Cut documents to N tokens before they are joined with queries; 0 does not (vLLM, Cohere).")
     ] = None
     request_id: RequestId = None
     score_by: Annotated[
         Literal["dense", "sparse", "multi_vector"] | None,
-        Meta(
-            description="For models that give vectors: the kind that is compared. Default: the kind that the model is made for."
-        ),
+        schema("For models that give vectors: the kind that is compared. Default: the kind that the model is made for."),
     ] = None
     dimensions: Annotated[
-        int | None,
-        schema("Compare only the first N columns of vectors; for models trained with Matryoshka loss.", minimum=1),
+        int | None, schema("Compare only the first N columns of vectors; for models trained with Matryoshka loss.", minimum=1)
     ] = None
     explain: Annotated[
-        bool | None,
-        Meta(description="For late-interaction models: report the best match of each query token in each document."),
+        bool | None, schema("For late-interaction models: report the best match of each query token in each document.")
     ] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
         schema(
-            "For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps about "
-            "1 / factor of them. Default: as the model does.",
+            "For late-interaction models: merge similar token vectors of documents before scoring. A factor keeps about 1 / "
+            "factor of them. Default: as the model does.",
             minimum=1,
         ),
     ] = None
     instruction: Instruction = None
-    prompt_name: Annotated[
-        str | None, Meta(description="The name of one of the model's prompts, which is put before queries.")
-    ] = None
-    prompt: Annotated[str | None, Meta(description="Text put before queries, instead of a named prompt.")] = None
-    use_activation: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = (
-        None
-    )
+    prompt_name: Annotated[str | None, schema("The name of one of the model's prompts, which is put before queries.")] = None
+    prompt: Annotated[str | None, schema("Text put before queries, instead of a named prompt.")] = None
+    use_activation: Annotated[bool | None, schema("Apply the activation to scores. Default: as the model does.")] = None
     priority: Priority = None
 
 
@@ -250,12 +235,10 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
             "sparse vector)."
         ),
     ]
-    top_n: Annotated[
-        Annotated[int, Meta(ge=0)] | None, Meta(description="Return only the N best. Default: 0, which returns all.")
-    ] = None
+    top_n: Annotated[Natural | None, schema("Return only the N best. Default: 0, which returns all.")] = None
     return_documents: Annotated[
         bool | Literal["true", "false", "True", "False"] | None,
-        Meta(description="Send the texts back. Default: true. The words are those of Xinference's clients."),
+        schema("Send the texts back. Default: true. The words are those of Xinference's clients."),
     ] = None
 
 
@@ -264,8 +247,8 @@ class Explained(msgspec.Struct):
 
     query_tokens: list[str] | None
     document_tokens: list[str] | None
-    maxima: Annotated[list[float], Meta(description="The greatest similarity of each query token to a document token.")]
-    places: Annotated[list[int], Meta(description="The index of that document token; -1 if the document has none.")]
+    maxima: Annotated[list[float], schema("The greatest similarity of each query token to a document token.")]
+    places: Annotated[list[int], schema("The index of that document token; -1 if the document has none.")]
 
 
 class RankedDocument(msgspec.Struct):

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.bodies import decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import (
     RERANK_TERMS,
@@ -43,9 +42,9 @@ class RerankResponse(msgspec.Struct):
     usage: PairUsage
     data: Annotated[
         list[RankedText] | None,
-        Meta(
-            description="The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` "
-            "and `return_documents`: then it may come from a client of Voyage."
+        schema(
+            "The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` and "
+            "`return_documents`: then it may come from a client of Voyage."
         ),
     ] = None
 

@@ -26,9 +26,7 @@ from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, OutputName, Request, Truncate, read_truncate, splits
 
 Truncation: TypeAlias = bool | Literal["right", "left", "never"] | None
-TruncationSide: TypeAlias = Annotated[
-    Literal["right", "left"] | None, Meta(description="The end at which texts are cut (vLLM).")
-]
+TruncationSide: TypeAlias = Annotated[Literal["right", "left"] | None, schema("The end at which texts are cut (vLLM).")]
 CUTS: Final[dict[object, Truncate]] = {"END": "right", "START": "left", "NONE": "never"}
 """Cohere's and NVIDIA's words for truncation."""
 
@@ -73,31 +71,22 @@ TokenInputs: TypeAlias = Annotated[
         "are taken as they are: no special tokens are put around them."
     ),
 ]
-ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")]
+ModelName: TypeAlias = Annotated[str | None, schema("The served model's name, as /v1/models lists it.")]
 AdapterName: TypeAlias = Annotated[
     str | None,
-    Meta(
-        description="One of the adapters that the server was started with, as in a model's name after a colon, or of the "
-        "model's own."
-    ),
+    schema("One of the adapters that the server was started with, as in a model's name after a colon, or of the model's own."),
 ]
 Columns: TypeAlias = Annotated[
     int | None, schema("Keep the first N columns of each vector; for models trained with Matryoshka loss.", minimum=1)
 ]
-PromptName: TypeAlias = Annotated[
-    str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
-]
+PromptName: TypeAlias = Annotated[str | None, schema("The name of one of the model's prompts, which is put before each text.")]
 Priority: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-    Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
+    Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, schema("Requests with lower numbers run first. Default: 0 (vLLM).")
 ]
-Instruction: TypeAlias = Annotated[
-    str | None, Meta(description="The task that a reranker with a template is told to judge by.")
-]
-RequestId: TypeAlias = Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")]
+Instruction: TypeAlias = Annotated[str | None, schema("The task that a reranker with a template is told to judge by.")]
+RequestId: TypeAlias = Annotated[str | None, schema("The end of the answer's `id` (vLLM).")]
 TextUse: TypeAlias = Annotated[
-    InputType | None,
-    Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
+    InputType | None, schema("Whether the texts are queries or documents, for models that treat them differently.")
 ]
 
 
@@ -160,30 +149,27 @@ class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     adapter: AdapterName = None
     dimensions: Columns = None
     prompt_name: PromptName = None
-    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
-    normalize: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
-    ] = None
+    prompt: Annotated[str | None, schema("Text put before each text, instead of a named prompt.")] = None
+    normalize: Annotated[bool | None, schema("Divide vectors by their Euclidean norm. Default: as the model does.")] = None
     truncate: Annotated[
         Truncation,
-        Meta(
-            description="The end at which a text that is too long is cut. `false` or `never` makes it an error. Default: as "
-            "the model's tokenizer does."
+        schema(
+            "The end at which a text that is too long is cut. `false` or `never` makes it an error. Default: as the model's "
+            "tokenizer does."
         ),
     ] = None
     late_chunking: Annotated[
         bool | None,
-        Meta(
-            description="Treat the inputs as consecutive parts of one document, as in Jina's API. They are joined and run in "
-            "one pass, and each vector is the mean over the tokens of its part. Only for models with mean "
-            "pooling."
+        schema(
+            "Treat the inputs as consecutive parts of one document, as in Jina's API. They are joined and run in one pass, and "
+            "each vector is the mean over the tokens of its part. Only for models with mean pooling."
         ),
     ] = None
     split_long: Annotated[
         bool | None,
-        Meta(
-            description="Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, "
-            "weighted by their tokens. Default: as the server was started, unless the request asks to cut."
+        schema(
+            "Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, weighted by their "
+            "tokens. Default: as the server was started, unless the request asks to cut."
         ),
     ] = None
     priority: Priority = None

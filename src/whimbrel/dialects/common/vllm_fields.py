@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema, decode, is_packed
+from whimbrel.dialects.common.bodies import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema, decode, is_packed, schema
 from whimbrel.dialects.common.responses import ServedModel, created, new_id
 from whimbrel.dialects.common.texts import RequestId, TextFields, TruncationSide, parse_truncation, text_request
 from whimbrel.errors import InvalidRequest
@@ -25,28 +25,22 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
 
     RULES: ClassVar[tuple[Schema, ...]] = (*TextFields.RULES, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
 
-    embed_dtype: Annotated[
-        FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
-    ] = None
+    embed_dtype: Annotated[FloatType | None, schema("The type of numbers in binary formats. Default: `float32` (vLLM).")] = None
     endianness: Annotated[
-        ByteOrder | None,
-        Meta(description="The byte order in binary formats. Default: `native`, the machine's own (vLLM)."),
+        ByteOrder | None, schema("The byte order in binary formats. Default: `native`, the machine's own (vLLM).")
     ] = None
     use_activation: Annotated[
-        bool | None,
-        Meta(description="For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM)."),
+        bool | None, schema("For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM).")
     ] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Cut each text to N tokens; -1 cuts to the model's maximum."),
+        Annotated[int, Meta(ge=-1)] | None, schema("Cut each text to N tokens; -1 cuts to the model's maximum.")
     ] = None
     truncation_side: TruncationSide = None
     add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="Put special tokens around texts. Default: true. Token ids are taken as they are (vLLM)."),
+        bool | None, schema("Put special tokens around texts. Default: true. Token ids are taken as they are (vLLM).")
     ] = None
     request_id: RequestId = None
-    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    user: Annotated[str | None, schema("Accepted and ignored.")] = None
 
 
 _NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."

@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 import msgspec
 import numpy as np
 import orjson
-from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import (
     ID_LISTS,
@@ -21,6 +20,7 @@ from whimbrel.dialects.common.bodies import (
     count,
     decode,
     never,
+    schema,
 )
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, ready
@@ -33,13 +33,12 @@ from whimbrel.types.result import Result
 from whimbrel.wire import LazyList, to_json
 
 Direction: TypeAlias = Annotated[
-    Literal["right", "left", "Right", "Left"] | None, Meta(description="The end at which a text that is too long is cut.")
+    Literal["right", "left", "Right", "Left"] | None, schema("The end at which a text that is too long is cut.")
 ]
 TruncateFlag: TypeAlias = Annotated[
-    bool | None,
-    Meta(description="Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9."),
+    bool | None, schema("Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9.")
 ]
-TEIModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name. TEI's own API has no such field.")]
+TEIModelName: TypeAlias = Annotated[str | None, schema("The served model's name. TEI's own API has no such field.")]
 
 
 class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,9 +53,7 @@ class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_name: PromptName = None
     input_type: Annotated[
         InputType | None,
-        Meta(
-            description="Whether the texts are queries or documents, for models that treat them differently (Whimbrel's own)."
-        ),
+        schema("Whether the texts are queries or documents, for models that treat them differently (Whimbrel's own)."),
     ] = None
 
 
@@ -75,7 +72,7 @@ class EmbedSparseRequest(TEITextFields, frozen=True, kw_only=True):
 class VectorFields(TEITextFields, frozen=True, kw_only=True):
     """Fields of routes that give dense vectors."""
 
-    normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
+    normalize: Annotated[bool | None, schema("Divide vectors by their Euclidean norm. Default: true.")] = None
     dimensions: Columns = None
 
 
@@ -90,9 +87,7 @@ class Sentences(msgspec.Struct, frozen=True):
 
     source_sentence: str
     sentences: Annotated[
-        list[str],
-        LONGEST,
-        count(MAX_INPUTS, " sentences", empty="is an empty list; give at least one sentence.").says(),
+        list[str], LONGEST, count(MAX_INPUTS, " sentences", empty="is an empty list; give at least one sentence.").says()
     ]
 
 

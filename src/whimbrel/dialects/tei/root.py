@@ -16,7 +16,6 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import (
     ID_LISTS,
@@ -31,6 +30,7 @@ from whimbrel.dialects.common.bodies import (
     any_of,
     count,
     decode,
+    schema,
     text_inputs,
 )
 from whimbrel.dialects.common.responses import Response, ServedModel
@@ -83,7 +83,7 @@ class RootParameters(PredictParameters, frozen=True, kw_only=True):
     prompt_name: str | None = None
     aggregation_strategy: Annotated[
         Literal["none", "simple", "first", "average", "max"] | None,
-        Meta(description="How token labels are grouped into entities, as in transformers. Default: `simple`."),
+        schema("How token labels are grouped into entities, as in transformers. Default: `simple`."),
     ] = None
 
 
@@ -98,7 +98,7 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     ]
     raw_scores: Raw = None
     parameters: Annotated[
-        RootParameters | None, Meta(description="Parameters of /predict and /similarity, as `InferenceClient` sends them.")
+        RootParameters | None, schema("Parameters of /predict and /similarity, as `InferenceClient` sends them.")
     ] = None
 
 
@@ -239,7 +239,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 class VertexResponse(msgspec.Struct):
     """Answer of POST /vertex."""
 
-    predictions: Annotated[list[Any], Meta(description="The answer to each instance.")]
+    predictions: Annotated[list[Any], schema("The answer to each instance.")]
 
 
 class _Marks(msgspec.Struct):

@@ -8,10 +8,20 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
-from msgspec import Meta
 
 from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
-from whimbrel.dialects.common.bodies import LONGEST, TEXT, TEXT_LISTS, TEXT_PAIRS, decode, is_packed, list_of, text_inputs
+from whimbrel.dialects.common.bodies import (
+    LONGEST,
+    TEXT,
+    TEXT_LISTS,
+    TEXT_PAIRS,
+    Positive,
+    decode,
+    is_packed,
+    list_of,
+    schema,
+    text_inputs,
+)
 from whimbrel.dialects.common.pairs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed
@@ -23,7 +33,7 @@ from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
 
-Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
+Raw: TypeAlias = Annotated[bool | None, schema("Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]
 
 
@@ -36,7 +46,7 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
-    return_text: Annotated[bool | None, Meta(description="Send the texts back.")] = None
+    return_text: Annotated[bool | None, schema("Send the texts back.")] = None
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
@@ -51,11 +61,9 @@ class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `InferenceClient.text_classification`."""
 
     function_to_apply: Annotated[
-        ActivationName | None, Meta(description="The function applied to logits. Default: the checkpoint's activation.")
+        ActivationName | None, schema("The function applied to logits. Default: the checkpoint's activation.")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best classes. Default: all.")] = (
-        None
-    )
+    top_k: Annotated[Positive | None, schema("Return only the N best classes. Default: all.")] = None
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,9 +81,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw_scores: Raw = None
     parameters: Annotated[
         PredictParameters | None,
-        Meta(
-            description="Parameters as `InferenceClient` sends them. With them the answer to one text is a list of lists too."
-        ),
+        schema("Parameters as `InferenceClient` sends them. With them the answer to one text is a list of lists too."),
     ] = None
 
 

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
 from whimbrel import __version__
+from whimbrel.dialects.common.bodies import schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import GetRoute
 from whimbrel.dialects.vllm.status import VLLMError, render_error
@@ -19,8 +19,8 @@ from whimbrel.wire import to_json
 class VLLMTokenizerInfo(msgspec.Struct):
     """Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`."""
 
-    tokenizer_class: Annotated[str, Meta(description="The class of transformers that reads the tokenizer's files.")]
-    model_max_length: Annotated[int, Meta(description="The limit in tokens per text.")]
+    tokenizer_class: Annotated[str, schema("The class of transformers that reads the tokenizer's files.")]
+    model_max_length: Annotated[int, schema("The limit in tokens per text.")]
     truncation_side: Literal["right", "left"]
     do_lower_case: bool
     strip_accents: bool | None
@@ -38,7 +38,7 @@ class VLLMTokenizerInfo(msgspec.Struct):
 class VLLMVersionResponse(msgspec.Struct):
     """Answer of GET /version."""
 
-    version: Annotated[str, Meta(description="Whimbrel's version.")]
+    version: Annotated[str, schema("Whimbrel's version.")]
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:

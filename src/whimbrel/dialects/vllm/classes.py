@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import decode, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, json_answer, vllm_usage
 from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import TokenInputs
@@ -32,7 +31,7 @@ class Classified(msgspec.Struct):
     """The classes of one input."""
 
     index: int
-    label: Annotated[str | None, Meta(description="The class with the highest score; null if the classes have no names.")]
+    label: Annotated[str | None, schema("The class with the highest score; null if the classes have no names.")]
     probs: list[float]
     num_classes: int
 

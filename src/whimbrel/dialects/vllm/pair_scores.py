@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import NOT_EMPTY, Schema, any_of, decode, is_packed, present, schema
 from whimbrel.dialects.common.pairs import (
@@ -46,16 +45,15 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     `data_2`."""
 
     RULES: ClassVar[tuple[Schema, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
-    queries: Annotated[_Queries, Meta(description="One query for all documents, or one for each document.")] = None
+    queries: Annotated[_Queries, schema("One query for all documents, or one for each document.")] = None
     documents: _Documents = None
-    items: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
-    data_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
-    data_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
-    text_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
-    text_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    items: Annotated[_Documents, schema("The same as `documents` (vLLM).")] = None
+    data_1: Annotated[_Queries, schema("The same as `queries` (vLLM).")] = None
+    data_2: Annotated[_Documents, schema("The same as `documents` (vLLM).")] = None
+    text_1: Annotated[_Queries, schema("The same as `queries` (vLLM).")] = None
+    text_2: Annotated[_Documents, schema("The same as `documents` (vLLM).")] = None
     return_logits: Annotated[
-        bool | None,
-        Meta(description="Report each score before its activation too, by which scores are ordered that it makes equal."),
+        bool | None, schema("Report each score before its activation too, by which scores are ordered that it makes equal.")
     ] = None
 
 

@@ -11,9 +11,8 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import decode, schema
 from whimbrel.dialects.common.responses import (
     METADATA,
     OCTETS,
@@ -49,17 +48,17 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     input: TokenInputs
     task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
-        Meta(
-            description="A vector or the scores of classes, for each text or for each of its tokens. Default: the task that "
-            "the model is made for. For a model with dense vectors, `token_embed` gives each token the vector "
-            "that pooling it alone would give."
+        schema(
+            "A vector or the scores of classes, for each text or for each of its tokens. Default: the task that the model is "
+            "made for. For a model with dense vectors, `token_embed` gives each token the vector that pooling it alone would "
+            "give."
         ),
     ] = None
     encoding_format: Annotated[
         Literal["float", "base64", "bytes", "bytes_only"] | None,
-        Meta(
-            description="`float` (default): JSON numbers. `base64`: their bytes. `bytes`: the bytes of all texts one after "
-            "another as the answer, and JSON in its header `metadata` says the rest; `bytes_only`: without it."
+        schema(
+            "`float` (default): JSON numbers. `base64`: their bytes. `bytes`: the bytes of all texts one after another as the "
+            "answer, and JSON in its header `metadata` says the rest; `bytes_only`: without it."
         ),
     ] = None
     input_type: TextUse = None
@@ -69,7 +68,7 @@ class Pooled(msgspec.Struct):
     """The vector, token vectors or scores of one input."""
 
     index: int
-    data: Annotated[list[float | list[float]] | str, Meta(description="Numbers, a list of them for each token, or base64.")]
+    data: Annotated[list[float | list[float]] | str, schema("Numbers, a list of them for each token, or base64.")]
     object: Literal["pooling"] = "pooling"
 
 

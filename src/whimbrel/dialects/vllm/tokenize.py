@@ -8,7 +8,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import MAX_IDS, count, decode
+from whimbrel.dialects.common.bodies import MAX_IDS, count, decode, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
@@ -25,9 +25,7 @@ class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: Annotated[
-        bool | None, Meta(description="Return the tokens as text too, as they stand in the vocabulary.")
-    ] = None
+    return_token_strs: Annotated[bool | None, schema("Return the tokens as text too, as they stand in the vocabulary.")] = None
 
 
 class VLLMTokenizeResponse(msgspec.Struct):
@@ -43,8 +41,7 @@ class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[
-        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]],
-        count(MAX_IDS, " token ids", least=0).says("At most {most} token ids."),
+        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
     model: str | None = None
 
