@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
@@ -45,9 +45,10 @@ from whimbrel.dialects.common.vllm_fields import (
     vllm_text_request,
 )
 from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result
-from whimbrel.wire import Base64, EncodedArray, base64_list, to_json
+from whimbrel.wire import Base64, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """JSON before the base64 letters of a vector."""
@@ -173,7 +174,7 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[Embed
         body = replace(body, dimensions=body.dimensions or None, truncate=CUTS.get(body.truncate, body.truncate))
     normalize = parse_normalize(body)
     if body.late_chunking_params is not None:
-        return ready(body, _chunked_request(body, normalize))
+        return ready(body, _chunked_request(body, body.late_chunking_params.chunk_size, normalize))
     request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
@@ -190,14 +191,13 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[Embed
     return Parsed(body, of_model)
 
 
-def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request:
-    assert body.late_chunking_params is not None
+def _chunked_request(body: EmbeddingsRequest, size: int, normalize: bool | None) -> Request:
     if body.encoding_format != "float":
         raise InvalidRequest("the vectors of chunks are given as float alone.", param="encoding_format")
     if body.truncate not in (None, False, "never") or body.truncate_prompt_tokens is not None:
         raise InvalidRequest("a text with late_chunking_params is not cut.", param="truncate_prompt_tokens")
-    chunk_tokens, side = body.late_chunking_params.chunk_size, body.input_type
-    request = vllm_text_request(body, ("dense",), cuts=False, normalize=normalize, input_type=side, chunk_tokens=chunk_tokens)
+    options = {"normalize": normalize, "input_type": body.input_type, "chunk_tokens": size}
+    request = vllm_text_request(body, ("dense",), cuts=False, **options)
     for index, text in enumerate(request.texts):
         if isinstance(text, str) and not text:
             raise InvalidRequest("is empty, and has no chunks.", item=index)
@@ -205,54 +205,36 @@ def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request
 
 
 def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
+    """Return the vectors of texts or of their tokens. In base64 those of a text are one string, row after row, as with vLLM."""
+    about, tokens = _about(body, result, model), result.outputs.multi_vector
     if (size := body.late_chunking_params) is not None:
-        return json_answer({**_about(body, result, model), "data": chunk_embeddings(result, size.chunk_size)}, result)
-    if result.outputs.multi_vector is not None:
-        return _render_tokens(body, result, result.outputs.multi_vector, model)
+        return json_answer(about | {"data": chunk_embeddings(result, size.chunk_size)}, result)
     if body.encoding_format in (None, "float"):
-        data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
-        return json_answer({**_about(body, result, model), "data": data}, result)
-    dense = EncodedArray(result.dense, body.embed_dtype or "float32", body.endianness or "native", "dense")
+        return json_answer(about | {"data": _embeddings(result.dense if tokens is None else tokens)}, result)
+    arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
+    rows = arrays["dense" if tokens is None else "multi_vector.rows"]
+    offsets_N1: list[int] = [] if tokens is None else tokens.offsets_N1.tolist()
     match body.encoding_format:
-        case "base64":
-            head = to_json(_about(body, result, model))[:-1] + b',"data":'
-            size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
+        case "base64" if tokens is None:
+            size, pieces = base64_list(to_json(about)[:-1] + b',"data":', rows, b"}", before=_BEFORE, after=b'"}')
             return Response(pieces, size=size)
+        case "base64":
+            data = _embeddings([Base64(rows[start:end]) for start, end in pairwise(offsets_N1)])
+            return json_answer(about | {"data": data}, result, as_text=True)
         case "bytes":
-            about = response_head("embd", body, model) | {"data": row_blocks(dense), "usage": usage(result)}
-            return Response(dense.chunks(), OCTETS, {METADATA: header(about)}, dense.nbytes)
-        case encoding:
-            return binary_answer(encoding, {"dense": dense}, result, model)
-
-
-def _render_tokens(body: EmbeddingsRequest, result: Result, vectors: Ragged, model: ServedModel) -> bytes | Response:
-    """Return the vectors of tokens. In base64 those of a text are one string, row after row, as with vLLM."""
-    rows = EncodedArray(vectors.rows_XD, body.embed_dtype or "float32", body.endianness or "native", "multi_vector")
-    offsets_N1: list[int] = vectors.offsets_N1.tolist()
-    about, as_text = _about(body, result, model), body.encoding_format == "base64"
-    match body.encoding_format:
-        case None | "float" | "base64":
-            columns = [Base64(rows[a:b]) if as_text else vectors[i] for i, (a, b) in enumerate(pairwise(offsets_N1))]
-            data = [{"object": "embedding", "index": i, "embedding": column} for i, column in enumerate(columns)]
-            return json_answer({**about, "data": data}, result, as_text=as_text)
-        case "bytes":
-            head = response_head("embd", body, model) | {"data": row_blocks(rows, offsets_N1), "usage": usage(result)}
+            head = response_head("embd", body, model) | {"data": row_blocks(rows, offsets_N1 or None), "usage": usage(result)}
             return Response(rows.chunks(), OCTETS, {METADATA: header(head)}, rows.nbytes)
-        case "bytes_only":
-            return Response(rows.chunks(), OCTETS, size=rows.nbytes)
         case encoding:
-            arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
-            return binary_answer(encoding, arrays, result, model)
+            return binary_answer(encoding, {"rows": rows} if encoding == "bytes_only" else arrays, result, model)
+
+
+def _embeddings(columns: Sequence[Any] | Float32Array | Ragged) -> list[dict[str, Any]]:
+    return [{"object": "embedding", "index": index, "embedding": column} for index, column in enumerate(columns)]
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    return {
-        "id": new_id("embd", body.request_id),
-        "object": "list",
-        "created": created(),
-        "model": model.plan.served_name,
-        "usage": vllm_usage(result),
-    }
+    head = {"id": new_id("embd", body.request_id), "object": "list", "created": created()}
+    return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
 
 
 def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:

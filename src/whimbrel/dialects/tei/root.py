@@ -36,36 +36,10 @@ from whimbrel.dialects.common.bodies import (
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import side_of
-from whimbrel.dialects.tei import scores
+from whimbrel.dialects.tei import embed, scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
-from whimbrel.dialects.tei.embed import (
-    Direction,
-    Parameters,
-    Sentences,
-    TEIModelName,
-    TruncateFlag,
-    VectorFields,
-    count_characters,
-    cut,
-    dense,
-    encode_request,
-    render_embed,
-    render_embed_all,
-    render_embed_sparse,
-    similarities,
-    similarity,
-)
-from whimbrel.dialects.tei.scores import (
-    PredictParameters,
-    PredictRequest,
-    Raw,
-    TEIRerankRequest,
-    classes,
-    parse_rerank,
-    render_predict,
-    render_rerank,
-    sequences,
-)
+from whimbrel.dialects.tei.embed import Direction, Parameters, Sentences, TEIModelName, TruncateFlag, VectorFields
+from whimbrel.dialects.tei.scores import PredictParameters, PredictRequest, Raw, TEIRerankRequest
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -106,18 +80,18 @@ def parse_root(raw: bytes) -> Parsed[RootRequest]:
     body = decode(RootRequest, raw)
     if isinstance(body.inputs, Sentences):
         parameters = msgspec.convert(body.parameters or RootParameters(), Parameters, from_attributes=True)
-        return ready(body, similarity(body.inputs, parameters))
+        return ready(body, embed.similarity(body.inputs, parameters))
 
     def request(model: ServedModel) -> Request:
         output = _first(model)
         if output == "scores":
             predict = _predict(body)
-            return classes(predict, sequences(predict.inputs), model)
+            return scores.classes(predict, scores.sequences(predict.inputs), model)
         if output == "token_scores":
             return _find_entities(body, model).request
         if output == "multi_vector":
-            return encode_request(body, output, side=side_of(model.card, body.input_type))
-        return dense(body) if output == "dense" else encode_request(body, output)
+            return embed.encode_request(body, output, side=side_of(model.card, body.input_type))
+        return embed.dense(body) if output == "dense" else embed.encode_request(body, output)
 
     return Parsed(body, request)
 
@@ -163,19 +137,19 @@ def parse_invocation(raw: bytes) -> Parsed[RootRequest]:
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
     if isinstance(body.inputs, Sentences):
-        return similarities(body.inputs, result, model)
+        return embed.similarities(body.inputs, result, model)
     output = _first(model)
     if output == "scores":
-        return render_predict(_predict(body), result, model)
+        return scores.render_predict(_predict(body), result, model)
     if output == "token_scores":
         return _render_entities(body, result, model)
     return _WRITE[output](body, result, model)
 
 
 _WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Response]]] = {
-    "dense": render_embed,
-    "sparse": render_embed_sparse,
-    "multi_vector": render_embed_all,
+    "dense": embed.render_embed,
+    "sparse": embed.render_embed_sparse,
+    "multi_vector": embed.render_embed_all,
 }
 
 
@@ -188,7 +162,7 @@ def _find_entities(body: RootRequest, model: ServedModel) -> Operation[list[list
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest("must be a text or a list of texts: this model finds entities.", param="input")
     aggregation = (body.parameters and body.parameters.aggregation_strategy) or "simple"
-    cut_at = cut(body.truncate, body.truncation_direction)
+    cut_at = embed.cut(body.truncate, body.truncation_direction)
     return scoring.token_classify(model.card, cast(list[str], texts), aggregation, truncate=cut_at)
 
 
@@ -200,12 +174,12 @@ def _render_entities(body: RootRequest, result: Result, model: ServedModel) -> R
         for entities in _find_entities(body, model).postprocess(result)
     ]
     answer: object = rows[0] if isinstance(body.inputs, str) else rows
-    return timed(to_json(answer), result, model, count_characters(cast(Any, body.inputs)))
+    return timed(to_json(answer), result, model, embed.count_characters(cast(Any, body.inputs)))
 
 
 def _predict(body: RootRequest) -> PredictRequest:
     return PredictRequest(
-        inputs=cast(Any, body.inputs),  # sequences() finds token ids
+        inputs=cast(Any, body.inputs),  # scores.sequences() finds token ids
         truncate=body.truncate,
         truncation_direction=body.truncation_direction,
         raw_scores=body.raw_scores,
@@ -260,7 +234,7 @@ def parse_vertex(raw: bytes) -> Parsed[Instances]:
     for index, instance in enumerate(map(bytes, body.instances)):
         with _locate_errors(index):
             is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
-            each.append((parse_rerank if is_rerank else parse_root)(instance))
+            each.append((scores.parse_rerank if is_rerank else parse_root)(instance))
     instances = Instances(body.model, each)
     if not each:
         return ready(instances, None)
@@ -284,7 +258,7 @@ def render_vertex(body: Instances, result: Result | None, model: ServedModel) ->
 
 
 def _write(body: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    return render_rerank(body, result, model) if isinstance(body, TEIRerankRequest) else render_root(body, result, model)
+    return scores.render_rerank(body, result, model) if isinstance(body, TEIRerankRequest) else render_root(body, result, model)
 
 
 def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:

@@ -13,9 +13,8 @@ from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
 from whimbrel.dialects.common.route import EngineCall, Parsed, Route
 from whimbrel.dialects.common.texts import Priority
-from whimbrel.dialects.vllm.classes import CLASSIFY
 from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE
-from whimbrel.dialects.vllm.pooling import POOLING
+from whimbrel.dialects.vllm.pooling import CLASSIFY, POOLING
 from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName

@@ -1,4 +1,4 @@
-"""vLLM's /pooling: vectors or scores of texts or of their tokens. Pure functions over bytes.
+"""vLLM's /pooling, vectors or scores of texts or of their tokens, and /classify, the scores of classes. Pure functions.
 
 Texts that exceed the limit are refused by default, but late-interaction models cut them as their libraries do; there, texts
 are documents by default. Unknown fields are ignored. Source: vLLM 0.33, entrypoints/pooling.
@@ -25,7 +25,7 @@ from whimbrel.dialects.common.responses import (
     usage,
     vllm_usage,
 )
-from whimbrel.dialects.common.route import Parsed
+from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import TextUse, TokenInputs, side_of
 from whimbrel.dialects.common.vllm_fields import (
     UNSUPPORTED_TEXT_FIELDS,
@@ -171,4 +171,54 @@ POOLING: Final = VLLM(
     "/pooling", "Vectors or scores of texts or of their tokens (vLLM).",
     parse_pooling, render_pooling, response_type=PoolingResponse,
     example='{"input": ["A whimbrel is a wader."]}', terms=TEXT_TERMS,
+)  # fmt: skip
+
+
+class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
+    """Body of POST /classify."""
+
+    input: TokenInputs
+
+
+class Classified(msgspec.Struct):
+    """The classes of one input."""
+
+    index: int
+    label: Annotated[str | None, schema("The class with the highest score; null if the classes have no names.")]
+    probs: list[float]
+    num_classes: int
+
+
+class VLLMClassifyResponse(msgspec.Struct):
+    """Answer of POST /classify."""
+
+    id: str
+    created: int
+    model: str
+    data: list[Classified]
+    usage: VLLMUsage
+    object: Literal["list"] = "list"
+
+
+def parse_classify(raw: bytes) -> Parsed[VLLMClassifyRequest]:
+    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+    body = decode(VLLMClassifyRequest, raw)
+    return ready(body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize))
+
+
+def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
+    scores_NC, labels = result.outputs.scores, model.card.labels
+    assert scores_NC is not None
+    data: list[dict[str, Any]] = [
+        {"index": i, "label": labels[best] if labels else None, "probs": scores_NC[i], "num_classes": scores_NC.shape[1]}
+        for i, best in enumerate(result.outputs.order.argmax(axis=1).tolist())
+    ]
+    head = response_head("classify", body, model)
+    return json_answer(head | {"object": "list", "data": data, "usage": vllm_usage(result)}, result)
+
+
+CLASSIFY: Final = VLLM(
+    "/classify", "The scores of a classifier's classes (vLLM).",
+    parse_classify, render_classify, response_type=VLLMClassifyResponse,
+    made_for="classes", example='{"input": ["What a fine bird."]}', terms=TEXT_TERMS.extended({"outputs": "model"}),
 )  # fmt: skip
