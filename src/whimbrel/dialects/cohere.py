@@ -16,23 +16,12 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import (
-    MAX_IDS,
-    MAX_INPUTS,
-    Positive,
-    Schema,
-    count,
-    decode,
-    holds,
-    is_packed,
-    only,
-    present,
-    schema,
-)
+from whimbrel.dialects.common.bodies import Positive, count, decode, holds, is_packed, schema
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
+from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only, present
 from whimbrel.dialects.common.texts import CUTS, Columns, ModelName, parse_texts, prompt_for_task
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
-from whimbrel.dialects.common.bodies import MAX_INPUTS, count, decode, is_packed, schema
+from whimbrel.dialects.common.bodies import count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
 from whimbrel.dialects.common.responses import (
@@ -32,6 +32,7 @@ from whimbrel.dialects.common.responses import (
     usage,
 )
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
+from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request

@@ -13,22 +13,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import (
-    ID_LISTS,
-    IDS,
-    TEXT,
-    TEXT_PAIRS,
-    TEXTS,
-    Positive,
-    Schema,
-    absent,
-    any_of,
-    decode,
-    never,
-    present,
-    schema,
-    text_inputs,
-)
+from whimbrel.dialects.common.bodies import Positive, decode, schema, text_inputs
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.responses import (
     SENT_OUTPUTS,
@@ -42,6 +27,7 @@ from whimbrel.dialects.common.responses import (
     usage,
 )
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, Schema, absent, any_of, never, present
 from whimbrel.dialects.common.texts import (
     AdapterName,
     Instruction,

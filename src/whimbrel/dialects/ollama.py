@@ -13,9 +13,10 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, count, decode, holds, schema
+from whimbrel.dialects.common.bodies import count, decode, holds, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
+from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, decode, schema, text_inputs
+from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
 from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
 from whimbrel.dialects.common.responses import (
@@ -36,6 +36,7 @@ from whimbrel.dialects.common.responses import (
     vllm_usage,
 )
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
 from whimbrel.dialects.common.vllm_fields import (
     VLLMTextFields,

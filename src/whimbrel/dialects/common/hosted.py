@@ -7,8 +7,9 @@ from typing import Annotated, Final, Literal, TypeAlias, cast
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, schema, text_inputs
+from whimbrel.dialects.common.bodies import schema, text_inputs
 from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import TextFields, TextObject
 from whimbrel.errors import InvalidRequest, WhimbrelError
 from whimbrel.types.arrays import Float32Array

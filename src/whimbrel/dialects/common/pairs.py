@@ -19,21 +19,10 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import (
-    LONGEST,
-    NOT_EMPTY,
-    ONE_PROMPT,
-    ONE_SIDE,
-    Natural,
-    Schema,
-    any_of,
-    count,
-    only,
-    present,
-    schema,
-)
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Natural, count, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.schemas import ONE_PROMPT, ONE_SIDE, Schema, any_of, only, present
 from whimbrel.dialects.common.texts import (
     AdapterName,
     Instruction,

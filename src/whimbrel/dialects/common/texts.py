@@ -9,7 +9,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import (
+from whimbrel.dialects.common.bodies import schema, text_inputs
+from whimbrel.dialects.common.schemas import (
     ID_LISTS,
     IDS,
     ONE_PROMPT,
@@ -18,8 +19,6 @@ from whimbrel.dialects.common.bodies import (
     TEXTS,
     TEXTS_WITH_PROMPTS,
     Schema,
-    schema,
-    text_inputs,
 )
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.card import Card

@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema, decode, is_packed, schema
+from whimbrel.dialects.common.bodies import decode, is_packed, schema
 from whimbrel.dialects.common.responses import ServedModel, created, new_id
+from whimbrel.dialects.common.schemas import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema
 from whimbrel.dialects.common.texts import RequestId, TextFields, TruncationSide, parse_truncation, text_request
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request

@@ -12,9 +12,10 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import MAX_INPUTS, Empty, MalformedBody, MissingField, UnknownWord
+from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
+from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.errors import (
     ComputeError,
     InvalidRequest,

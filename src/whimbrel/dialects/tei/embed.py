@@ -8,22 +8,10 @@ import msgspec
 import numpy as np
 import orjson
 
-from whimbrel.dialects.common.bodies import (
-    ID_LISTS,
-    IDS,
-    LONGEST,
-    MAX_INPUTS,
-    TEXT,
-    Schema,
-    any_of,
-    check,
-    count,
-    decode,
-    never,
-    schema,
-)
+from whimbrel.dialects.common.bodies import LONGEST, check, count, decode, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, ready
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, MAX_INPUTS, TEXT, Schema, any_of, never
 from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts, side_of
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location

@@ -17,24 +17,10 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 import numpy as np
 
-from whimbrel.dialects.common.bodies import (
-    ID_LISTS,
-    IDS,
-    MAX_INPUTS,
-    TEXT,
-    TEXT_LISTS,
-    TEXT_PAIRS,
-    TEXTS,
-    MissingField,
-    Schema,
-    any_of,
-    count,
-    decode,
-    schema,
-    text_inputs,
-)
+from whimbrel.dialects.common.bodies import MissingField, count, decode, schema, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, TEXTS, Schema, any_of
 from whimbrel.dialects.common.texts import side_of
 from whimbrel.dialects.tei import embed, scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed

@@ -10,21 +10,11 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 import msgspec
 
 from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
-from whimbrel.dialects.common.bodies import (
-    LONGEST,
-    TEXT,
-    TEXT_LISTS,
-    TEXT_PAIRS,
-    Positive,
-    decode,
-    is_packed,
-    list_of,
-    schema,
-    text_inputs,
-)
+from whimbrel.dialects.common.bodies import LONGEST, Positive, decode, is_packed, schema, text_inputs
 from whimbrel.dialects.common.pairs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed
+from whimbrel.dialects.common.schemas import TEXT, TEXT_LISTS, TEXT_PAIRS, list_of
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs

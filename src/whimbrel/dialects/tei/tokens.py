@@ -7,9 +7,10 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS, decode, schema, text_inputs
+from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
+from whimbrel.dialects.common.schemas import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS
 from whimbrel.dialects.common.texts import PromptName
 from whimbrel.dialects.tei.answers import TEI, TERMS
 from whimbrel.dialects.tei.embed import TEIModelName

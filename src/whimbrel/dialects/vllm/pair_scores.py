@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import NOT_EMPTY, Schema, any_of, decode, is_packed, present, schema
+from whimbrel.dialects.common.bodies import NOT_EMPTY, decode, is_packed, schema
 from whimbrel.dialects.common.pairs import (
     PAIR_FIELDS,
     PAIRS,
@@ -29,6 +29,7 @@ from whimbrel.dialects.common.pairs import (
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, created, json_answer, new_id, vllm_usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed
+from whimbrel.dialects.common.schemas import Schema, any_of, present
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
 from whimbrel.errors import InvalidRequest, Location, locate_pairs

@@ -9,9 +9,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel import __version__
-from whimbrel.dialects.common.bodies import MAX_IDS, count, decode, schema
+from whimbrel.dialects.common.bodies import count, decode, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import GetRoute, Parsed, ready
+from whimbrel.dialects.common.schemas import MAX_IDS
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLM, VLLMError, render_error
 from whimbrel.errors import InvalidRequest, Location
