@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from whimbrel.dialects.common.activation import class_names
 from whimbrel.dialects.common.bodies import Positive, count, decode, holds, is_packed, schema
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
@@ -27,6 +28,7 @@ from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
+from whimbrel.types.options import require
 from whimbrel.types.request import DetokenizeRequest, InputType, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
@@ -349,9 +351,8 @@ def parse_classify(raw: bytes) -> Parsed[CohereClassifyRequest]:
 
 
 def render_classify(body: CohereClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_NC = result.outputs.scores
-    assert scores_NC is not None
-    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
+    scores_NC = require(result.outputs.scores)
+    labels = class_names(model.card.labels, scores_NC.shape[1])
     is_single = len(labels) == 1 or model.card.output("scores").activation != "sigmoid"
     rows = zip(body.inputs, scores_NC, result.outputs.order, strict=True)
     classes = [_classification(text, labels, scores_C, order_C, is_single) for text, scores_C, order_C in rows]
@@ -397,7 +398,7 @@ def parse_rerank_v1(raw: bytes) -> Parsed[CohereRerankRequestV1]:
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel, version: str = "2") -> bytes | Response:
     content: dict[str, Any] = {
         "id": str(uuid4()),
-        "results": rank(body, result, documents=body.return_documents is True),
+        "results": rank(body, result, (lambda text: {"text": text}) if body.return_documents else None),
         "meta": _meta(version, search_units=1),
         "model": model.plan.served_name,
         "usage": usage(result),

@@ -35,6 +35,7 @@ from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerm
 from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.errors import InvalidRequest
+from whimbrel.types.options import require
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
@@ -110,10 +111,8 @@ def parse_rerank(raw: bytes) -> Parsed[InfinityRerankRequest]:
 
 
 def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_NC = result.outputs.scores
-    assert scores_NC is not None
-    activated_NC = activate(activation_of(body.raw_scores, model), scores_NC)
-    results = rank(body, result, documents=False)
+    activated_NC = activate(activation_of(body.raw_scores, model), require(result.outputs.scores))
+    results = rank(body, result)
     for each in results:
         number: int = each["index"]
         each["relevance_score"] = activated_NC[number, 0]

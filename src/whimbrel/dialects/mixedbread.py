@@ -71,7 +71,7 @@ def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedMo
             "input": body.input[each["index"]] if body.return_input else None,
             "object": "rank_result",
         }
-        for each in rank(_pairs(body), result, documents=False)
+        for each in rank(_pairs(body), result)
     ]
     options = {"top_k": len(data), "return_input": bool(body.return_input), "object": "list"}
     return json_answer({"data": data, "model": model.plan.served_name, "usage": usage(result)} | options, result)

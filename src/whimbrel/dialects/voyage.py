@@ -118,10 +118,7 @@ def parse_rerank(raw: bytes) -> Parsed[VoyageRerankRequest]:
 
 
 def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    data = rank(body, result, documents=body.return_documents is True)
-    for each in data:
-        if "document" in each:
-            each["document"] = each["document"]["text"]
+    data = rank(body, result, str if body.return_documents else None)
     counts = {"total_tokens": result.num_tokens}
     return json_answer({"object": "list", "data": data, "model": model.plan.served_name, "usage": counts}, result)
 

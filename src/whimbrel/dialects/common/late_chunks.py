@@ -11,6 +11,7 @@ from msgspec import Meta
 
 from whimbrel.dialects.common.bodies import schema
 from whimbrel.types.arrays import Int32Array
+from whimbrel.types.options import require
 from whimbrel.types.result import Result
 
 
@@ -38,10 +39,9 @@ class LateChunks(msgspec.Struct):
 
 def chunk_embeddings(result: Result, size: int) -> list[dict[str, Any]]:
     """Return Embeddings with the vectors of all chunks of each text."""
-    assert result.token_offsets is not None
     data: list[dict[str, Any]] = []
     row = 0
-    for index, offsets in enumerate(result.token_offsets):
+    for index, offsets in enumerate(require(result.token_offsets)):
         chunks = _chunk_ranges(offsets.chars_T2, size)
         about = {
             "strategy": "fixed_tokens",

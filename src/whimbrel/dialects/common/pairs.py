@@ -37,7 +37,7 @@ from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import TokenPooling, read_token_pooling
-from whimbrel.types.options import MAX_PAIRS
+from whimbrel.types.options import MAX_PAIRS, require
 from whimbrel.types.request import PairInput, Request, VectorInput
 from whimbrel.types.result import Result
 
@@ -302,36 +302,35 @@ def pairs_request(body: PairFields, pairs: list[PairInput], *, listwise: bool) -
     )
 
 
-def rank(body: RerankRequest, result: Result, *, documents: bool) -> list[dict[str, Any]]:
-    """Return RankedDocuments, best first, with their texts if `documents`."""
-    scores_P = pair_scores(result)
-    order = descending(result.outputs.order[:, 0], body.top_n or None)
-    results: list[dict[str, Any]] = [
-        {"index": index, "relevance_score": score} for index, score in zip(order, scores_P[order], strict=True)
-    ]
-    for index, each in zip(order, results, strict=True) if documents else ():
-        if (text := text_of(body.documents[index])) is not None:
-            each["document"] = {"text": text}
-    for each in results if body.explain else ():
-        each["explanation"] = explained(result, each["index"])
-    return results
+def rank(body: RerankRequest, result: Result, shape: Callable[[str], Any] | None = None) -> list[dict[str, Any]]:
+    """Return a row for each document, best first. `shape` makes its `document` of its text; None leaves texts out."""
+    rows: list[dict[str, Any]] = [{"index": i, "relevance_score": score} for i, score in best_pairs(result, body.top_n)]
+    for row in rows:
+        if shape is not None and (text := text_of(body.documents[row["index"]])) is not None:
+            row["document"] = shape(text)
+        if body.explain:
+            row["explanation"] = explained(result, row["index"])
+    return rows
+
+
+def best_pairs(result: Result, top_n: int | None = None) -> list[tuple[int, np.float32]]:
+    """Return the index and the score of each pair, best first; at most `top_n`, unless it is 0 or None."""
+    order = descending(result.outputs.order[:, 0], top_n or None)
+    return list(zip(order, pair_scores(result)[order], strict=True))
 
 
 def pair_scores(result: Result) -> Float32Array:
     """Return the score of each pair. Raises InvalidRequest if the model gives several."""
-    scores_PC = result.outputs.scores
-    assert scores_PC is not None
+    scores_PC = require(result.outputs.scores)
     if scores_PC.shape[1] != 1:
         raise InvalidRequest(f"this model gives {scores_PC.shape[1]} scores for a pair, of as many classes.", param="model")
     return scores_PC[:, 0]
 
 
 def explained(result: Result, index: int) -> dict[str, Any]:
-    matches, tokens = result.outputs.token_matches, result.pair_tokens
-    assert matches is not None
-    assert tokens is not None
-    maxima, indices = np.ascontiguousarray(matches[index].T)
-    return dict(zip(Explained.__struct_fields__, (*tokens[index], maxima, indices.astype(np.int32)), strict=True))
+    maxima, places = np.ascontiguousarray(require(result.outputs.token_matches)[index].T)
+    columns = *require(result.pair_tokens)[index], maxima, places.astype(np.int32)
+    return dict(zip(Explained.__struct_fields__, columns, strict=True))
 
 
 PAIR_FIELDS: Final = {

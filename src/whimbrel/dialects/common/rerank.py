@@ -56,10 +56,8 @@ def parse_rerank(raw: bytes) -> Parsed[RerankRequest]:
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    results = rank(body, result, documents=_flag(body.return_documents) is not False)
-    for each in results:
-        if "document" in each:
-            each["document"]["multi_modal"] = None
+    with_texts = _flag(body.return_documents) is not False
+    results = rank(body, result, (lambda text: {"text": text, "multi_modal": None}) if with_texts else None)
     name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
     content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
     if all(getattr(body, field) is None for field in _OPTIONS):

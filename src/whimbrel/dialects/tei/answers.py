@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from whimbrel.dialects.common.activation import class_names
 from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
@@ -140,7 +141,7 @@ def describe(models: Sequence[ServedModel]) -> dict[str, Any]:
 def _model_type(card: Card) -> dict[str, Any]:
     if "scores" in card.outputs:
         width = card.outputs["scores"].width
-        labels = card.labels or tuple(f"LABEL_{i}" for i in range(width))
+        labels = class_names(card.labels, width)
         kind = "reranker" if width == 1 else "classifier"
         return {
             kind: {

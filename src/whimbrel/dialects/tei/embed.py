@@ -16,6 +16,7 @@ from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, par
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.options import require
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire import LazyList, to_json
@@ -173,16 +174,13 @@ def render_embed(body: TEITextFields, result: Result, model: ServedModel) -> Res
 
 
 def render_embed_all(body: TEITextFields, result: Result, model: ServedModel) -> Response:
-    vectors = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
-    assert vectors is not None
+    vectors = require(result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden)
     rows = [vectors[index] for index in range(len(vectors))]
     return timed(json_answer(rows, result), result, model, count_characters(body.inputs))
 
 
 def render_embed_sparse(body: TEITextFields, result: Result, model: ServedModel) -> Response:
-    sparse = result.outputs.sparse
-    assert sparse is not None
-    entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))
+    entries = LazyList(_entries(*each) for each in require(result.outputs.sparse))
     return timed(json_answer(entries, result), result, model, count_characters(body.inputs))
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
 
-from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
+from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict
 from whimbrel.dialects.common.bodies import LONGEST, Positive, decode, is_packed, schema, text_inputs
 from whimbrel.dialects.common.pairs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
@@ -19,6 +19,7 @@ from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
+from whimbrel.types.options import require
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire import to_json
@@ -97,7 +98,7 @@ def parse_rerank(raw: bytes) -> Parsed[TEIRerankRequest]:
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     order = descending(result.outputs.order[:, 0])
-    scores_N = activate(activation_of(body.raw_scores, model), scores_of(result))[:, 0]
+    scores_N = activate(activation_of(body.raw_scores, model), require(result.outputs.scores))[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
         rank["text"] = body.texts[rank["index"]]

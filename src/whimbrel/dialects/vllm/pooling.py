@@ -37,6 +37,7 @@ from whimbrel.dialects.common.vllm_fields import (
 )
 from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
 from whimbrel.errors import InvalidRequest
+from whimbrel.types.options import require
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Ragged, Result
 from whimbrel.wire import Base64, EncodedArray, base64_rows
@@ -207,8 +208,7 @@ def parse_classify(raw: bytes) -> Parsed[VLLMClassifyRequest]:
 
 
 def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_NC, labels = result.outputs.scores, model.card.labels
-    assert scores_NC is not None
+    scores_NC, labels = require(result.outputs.scores), model.card.labels
     data: list[dict[str, Any]] = [
         {"index": i, "label": labels[best] if labels else None, "probs": scores_NC[i], "num_classes": scores_NC.shape[1]}
         for i, best in enumerate(result.outputs.order.argmax(axis=1).tolist())
