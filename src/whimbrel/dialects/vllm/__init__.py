@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from whimbrel.dialects.common.route import Route
 from whimbrel.dialects.vllm.invocations import invocation_routes
-from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE, V1_SCORE
+from whimbrel.dialects.vllm.pair_scores import SCORE, V1_SCORE, VLLM_RERANK
 from whimbrel.dialects.vllm.pooling import CLASSIFY, POOLING
 from whimbrel.dialects.vllm.tokenize import GET_ROUTES, ROUTES
 
@@ -22,4 +22,4 @@ __all__ = ["GET_ROUTES", "routes"]
 
 def routes(embeddings: Route) -> tuple[Route, ...]:
     """Return the routes, given that of `/v1/embeddings`, as which models of dense vectors answer on /invocations."""
-    return POOLING, CLASSIFY, *RERANK_AND_SCORE, *invocation_routes(embeddings), *ROUTES, V1_SCORE
+    return POOLING, CLASSIFY, VLLM_RERANK, SCORE, *invocation_routes(embeddings), *ROUTES, V1_SCORE

@@ -28,7 +28,7 @@ from whimbrel.dialects.common.pairs import (
 )
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, created, json_answer, new_id, vllm_usage
-from whimbrel.dialects.common.route import ErrorTerms, Parsed
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
 from whimbrel.dialects.common.schemas import Schema, any_of, present
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
@@ -109,11 +109,11 @@ def parse_score(raw: bytes) -> Parsed[ScoreRequest]:
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
     scores_P = pair_scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
-    for each in data if body.explain else ():
-        each["explanation"] = explained(result, each["index"])
-    if body.return_logits and (logits_PC := result.outputs.logits) is not None:
-        for each, logit in zip(data, logits_PC[:, 0], strict=True):
-            each["logit"] = logit
+    for each in data:
+        if body.explain:
+            each["explanation"] = explained(result, each["index"])
+        if body.return_logits and result.outputs.logits is not None:
+            each["logit"] = result.outputs.logits[each["index"], 0]
     head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
     return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": vllm_usage(result)}, result)
 
@@ -125,14 +125,13 @@ V1_SCORE: Final = replace(
     example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
     terms=ErrorTerms({**PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
 )  # fmt: skip
-RERANK_AND_SCORE: Final = tuple(
-    replace(
-        route,
-        path=route.path.removeprefix("/v1"),
-        render=render_error,
-        error_type=VLLMError,
-        terms=route.terms.extended({}, TERMS.options),
-        status=status,
-    )
-    for route in (RERANK, V1_SCORE)
-)
+
+
+def _without_version(route: Route) -> Route:
+    terms = route.terms.extended({}, TERMS.options)
+    path = route.path.removeprefix("/v1")
+    return replace(route, path=path, render=render_error, error_type=VLLMError, terms=terms, status=status)
+
+
+VLLM_RERANK: Final = _without_version(RERANK)
+SCORE: Final = _without_version(V1_SCORE)
