@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -46,9 +46,10 @@ from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.options import MAX_LABELS, MAX_PAIRS, ScoreOptions
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Classes, Ragged, Result, Sparse
+from whimbrel.types.result import Classes, Entity, Ragged, Result, Sparse
 from whimbrel.wire import Base64, ByteOrder, EncodedArray, base64_rows, to_json
 
+T = TypeVar("T")
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 
 
@@ -180,15 +181,9 @@ def render_embed(body: EmbedRequest, result: Result, model: ServedModel) -> byte
     if body.encoding_format in ("bytes", "bytes_only", "npy", "arrow"):
         return binary_answer(body.encoding_format, arrays, result, model)
     as_text = body.encoding_format == "base64"
-    content = {
-        "outputs": {
-            name: _column(name, output, arrays, as_text)
-            for name in SENT_OUTPUTS
-            if (output := getattr(result.outputs, name)) is not None
-        },
-        "model": model.plan.served_name,
-        "usage": usage(result),
-    }  # fmt: skip
+    outputs = {name: output for name in SENT_OUTPUTS if (output := getattr(result.outputs, name)) is not None}
+    columns = {name: _column(name, output, arrays, as_text) for name, output in outputs.items()}
+    content = {"outputs": columns, "model": model.plan.served_name, "usage": usage(result)}
     return json_answer(content, result, as_text=as_text)
 
 
@@ -337,28 +332,22 @@ def parse_token_classify(raw: bytes) -> Parsed[TokenClassifyRequest]:
 
 
 def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Classes]:
-    texts, labels = parse_texts(body.input), body.labels
-    template, multi_label = body.hypothesis_template, bool(body.multi_label)
-    operation = scoring.classify(
-        model.card, texts, labels, hypothesis_template=template, multi_label=multi_label, **_options(body)
-    )
-    _check_pairs(len(texts), labels)
-    return operation
+    options: Any = {"hypothesis_template": body.hypothesis_template, "multi_label": bool(body.multi_label), **_options(body)}
+    return _limited(scoring.classify(model.card, parse_texts(body.input), body.labels, **options), body.labels)
 
 
-def _check_pairs(num_texts: int, labels: list[str] | None) -> None:
+def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[list[list[Entity]]]:
+    options: Any = {"labels": body.labels, "threshold": body.threshold, **_options(body)}
+    return _limited(scoring.token_classify(model.card, parse_texts(body.input), body.aggregation, **options), body.labels)
+
+
+def _limited(operation: Operation[T], labels: list[str] | None) -> Operation[T]:
+    """Return the operation. Raises TooLarge for too many pairs of a text and a label."""
+    num_texts = len(operation.request.texts)
     if labels is not None and (count := num_texts * len(labels)) > MAX_PAIRS:
         most = f"Send at most {MAX_PAIRS // len(labels):,} of the texts at once."
         counts = f"{num_texts:,} texts with {len(labels):,} labels are {count:,} pairs"
         raise TooLarge(f"{counts}; the limit is {MAX_PAIRS:,}. {most}", param="input")
-
-
-def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
-    texts, labels, threshold = parse_texts(body.input), body.labels, body.threshold
-    operation = scoring.token_classify(
-        model.card, texts, body.aggregation, labels=labels, threshold=threshold, **_options(body)
-    )
-    _check_pairs(len(texts), labels)
     return operation
 
 
