@@ -24,8 +24,8 @@ from whimbrel.dialects.common.schemas import ID_LISTS, IDS, MAX_INPUTS, TEXT, TE
 from whimbrel.dialects.common.texts import side_of
 from whimbrel.dialects.tei import embed, scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
-from whimbrel.dialects.tei.embed import Direction, Parameters, Sentences, TEIModelName, TruncateFlag, VectorFields
-from whimbrel.dialects.tei.scores import PredictParameters, PredictRequest, Raw, TEIRerankRequest
+from whimbrel.dialects.tei.embed import Direction, Sentences, TEIModelName, TruncateFlag, VectorFields
+from whimbrel.dialects.tei.scores import PredictParameters, Raw, TEIRerankRequest
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -65,14 +65,12 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
 def parse_root(raw: bytes) -> Parsed[RootRequest]:
     body = decode(RootRequest, raw)
     if isinstance(body.inputs, Sentences):
-        parameters = msgspec.convert(body.parameters or RootParameters(), Parameters, from_attributes=True)
-        return ready(body, embed.similarity(body.inputs, parameters))
+        return ready(body, embed.similarity(body.inputs, cast(Any, body.parameters or RootParameters())))
 
     def request(model: ServedModel) -> Request:
         output = _first(model)
         if output == "scores":
-            predict = _predict(body)
-            return scores.classes(predict, scores.sequences(predict.inputs), model)
+            return scores.classes(cast(Any, body), scores.sequences(cast(Any, body.inputs)), model)  # it finds token ids
         if output == "token_scores":
             return _find_entities(body, model).request
         if output == "multi_vector":
@@ -126,7 +124,7 @@ def render_root(body: RootRequest, result: Result, model: ServedModel) -> Respon
         return embed.similarities(body.inputs, result, model)
     output = _first(model)
     if output == "scores":
-        return scores.render_predict(_predict(body), result, model)
+        return scores.render_predict(cast(Any, body), result, model)
     if output == "token_scores":
         return _render_entities(body, result, model)
     return _WRITE[output](body, result, model)
@@ -161,16 +159,6 @@ def _render_entities(body: RootRequest, result: Result, model: ServedModel) -> R
     ]
     answer: object = rows[0] if isinstance(body.inputs, str) else rows
     return timed(to_json(answer), result, model, embed.count_characters(cast(Any, body.inputs)))
-
-
-def _predict(body: RootRequest) -> PredictRequest:
-    return PredictRequest(
-        inputs=cast(Any, body.inputs),  # scores.sequences() finds token ids
-        truncate=body.truncate,
-        truncation_direction=body.truncation_direction,
-        raw_scores=body.raw_scores,
-        parameters=body.parameters,
-    )
 
 
 _RERANK: Final[Schema] = {"required": ["texts"]}
@@ -321,10 +309,9 @@ _VERTEX: Final = TEI(
 )  # fmt: skip
 
 ROUTES: Final = (
-    *(
-        replace(route, path=path)
-        for path, root in (("/", _ROOT), ("/invocations", replace(_ROOT, parse=parse_invocation)))
-        for route in (root, *(each for each in scores.ROUTES if each.path == "/rerank"))
-    ),
+    _ROOT,
+    replace(scores.RERANK, path="/"),
+    replace(_ROOT, path="/invocations", parse=parse_invocation),
+    replace(scores.RERANK, path="/invocations"),
     _VERTEX,
 )

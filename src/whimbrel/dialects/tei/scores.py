@@ -145,18 +145,15 @@ def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> 
     return timed(to_json(answer), result, model, count_characters(body.inputs))
 
 
-_RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))})
-
-ROUTES: Final = (
-    TEI(
-        "/rerank", "Texts ranked by a query (TEI).",
-        parse_rerank, render_rerank, response_type=list[Rank],
-        made_for="ranking", example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
-        terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
-    ),
-    TEI(
-        "/predict", "The classes of texts, or of pairs (TEI).",
-        parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
-        made_for="classes", example='{"inputs": "I like whimbrels."}',
-    ),
+RERANK: Final = TEI(
+    "/rerank", "Texts ranked by a query (TEI).",
+    parse_rerank, render_rerank, response_type=list[Rank],
+    made_for="ranking", example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
+    terms=TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))}), discriminators=frozenset({"texts"}),
 )  # fmt: skip
+PREDICT: Final = TEI(
+    "/predict", "The classes of texts, or of pairs (TEI).",
+    parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
+    made_for="classes", example='{"inputs": "I like whimbrels."}',
+)  # fmt: skip
+ROUTES: Final = (RERANK, PREDICT)
