@@ -82,13 +82,10 @@ class JinaEmbeddingsResponse(msgspec.Struct):
 def parse_embeddings(raw: bytes, default: OutputName = "dense") -> Parsed[JinaEmbeddingsRequest]:
     body = decode(JinaEmbeddingsRequest, raw)
     output: OutputName = "multi_vector" if body.return_multivector else default
-    body = replace(
-        body,
-        input_type=body.input_type
-        or SIDES.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document"),
-        normalize=body.normalize if body.normalized is None else body.normalized,
-        truncate=False if body.truncate is None else body.truncate,
-    )
+    side = SIDES.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document")
+    normalize = body.normalize if body.normalized is None else body.normalized
+    truncate = False if body.truncate is None else body.truncate
+    body = replace(body, input_type=body.input_type or side, normalize=normalize, truncate=truncate)
     request_without_task = text_request(body, (output,), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:
@@ -99,7 +96,6 @@ def parse_embeddings(raw: bytes, default: OutputName = "dense") -> Parsed[JinaEm
 
 
 def parse_multi_vector(raw: bytes) -> Parsed[JinaEmbeddingsRequest]:
-    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
     return parse_embeddings(raw, "multi_vector")
 
 
@@ -116,9 +112,8 @@ def _for_task(task: str, request: Request, model: ServedModel) -> Request:
         names = ", ".join(dict.fromkeys((*card.prompts, "retrieval.query", "retrieval.passage", *tasks)))
         raise InvalidRequest(f"{task[:40]!r} is no prompt of this model, and no task; it takes: {names}.", param="task")
     if request.adapter is not None and purpose.setdefault("adapter", request.adapter) != request.adapter:
-        raise InvalidRequest(
-            f"is {request.adapter!r}, and task names {purpose['adapter']!r}; give one of them.", param="adapter"
-        )
+        message = f"is {request.adapter!r}, and task names {purpose['adapter']!r}; give one of them."
+        raise InvalidRequest(message, param="adapter")
     if request.prompt is not None or request.prompt_name is not None:
         purpose = {key: value for key, value in purpose.items() if key == "adapter"}
     return dataclasses.replace(request, **purpose)
@@ -127,34 +122,26 @@ def _for_task(task: str, request: Request, model: ServedModel) -> Request:
 def render_embeddings(body: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     texts_N, kinds = result.outputs.multi_vector, _kinds(body)
     name = "embedding" if texts_N is None else "embeddings"
-    columns: dict[str, Any] = {
-        kind: _vectors(quantize(result.dense, kind), kind)
-        if texts_N is None
-        else [_token_vectors(quantize(rows_TD, kind), kind) for rows_TD in texts_N]
-        for kind in kinds
-    }
+    columns = {kind: _columns(result, kind) for kind in kinds}
     values = columns[kinds[0]]
     if len(kinds) > 1:
         values = [dict(zip(kinds, each, strict=True)) for each in zip(*columns.values(), strict=True)]
-    content = {
-        "object": "list",
-        "data": [{"object": name, "index": index, name: value} for index, value in enumerate(values)],
-        "model": model.plan.served_name,
-        "usage": usage(result),
-    }  # fmt: skip
+    data = [{"object": name, "index": index, name: value} for index, value in enumerate(values)]
+    content = {"object": "list", "data": data, "model": model.plan.served_name, "usage": usage(result)}
     return json_answer(content, result, as_text=texts_N is None and kinds == ("base64",), times=len(kinds))
 
 
-def _vectors(vectors_ND: EncodedArray, kind: str) -> Any:
-    return base64_rows(vectors_ND) if kind == "base64" else number_rows(vectors_ND)
-
-
-def _token_vectors(rows_TD: EncodedArray, kind: str) -> Any:
-    return LazyList(_base64(rows_TD)) if kind == "base64" else rows_TD
+def _columns(result: Result, kind: str) -> Any:
+    """Return the vector of each text, or its token vectors, whose base64 is made when they are printed."""
+    if result.outputs.multi_vector is None:
+        vectors_ND = quantize(result.dense, kind)
+        return base64_rows(vectors_ND) if kind == "base64" else number_rows(vectors_ND)
+    texts = [quantize(rows_TD, kind) for rows_TD in result.outputs.multi_vector]
+    return [LazyList(_base64(rows_TD)) for rows_TD in texts] if kind == "base64" else texts
 
 
 def _base64(rows_TD: EncodedArray) -> Iterator[str]:
-    yield from to_base64(rows_TD)  # not before they are printed
+    yield from to_base64(rows_TD)
 
 
 _TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})
