@@ -137,13 +137,10 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
 
 
 def render_models(models: Sequence[ServedModel]) -> bytes:
-    listed = [(name, model) for model in models for name in served_names(model.plan)]
-    entries = [
-        InfinityModel(
-            id=name, created=created(), max_model_len=model.plan.max_length, capabilities=_capabilities(model), stats={}
-        )
-        for name, model in listed
-    ]
+    entries: list[InfinityModel] = []
+    for model in models:
+        about = {"created": created(), "max_model_len": model.plan.max_length, "capabilities": _capabilities(model)}
+        entries += [InfinityModel(id=name, **about, stats={}) for name in served_names(model.plan)]
     return msgspec.json.encode(InfinityModels(entries))
 
 

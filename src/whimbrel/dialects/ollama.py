@@ -240,11 +240,8 @@ def render_tags(models: Sequence[ServedModel]) -> bytes:
 
 def render_running(models: Sequence[ServedModel]) -> bytes:
     """Return the models that are loaded: all that are served."""
-    return msgspec.json.encode(
-        ProcessResponse(
-            [RunningModel(**each, context_length=model.plan.max_length) for model in models for each in _listed(model)]
-        )
-    )
+    limits = [(model.plan.max_length, each) for model in models for each in _listed(model)]
+    return msgspec.json.encode(ProcessResponse([RunningModel(**each, context_length=limit) for limit, each in limits]))
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:

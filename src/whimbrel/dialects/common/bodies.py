@@ -134,11 +134,7 @@ def text_inputs(*forms: Schema, empty: str = EMPTY) -> Rule:
 
 NOT_EMPTY: Final = holds(lambda value: not isinstance(value, str) or value != "", "is empty.", minLength=1)
 """The rule of a query. An array may stand for its text, and would compare with one number by number."""
-
-
 _MAX_STRINGS: Final = 100_000
-
-
 _MAPS: Final = frozenset(bytes([first]) for first in (*range(0x80, 0x90), 0xDE, 0xDF))
 _MISSING: Final = re.compile(r"Object missing required field `(\w+)`")
 _PATH: Final = re.compile(r" - at `\$\.?((\w*).*)`$")

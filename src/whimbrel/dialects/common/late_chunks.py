@@ -43,12 +43,8 @@ def chunk_embeddings(result: Result, size: int) -> list[dict[str, Any]]:
     row = 0
     for index, offsets in enumerate(require(result.token_offsets)):
         chunks = _chunk_ranges(offsets.chars_T2, size)
-        about = {
-            "strategy": "fixed_tokens",
-            "chunk_size": size,
-            "input_tokens": len(offsets.chars_T2),
-            "chunks": [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks],
-        }
+        about: dict[str, Any] = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(offsets.chars_T2)}
+        about["chunks"] = [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks]
         vectors_PD = result.dense[row : row + len(chunks)]
         data.append({"index": index, "object": "embedding", "embedding": vectors_PD, "late_chunking": about})
         row += len(chunks)

@@ -113,9 +113,8 @@ def parse_part(value: Text, location: Location) -> str | VectorInput:
         return _array(value.data, value.dtype, value.shape, location.below(".data"))
     if value.ids is None or value.weights is None:
         raise InvalidRequest("a sparse vector has both ids and weights.", location=location)
-    return _array(value.ids, "int32", None, location.below(".ids")), _array(
-        value.weights, "float32", None, location.below(".weights")
-    )
+    ids = _array(value.ids, "int32", None, location.below(".ids"))
+    return ids, _array(value.weights, "float32", None, location.below(".weights"))
 
 
 def text_of(value: Text) -> str | None:
@@ -128,9 +127,8 @@ def text_of(value: Text) -> str | None:
 def _text_of(content: list[ContentPart], location: Location) -> str:
     for index, part in enumerate(content):
         if part.type != "text":
-            raise InvalidRequest(
-                f"is of type {part.type[:40]!r}; this server takes text alone.", location=location.below(f"[{index}]")
-            )
+            place = location.below(f"[{index}]")
+            raise InvalidRequest(f"is of type {part.type[:40]!r}; this server takes text alone.", location=place)
     if len(content) != 1 or content[0].text is None:
         raise InvalidRequest("must be one part with a text.", location=location)
     return content[0].text
@@ -140,17 +138,15 @@ def _array(data: bytes, dtype: str, shape: list[int] | None, location: Location)
     kind = np.dtype("uint8" if dtype == "binary" else dtype).newbyteorder("<")
     count, rest = divmod(len(data), kind.itemsize)
     if rest:
-        raise InvalidRequest(
-            f"{len(data):,} bytes are no whole numbers of {dtype}, {kind.itemsize} bytes each.", location=location
-        )
+        message = f"{len(data):,} bytes are no whole numbers of {dtype}, {kind.itemsize} bytes each."
+        raise InvalidRequest(message, location=location)
     array = np.frombuffer(data, kind)
     if shape is None:
         return array
     sizes = [*shape[:-1], -(-shape[-1] // 8)] if dtype == "binary" and shape else shape
     if not shape or prod(sizes) != count:
-        raise InvalidRequest(
-            f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}.", location=location
-        )
+        message = f"{len(data):,} bytes are not the shape {shape}, which takes {prod(sizes) * kind.itemsize:,}."
+        raise InvalidRequest(message, location=location)
     return array.reshape(sizes)
 
 
@@ -263,11 +259,10 @@ def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel],
     Where the body does not say otherwise, late-interaction models cut queries and documents to their lengths, as their
     libraries do.
     """
-    if body.truncate is not None or body.truncate_prompt_tokens is not None:
-        return lambda _: request
+    by_default = body.truncate is None and body.truncate_prompt_tokens is None
 
     def of_model(model: ServedModel) -> Request:
-        cuts = model.card.text_formats or model.card.list_template
+        cuts = by_default and (model.card.text_formats or model.card.list_template)
         return replace(request, truncate=body.truncation_side) if cuts else request
 
     return of_model

@@ -142,13 +142,9 @@ def _model_type(card: Card) -> dict[str, Any]:
     if "scores" in card.outputs:
         width = card.outputs["scores"].width
         labels = class_names(card.labels, width)
-        kind = "reranker" if width == 1 else "classifier"
-        return {
-            kind: {
-                "id2label": {str(i): label for i, label in enumerate(labels)},
-                "label2id": {label: i for i, label in enumerate(labels)},
-            }
-        }
+        by_label = {label: i for i, label in enumerate(labels)}
+        about = {"id2label": {str(i): label for i, label in enumerate(labels)}, "label2id": by_label}
+        return {"reranker" if width == 1 else "classifier": about}
     name, output = next(iter(card.outputs.items()))
     modes = "+".join("last-token" if mode == "lasttoken" else mode for mode in output.modes)
     return {"embedding": {"pooling": "splade" if name == "sparse" else modes or name}}

@@ -141,26 +141,16 @@ def dense(body: VectorFields) -> Request:
 
 def encode_request(body: TEITextFields, output: OutputName, *, side: InputType | None = None, **more: Any) -> Request:
     """Return the Request of a body. `side` replaces its own."""
-    return Request(
-        parse_texts(body.inputs),
-        (output,),
-        prompt_name=body.prompt_name,
-        input_type=side or body.input_type,
-        truncate=cut(body.truncate, body.truncation_direction),
-        **more,
-    )
+    options = {"prompt_name": body.prompt_name, "input_type": side or body.input_type, **more}
+    return Request(parse_texts(body.inputs), (output,), truncate=cut(body.truncate, body.truncation_direction), **options)
 
 
 def similarity(inputs: Sentences, parameters: Parameters) -> Request:
     """Return the Request of /similarity: as in TEI, the source is encoded as the sentences are."""
     check(inputs, Location("inputs"))
-    return Request(
-        [inputs.source_sentence, *inputs.sentences],
-        ("dense",),
-        normalize=True,
-        prompt_name=parameters.prompt_name,
-        truncate=cut(parameters.truncate, parameters.truncation_direction),
-    )
+    texts, prompt_name = [inputs.source_sentence, *inputs.sentences], parameters.prompt_name
+    truncate = cut(parameters.truncate, parameters.truncation_direction)
+    return Request(texts, ("dense",), normalize=True, prompt_name=prompt_name, truncate=truncate)
 
 
 def cut(truncate: bool | None, direction: str | None) -> Truncate:

@@ -85,13 +85,9 @@ def parse_rerank(raw: bytes) -> Parsed[TEIRerankRequest]:
         if output is not None and output.width != 1:
             message = f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict."
             raise wrong_model_type(message)
-        return Request(
-            pairs,
-            ("scores",),
-            listwise=True,
-            activate=None if output is None else activation_of(body.raw_scores, model) is None,
-            truncate=cut(body.truncate, body.truncation_direction),
-        )
+        activate = None if output is None else activation_of(body.raw_scores, model) is None
+        truncate = cut(body.truncate, body.truncation_direction)
+        return Request(pairs, ("scores",), listwise=True, activate=activate, truncate=truncate)
 
     return Parsed(body, request)
 
