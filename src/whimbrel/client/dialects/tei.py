@@ -12,7 +12,7 @@ import numpy as np
 from whimbrel.client import request_bodies as bodies
 from whimbrel.client import responses
 from whimbrel.client.responses import Ranking, ScoredRow, float_array
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
@@ -39,13 +39,9 @@ def encode(
 ) -> Task[Outputs]:
     output = bodies.choose_output("tei", outputs, _PATHS)
     bodies.reject_options("tei", options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
-    fields = bodies.set_fields(
-        model=model,
-        prompt_name=options.get("prompt"),
-        dimensions=options.get("dimensions"),
-        normalize=options.get("normalize"),
-        **_truncation(options.get("truncate")),
-    )
+    same = {name: options.get(name) for name in ("dimensions", "normalize")}
+    truncation = _truncation(options.get("truncate"))
+    fields = bodies.set_fields(model=model, prompt_name=options.get("prompt"), **same, **truncation)
     write, read = partial(bodies.encode_items, fields, "inputs"), partial(_read, output)
     items, path, locate = bodies.text_list(texts), _PATHS[output], bodies.locate_input
     return Task(path, items, write, read, responses.join_outputs, locate=locate, max_items=MAX_TEXTS)
@@ -97,10 +93,8 @@ class _Token(msgspec.Struct):
 
 def tokenize(model: str | None, texts: str | Iterable[str]) -> Task[list[Tokens]]:
     write = partial(bodies.encode_items, bodies.set_fields(model=model), "inputs")
-    items, locate = as_strings(texts, "texts"), bodies.locate_input
-    return Task(
-        "/tokenize", items, write, _read_tokens, responses.flatten, locate=locate, may_be_empty=True, max_items=MAX_TEXTS
-    )
+    items, join, locate = as_strings(texts, "texts"), responses.flatten, bodies.locate_input
+    return Task("/tokenize", items, write, _read_tokens, join, locate=locate, may_be_empty=True, max_items=MAX_TEXTS)
 
 
 def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
@@ -118,8 +112,4 @@ def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
 
 
 def info() -> Task[dict[str, Any]]:
-    return Task("/info", (), lambda _: b"", _read_info, lambda parts: parts[0], method="GET")
-
-
-def _read_info(reply: Reply, _: int) -> dict[str, Any]:
-    return decode_json(dict[str, Any], reply.content)
+    return get_task("/info", partial(decode_json, dict[str, Any]))
