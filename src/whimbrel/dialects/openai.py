@@ -129,16 +129,6 @@ class EmbeddingsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class Model(msgspec.Struct):
-    """One model of GET /v1/models."""
-
-    id: str
-    created: int
-    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
-    object: Literal["model"] = "model"
-    owned_by: str = "whimbrel"
-
-
 class ModelCapabilities(msgspec.Struct):
     """The kinds of requests that a model takes, among those that Mistral's clients know."""
 
@@ -150,9 +140,14 @@ class ModelCapabilities(msgspec.Struct):
     vision: Literal[False] = False
 
 
-class NamedModel(Model, kw_only=True):
+class NamedModel(msgspec.Struct, kw_only=True):
     """One model of GET /v1/models, with what Mistral's clients read."""
 
+    id: str
+    created: int
+    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
+    object: Literal["model"] = "model"
+    owned_by: str = "whimbrel"
     type: Literal["base"] = "base"
     max_context_length: Annotated[int, schema("The same as `max_model_len` (Mistral).")]
     aliases: Annotated[list[str], schema("All other names of the model.")]

@@ -109,20 +109,15 @@ def parse_embed(raw: bytes) -> Parsed[TEIEmbedRequest]:
 
 
 def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
-    """Return the body of /embed_all, and the function from a model to its Request.
-
-    It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors, by default those
-    of documents.
-    """
+    """Parse a body that asks for hidden states, and of late-interaction models for token vectors, by default of documents."""
     body = decode(EmbedAllRequest, raw)
     request = encode_request(body, "hidden")
 
-    def for_model(model: ServedModel) -> Request:
-        if "multi_vector" not in model.card.outputs:
-            return request
-        return encode_request(body, "multi_vector", side=side_of(model.card, body.input_type))
+    def of_model(model: ServedModel) -> Request:
+        side, is_late = side_of(model.card, body.input_type), "multi_vector" in model.card.outputs
+        return encode_request(body, "multi_vector", side=side) if is_late else request
 
-    return Parsed(body, for_model)
+    return Parsed(body, of_model)
 
 
 def parse_embed_sparse(raw: bytes) -> Parsed[EmbedSparseRequest]:
@@ -205,8 +200,6 @@ def _locate_sentence(location: Location) -> Location:
 
 
 _SIMILARITY_TERMS: Final = TERMS.extended({"input": _locate_sentence}, {"truncate": "parameters.truncate: true"})
-
-
 _EXAMPLE: Final = '{"inputs": "What is a whimbrel?"}'
 
 ROUTES: Final = (
