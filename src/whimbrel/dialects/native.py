@@ -13,31 +13,13 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from whimbrel.dialects.common import responses, texts
 from whimbrel.dialects.common.bodies import Positive, decode, schema, text_inputs
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
-from whimbrel.dialects.common.responses import (
-    SENT_OUTPUTS,
-    EncodingFormat,
-    Response,
-    ServedModel,
-    Usage,
-    binary_answer,
-    encoded_outputs,
-    json_answer,
-    usage,
-)
+from whimbrel.dialects.common.responses import SENT_OUTPUTS, EncodingFormat, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, Schema, absent, any_of, never, present
-from whimbrel.dialects.common.texts import (
-    AdapterName,
-    Instruction,
-    ModelName,
-    TextFields,
-    TextUse,
-    Truncation,
-    parse_texts,
-    text_request,
-)
+from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, Truncation
 from whimbrel.errors import TooLarge
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -162,7 +144,7 @@ def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRe
     if body.encoding_format is None:
         body = msgspec.structs.replace(body, encoding_format=default)
     outputs = (body.outputs,) if isinstance(body.outputs, str) else tuple(body.outputs or ())
-    request = text_request(
+    request = texts.text_request(
         body,
         outputs,
         input_type=body.input_type,
@@ -177,9 +159,9 @@ def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRe
 
 
 def render_embed(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
+    arrays = responses.encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
     if body.encoding_format in ("bytes", "bytes_only", "npy", "arrow"):
-        return binary_answer(body.encoding_format, arrays, result, model)
+        return responses.binary_answer(body.encoding_format, arrays, result, model)
     as_text = body.encoding_format == "base64"
     outputs = {name: output for name in SENT_OUTPUTS if (output := getattr(result.outputs, name)) is not None}
     columns = {name: _column(name, output, arrays, as_text) for name, output in outputs.items()}
@@ -333,12 +315,12 @@ def parse_token_classify(raw: bytes) -> Parsed[TokenClassifyRequest]:
 
 def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Classes]:
     options: Any = {"hypothesis_template": body.hypothesis_template, "multi_label": bool(body.multi_label), **_options(body)}
-    return _limited(scoring.classify(model.card, parse_texts(body.input), body.labels, **options), body.labels)
+    return _limited(scoring.classify(model.card, texts.parse_texts(body.input), body.labels, **options), body.labels)
 
 
 def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[list[list[Entity]]]:
     options: Any = {"labels": body.labels, "threshold": body.threshold, **_options(body)}
-    return _limited(scoring.token_classify(model.card, parse_texts(body.input), body.aggregation, **options), body.labels)
+    return _limited(scoring.token_classify(model.card, texts.parse_texts(body.input), body.aggregation, **options), body.labels)
 
 
 def _limited(operation: Operation[T], labels: list[str] | None) -> Operation[T]:

@@ -14,37 +14,15 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec.structs import replace
 
+from whimbrel.dialects.common import responses, vllm_fields
 from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
 from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
-from whimbrel.dialects.common.responses import (
-    METADATA,
-    OCTETS,
-    EncodingFormat,
-    Response,
-    ServedModel,
-    VLLMUsage,
-    binary_answer,
-    created,
-    encoded_outputs,
-    header,
-    json_answer,
-    new_id,
-    row_blocks,
-    served_names,
-    usage,
-    vllm_usage,
-)
+from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, VLLMUsage, json_answer, usage, vllm_usage
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
-from whimbrel.dialects.common.vllm_fields import (
-    VLLMTextFields,
-    parse_normalize,
-    reject_unsupported,
-    response_head,
-    vllm_text_request,
-)
+from whimbrel.dialects.common.vllm_fields import VLLMTextFields
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
@@ -162,16 +140,16 @@ class ModelsResponse(msgspec.Struct):
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbeddingsRequest]:
-    reject_unsupported(raw, ("padding",))
+    vllm_fields.reject_unsupported(raw, ("padding",))
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
         body = replace(body, encoding_format=default)
     if body.dimensions == 0 or body.truncate in CUTS:
         body = replace(body, dimensions=body.dimensions or None, truncate=CUTS.get(body.truncate, body.truncate))
-    normalize = parse_normalize(body)
+    normalize = vllm_fields.parse_normalize(body)
     if body.late_chunking_params is not None:
         return ready(body, _chunked_request(body, body.late_chunking_params.chunk_size, normalize))
-    request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
+    request = vllm_fields.text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
             f"{len(request.texts):,} inputs; the limit with encoding_format bytes is {_MAX_BLOCKS}, for a header says "
@@ -193,7 +171,7 @@ def _chunked_request(body: EmbeddingsRequest, size: int, normalize: bool | None)
     if body.truncate not in (None, False, "never") or body.truncate_prompt_tokens is not None:
         raise InvalidRequest("a text with late_chunking_params is not cut.", param="truncate_prompt_tokens")
     options = {"normalize": normalize, "input_type": body.input_type, "chunk_tokens": size}
-    request = vllm_text_request(body, ("dense",), cuts=False, **options)
+    request = vllm_fields.text_request(body, ("dense",), cuts=False, **options)
     for index, text in enumerate(request.texts):
         if isinstance(text, str) and not text:
             raise InvalidRequest("is empty, and has no chunks.", item=index)
@@ -207,7 +185,7 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
         return json_answer(about | {"data": chunk_embeddings(result, size.chunk_size)}, result)
     if body.encoding_format in (None, "float"):
         return json_answer(about | {"data": _embeddings(result.dense if tokens is None else tokens)}, result)
-    arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
+    arrays = responses.encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
     rows = arrays["dense" if tokens is None else "multi_vector.rows"]
     offsets_N1: list[int] = [] if tokens is None else tokens.offsets_N1.tolist()
     match body.encoding_format:
@@ -218,10 +196,11 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             data = _embeddings([Base64(rows[start:end]) for start, end in pairwise(offsets_N1)])
             return json_answer(about | {"data": data}, result, as_text=True)
         case "bytes":
-            head = response_head("embd", body, model) | {"data": row_blocks(rows, offsets_N1 or None), "usage": usage(result)}
-            return Response(rows.chunks(), OCTETS, {METADATA: header(head)}, rows.nbytes)
+            head, blocks = vllm_fields.response_head("embd", body, model), responses.row_blocks(rows, offsets_N1 or None)
+            head |= {"data": blocks, "usage": usage(result)}
+            return Response(rows.chunks(), responses.OCTETS, {responses.METADATA: responses.header(head)}, rows.nbytes)
         case encoding:
-            return binary_answer(encoding, {"rows": rows} if encoding == "bytes_only" else arrays, result, model)
+            return responses.binary_answer(encoding, {"rows": rows} if encoding == "bytes_only" else arrays, result, model)
 
 
 def _embeddings(columns: Sequence[Any] | Float32Array | Ragged) -> list[dict[str, Any]]:
@@ -229,7 +208,7 @@ def _embeddings(columns: Sequence[Any] | Float32Array | Ragged) -> list[dict[str
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    head = {"id": new_id("embd", body.request_id), "object": "list", "created": created()}
+    head = {"id": responses.new_id("embd", body.request_id), "object": "list", "created": responses.created()}
     return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
 
 
@@ -241,7 +220,7 @@ def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
         created=started,
         max_model_len=model.plan.max_length,
         max_context_length=model.plan.max_length,
-        aliases=[each for each in served_names(model.plan) if each != name],
+        aliases=[each for each in responses.served_names(model.plan) if each != name],
         capabilities=ModelCapabilities(classification=classifies or "token_scores" in model.card.outputs),
     )
 

@@ -9,18 +9,10 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from whimbrel.dialects.common import pairs
 from whimbrel.dialects.common.bodies import decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pairs import (
-    RERANK_TERMS,
-    RankedDocument,
-    RankedText,
-    RerankRequest,
-    cut_by_format,
-    rank,
-    request_of,
-    text_of,
-)
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RankedText, RerankRequest
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
@@ -52,12 +44,12 @@ class RerankResponse(msgspec.Struct):
 def parse_rerank(raw: bytes) -> Parsed[RerankRequest]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(RerankRequest, raw, packed=is_packed(raw))
-    return Parsed(body, cut_by_format(body, request_of(body)))
+    return Parsed(body, pairs.cut_by_format(body, pairs.request_of(body)))
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
     with_texts = _flag(body.return_documents) is not False
-    results = rank(body, result, (lambda text: {"text": text, "multi_modal": None}) if with_texts else None)
+    results = pairs.rank(body, result, (lambda text: {"text": text, "multi_modal": None}) if with_texts else None)
     name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
     content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
     if all(getattr(body, field) is None for field in _OPTIONS):
@@ -79,7 +71,7 @@ def _flag(value: bool | str | None) -> bool | None:
 def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
     """Return an entry of the results in Voyage's shape."""
     number: int = ranked["index"]
-    text = {"document": text_of(body.documents[number])} if _flag(body.return_documents) else {}
+    text = {"document": pairs.text_of(body.documents[number])} if _flag(body.return_documents) else {}
     return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
 

@@ -12,10 +12,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
+from whimbrel.dialects.common import texts
 from whimbrel.dialects.common.bodies import decode, is_packed, schema
 from whimbrel.dialects.common.responses import ServedModel, created, new_id
 from whimbrel.dialects.common.schemas import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema
-from whimbrel.dialects.common.texts import RequestId, TextFields, TruncationSide, parse_truncation, text_request
+from whimbrel.dialects.common.texts import RequestId, TextFields, TruncationSide, parse_truncation
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.wire import ByteOrder, FloatType
@@ -86,14 +87,14 @@ def parse_normalize(body: VLLMTextFields) -> bool | None:
     return body.use_activation if body.normalize is None else body.normalize
 
 
-def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
+def text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
     """Return the Request of a body of texts, by default with truncation if `cuts`. Raises InvalidRequest and TooLarge."""
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
     truncate, limit = parse_truncation(body.truncate, side, max_tokens, default=cuts)
     more["add_special_tokens"] = body.add_special_tokens is not False
     if max_tokens == -1 and body.split_long is None:
         more["split_long"] = False
-    return text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
+    return texts.text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
 
 
 def response_head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, Any]:

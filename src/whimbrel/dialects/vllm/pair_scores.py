@@ -10,22 +10,9 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
 
+from whimbrel.dialects.common import pairs
 from whimbrel.dialects.common.bodies import NOT_EMPTY, decode, is_packed, schema
-from whimbrel.dialects.common.pairs import (
-    PAIR_FIELDS,
-    PAIRS,
-    Explained,
-    PairFields,
-    Queries,
-    Query,
-    Text,
-    Texts,
-    cut_by_format,
-    explained,
-    pair_scores,
-    pairs_request,
-    parse_parts,
-)
+from whimbrel.dialects.common.pairs import PAIRS, Explained, PairFields
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, created, json_answer, new_id, vllm_usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
@@ -35,8 +22,8 @@ from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.result import Result
 
-_Queries: TypeAlias = Annotated[Query | Queries | None, schema(**PAIRS.schema)]
-_Documents: TypeAlias = Annotated[Text | Texts | None, schema(**PAIRS.schema)]
+_Queries: TypeAlias = Annotated[pairs.Query | pairs.Queries | None, schema(**PAIRS.schema)]
+_Documents: TypeAlias = Annotated[pairs.Text | pairs.Texts | None, schema(**PAIRS.schema)]
 FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """The pairs of fields that hold queries and documents; the first pair that is complete counts."""
 
@@ -90,7 +77,7 @@ def parse_score(raw: bytes) -> Parsed[ScoreRequest]:
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
     for name, value in zip(names, (first, second), strict=True):
         PAIRS.check(value, Location(name))
-    queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
+    queries, documents = pairs.parse_parts(first, names[0]), pairs.parse_parts(second, names[1])
     for index, query in enumerate(queries):
         NOT_EMPTY.check(query, Location(names[0], index))
     one_query = len(queries) == 1
@@ -102,16 +89,16 @@ def parse_score(raw: bytes) -> Parsed[ScoreRequest]:
             "1:N or N:N."
         )
         raise InvalidRequest(message, param=names[0])
-    request = pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query)
-    return Parsed(body, cut_by_format(body, request))
+    request = pairs.pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query)
+    return Parsed(body, pairs.cut_by_format(body, request))
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_P = pair_scores(result)
+    scores_P = pairs.pair_scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
     for each in data:
         if body.explain:
-            each["explanation"] = explained(result, each["index"])
+            each["explanation"] = pairs.explained(result, each["index"])
         if body.return_logits and result.outputs.logits is not None:
             each["logit"] = result.outputs.logits[each["index"], 0]
     head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
@@ -123,7 +110,7 @@ V1_SCORE: Final = replace(
     path="/v1/score", summary="The scores of pairs of texts (vLLM).",
     parse=parse_score, render_response=render_score, response_type=ScoreResponse,
     example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-    terms=ErrorTerms({**PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
+    terms=ErrorTerms({**pairs.PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
 )  # fmt: skip
 
 

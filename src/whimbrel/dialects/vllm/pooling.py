@@ -12,29 +12,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from whimbrel.dialects.common import responses, vllm_fields
 from whimbrel.dialects.common.bodies import decode, schema
-from whimbrel.dialects.common.responses import (
-    METADATA,
-    OCTETS,
-    Response,
-    ServedModel,
-    VLLMUsage,
-    header,
-    json_answer,
-    row_blocks,
-    usage,
-    vllm_usage,
-)
+from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, json_answer, usage, vllm_usage
 from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import TextUse, TokenInputs, side_of
-from whimbrel.dialects.common.vllm_fields import (
-    UNSUPPORTED_TEXT_FIELDS,
-    VLLMTextFields,
-    parse_normalize,
-    reject_unsupported,
-    response_head,
-    vllm_text_request,
-)
+from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_TEXT_FIELDS, VLLMTextFields
 from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.options import require
@@ -95,7 +78,7 @@ _MAX_HEADER: Final = 65_000
 
 
 def parse_pooling(raw: bytes) -> Parsed[PoolingRequest]:
-    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+    vllm_fields.reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(PoolingRequest, raw)
 
     def request(model: ServedModel) -> Request:
@@ -116,19 +99,19 @@ def parse_pooling(raw: bytes) -> Parsed[PoolingRequest]:
         if output == "sparse":
             raise InvalidRequest("this model is made for sparse vectors, which /v1/embed gives.", param="task")
         by_output = (
-            {"normalize": parse_normalize(body)}
+            {"normalize": vllm_fields.parse_normalize(body)}
             if output in ("dense", "multi_vector", "token_dense")
             else {"normalize": body.normalize, "activate": body.use_activation}
         )
         cuts, side = bool(model.card.text_formats), side_of(model.card, body.input_type)
-        return vllm_text_request(body, (output,), cuts=cuts, input_type=side, **by_output)
+        return vllm_fields.text_request(body, (output,), cuts=cuts, input_type=side, **by_output)
 
     return Parsed(body, request)
 
 
 def _list_request(body: PoolingRequest) -> Request:
     """Return the request for the vectors of a list: documents, and last their query, in vLLM's words where it is refused."""
-    request = vllm_text_request(body, ("multi_vector",), cuts=True, normalize=parse_normalize(body))
+    request = vllm_fields.text_request(body, ("multi_vector",), cuts=True, normalize=vllm_fields.parse_normalize(body))
     *documents, query = request.texts
     if any(not isinstance(text, str) for text in request.texts):
         raise InvalidRequest("The JinaForRanking model only supports text as input.", param="input")
@@ -143,7 +126,7 @@ def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> 
     results = result.outputs
     outputs = results.dense, results.scores, results.multi_vector, results.token_scores, results.token_dense
     output = next(each for each in outputs if each is not None)
-    head, as_text = response_head("pooling", body, model), body.encoding_format == "base64"
+    head, as_text = vllm_fields.response_head("pooling", body, model), body.encoding_format == "base64"
     weights = results.token_scores is not None and "sparse" in model.card.outputs  # a number for each token
     columns: Any = [output[i].reshape(-1) for i in range(len(output))] if weights else output
     if body.encoding_format not in (None, "float"):
@@ -151,8 +134,8 @@ def render_pooling(body: PoolingRequest, result: Result, model: ServedModel) -> 
         array = array.reshape(-1) if weights else array
         rows = EncodedArray(array, body.embed_dtype or "float32", body.endianness or "native", "the answer")
         if not as_text:
-            blocks = {"usage": usage(result), "data": row_blocks(rows, offsets_N1)}
-            return _bytes_response(rows, None if body.encoding_format == "bytes_only" else header(head | blocks))
+            blocks = {"usage": usage(result), "data": responses.row_blocks(rows, offsets_N1)}
+            return _bytes_response(rows, None if body.encoding_format == "bytes_only" else responses.header(head | blocks))
         columns = base64_rows(rows) if offsets_N1 is None else [Base64(rows[a:b]) for a, b in pairwise(offsets_N1)]
     data: list[dict[str, Any]] = [{"index": i, "object": "pooling", "data": columns[i]} for i in range(len(columns))]
     return json_answer(head | {"object": "list", "data": data, "usage": vllm_usage(result)}, result, as_text=as_text)
@@ -165,7 +148,7 @@ def _bytes_response(rows: EncodedArray, metadata: str | None) -> Response:
             "send fewer texts at once.",
             param="encoding_format",
         )
-    return Response(rows.chunks(), OCTETS, {} if metadata is None else {METADATA: metadata}, rows.nbytes)
+    return Response(rows.chunks(), responses.OCTETS, {} if metadata is None else {responses.METADATA: metadata}, rows.nbytes)
 
 
 POOLING: Final = VLLM(
@@ -202,9 +185,10 @@ class VLLMClassifyResponse(msgspec.Struct):
 
 
 def parse_classify(raw: bytes) -> Parsed[VLLMClassifyRequest]:
-    reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
+    vllm_fields.reject_unsupported(raw, UNSUPPORTED_TEXT_FIELDS)
     body = decode(VLLMClassifyRequest, raw)
-    return ready(body, vllm_text_request(body, ("scores",), cuts=False, activate=body.use_activation, normalize=body.normalize))
+    options = {"activate": body.use_activation, "normalize": body.normalize}
+    return ready(body, vllm_fields.text_request(body, ("scores",), cuts=False, **options))
 
 
 def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
@@ -213,7 +197,7 @@ def render_classify(body: VLLMClassifyRequest, result: Result, model: ServedMode
         {"index": i, "label": labels[best] if labels else None, "probs": scores_NC[i], "num_classes": scores_NC.shape[1]}
         for i, best in enumerate(result.outputs.order.argmax(axis=1).tolist())
     ]
-    head = response_head("classify", body, model)
+    head = vllm_fields.response_head("classify", body, model)
     return json_answer(head | {"object": "list", "data": data, "usage": vllm_usage(result)}, result)
 
 
