@@ -16,21 +16,12 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
+from whimbrel.dialects.common import responses
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
 from whimbrel.dialects.common.bodies import count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
-from whimbrel.dialects.common.responses import (
-    JSON,
-    Response,
-    ServedModel,
-    Usage,
-    created,
-    json_answer,
-    new_id,
-    served_names,
-    usage,
-)
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
 from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
@@ -139,8 +130,8 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
 def render_models(models: Sequence[ServedModel]) -> bytes:
     entries: list[InfinityModel] = []
     for model in models:
-        about = {"created": created(), "max_model_len": model.plan.max_length, "capabilities": _capabilities(model)}
-        entries += [InfinityModel(id=name, **about, stats={}) for name in served_names(model.plan)]
+        about = {"created": responses.created(), "max_model_len": model.plan.max_length, "capabilities": _capabilities(model)}
+        entries += [InfinityModel(id=name, **about, stats={}) for name in responses.served_names(model.plan)]
     return msgspec.json.encode(InfinityModels(entries))
 
 
@@ -152,7 +143,7 @@ def _capabilities(model: ServedModel) -> list[Literal["embed", "rerank", "classi
 
 
 def _head(kind: str, model: ServedModel) -> dict[str, Any]:
-    return {"id": new_id("infinity"), "object": kind, "created": created(), "model": model.plan.served_name}
+    return {"id": responses.new_id("infinity"), "object": kind, "created": responses.created(), "model": model.plan.served_name}
 
 
 def _is_litellm(headers: Mapping[bytes, bytes]) -> bool:

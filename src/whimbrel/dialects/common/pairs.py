@@ -19,20 +19,12 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from whimbrel.dialects.common import texts
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Natural, count, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.dialects.common.schemas import ONE_PROMPT, ONE_SIDE, Schema, any_of, only, present
-from whimbrel.dialects.common.texts import (
-    AdapterName,
-    Instruction,
-    ModelName,
-    Priority,
-    RequestId,
-    Truncation,
-    TruncationSide,
-    parse_truncation,
-)
+from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, Priority, RequestId
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
@@ -164,7 +156,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     adapter: AdapterName = None
     truncate: Annotated[
-        Truncation,
+        texts.Truncation,
         schema(
             "The end at which a text that is too long is cut; `true` cuts as the model does. Default: such a text is an error."
         ),
@@ -176,7 +168,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
             "queries of a fixed length keep it."
         ),
     ] = None
-    truncation_side: TruncationSide = None
+    truncation_side: texts.TruncationSide = None
     max_tokens_per_query: Annotated[
         Natural | None, schema("Cut queries to N tokens before they are joined with documents; 0 does not (vLLM).")
     ] = None
@@ -276,7 +268,7 @@ def request_of(body: RerankRequest) -> Request:
 
 
 def pairs_request(body: PairFields, pairs: list[PairInput], *, listwise: bool) -> Request:
-    truncate, limit = parse_truncation(body.truncate, body.truncation_side, body.truncate_prompt_tokens, default=False)
+    truncate, limit = texts.parse_truncation(body.truncate, body.truncation_side, body.truncate_prompt_tokens, default=False)
     return Request(
         pairs,
         ("scores",),

@@ -9,17 +9,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.common import schemas
 from whimbrel.dialects.common.bodies import schema, text_inputs
-from whimbrel.dialects.common.schemas import (
-    ID_LISTS,
-    IDS,
-    ONE_PROMPT,
-    SPLIT_IS_NOT_CUT,
-    TEXT,
-    TEXTS,
-    TEXTS_WITH_PROMPTS,
-    Schema,
-)
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS, Schema
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.card import Card
 from whimbrel.types.request import InputType, OutputName, Request, Truncate, read_truncate, splits
@@ -142,7 +134,7 @@ def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of bodies that encode texts; each dialect declares the forms of `input` that it takes."""
 
-    RULES: ClassVar[tuple[Schema, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
+    RULES: ClassVar[tuple[Schema, ...]] = (*schemas.ONE_PROMPT, *schemas.TEXTS_WITH_PROMPTS, *schemas.SPLIT_IS_NOT_CUT)
     input: Any
     model: ModelName = None
     adapter: AdapterName = None

@@ -12,22 +12,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
+from whimbrel import errors
 from whimbrel.dialects.common.activation import class_names
 from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.dialects.common.schemas import MAX_INPUTS
-from whimbrel.errors import (
-    ComputeError,
-    InvalidRequest,
-    Location,
-    Overloaded,
-    TooLarge,
-    TooLong,
-    Unauthorized,
-    Unavailable,
-    WhimbrelError,
-)
+from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.result import Result
 
@@ -53,20 +44,20 @@ _WRONG_MODEL_TYPE: Final = Location("outputs")
 def error_type(error: WhimbrelError) -> ErrorType:
     if isinstance(error, Empty):
         return "Empty"
-    if isinstance(error, Overloaded):
+    if isinstance(error, errors.Overloaded):
         return "Overloaded"
-    if isinstance(error, Unavailable):
+    if isinstance(error, errors.Unavailable):
         return "Unhealthy"
     return "Validation" if error.status < 500 and not is_wrong_model_type(error) else "Backend"
 
 
 def status(error: WhimbrelError) -> int:
-    if isinstance(error, ComputeError) or is_wrong_model_type(error):
+    if isinstance(error, errors.ComputeError) or is_wrong_model_type(error):
         return 424
     if isinstance(error, Empty | MalformedBody):
         return 400
-    if type(error) in (InvalidRequest, TooLong, UnknownWord, MissingField) or (
-        isinstance(error, TooLarge) and error.location is not None
+    if type(error) in (InvalidRequest, errors.TooLong, UnknownWord, MissingField) or (
+        isinstance(error, errors.TooLarge) and error.location is not None
     ):
         return 422  # 413 is for bodies of too many bytes
     return error.status
@@ -76,7 +67,7 @@ TERMS: Final = ErrorTerms({"input": "inputs"}, {"truncate": "truncate: true"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
-    if isinstance(error, Unauthorized):
+    if isinstance(error, errors.Unauthorized):
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
     return msgspec.json.encode(TEIError(text, error_type(error)))
