@@ -61,10 +61,9 @@ class AsyncClient(BaseClient):
 
         async def ask(url: str) -> ServerHealth:
             try:
-                response = await http.get(base.url_of_health(url), timeout=seconds)
+                return base.health_of(url, await http.get(base.url_of_health(url), timeout=seconds))
             except httpx2.RequestError as error:
-                return base.unreached(url, error)
-            return base.read_health(url, response.status_code, response.content)
+                return base.health_of(url, error)
 
         return list(await asyncio.gather(*map(ask, self._settings.urls)))
 

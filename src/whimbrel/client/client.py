@@ -68,11 +68,10 @@ class Client(BaseClient):
         found: list[ServerHealth] = []
         for url in self._settings.urls:
             try:
-                response = connections.http.get(base.url_of_health(url), timeout=self._settings.health_timeout)
+                answer = connections.http.get(base.url_of_health(url), timeout=self._settings.health_timeout)
             except httpx2.RequestError as error:
-                found.append(base.unreached(url, error))
-            else:
-                found.append(base.read_health(url, response.status_code, response.content))
+                answer = error
+            found.append(base.health_of(url, answer))
         return found
 
     def close(self) -> None:
