@@ -48,19 +48,16 @@ def with_vllm_words(error: WhimbrelError, text: str) -> str:
 
 def _words(error: WhimbrelError, field: str) -> str:
     if isinstance(error, TooLong):
-        return f"{_length(error.model_limit)} Please reduce the length of the input prompt."
+        limit = "That is more than this model's maximum context length."
+        if error.model_limit is not None:
+            limit = f"This model's maximum context length is {error.model_limit} tokens."
+        return f"{limit} Please reduce the length of the input prompt."
     if isinstance(error, ModelNotFound):
         return "" if error.model is None else f"The model `{error.model}` does not exist."
     if isinstance(error, Empty):
         return _EMPTY.get(field, "")
     fixed = (words for kind, part, words in _BY_TYPE if isinstance(error, kind) and part in error.message)
     return next(fixed, _BY_FIELD.get(field, "") if isinstance(error, InvalidRequest) else "")
-
-
-def _length(limit: int | None) -> str:
-    if limit is None:
-        return "That is more than this model's maximum context length."
-    return f"This model's maximum context length is {limit} tokens."
 
 
 class OpenAIErrorDetail(msgspec.Struct):

@@ -70,10 +70,6 @@ class ErrorTerms:
         return f"{location}: {message}", location
 
 
-PYTHON_TERMS: Final = ErrorTerms()
-"""The terms of the Python API, which are those of Whimbrel's own routes."""
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """A POST route in three steps: `parse` reads a body, `Parsed.request` makes a request of it for a model, and
@@ -95,7 +91,8 @@ class Route:
     """Return the body of an error in the words of its terms."""
     error_type: type
     """The type of that body."""
-    terms: ErrorTerms = PYTHON_TERMS
+    terms: ErrorTerms = ErrorTerms()
+    """By default those of the Python API, as on Whimbrel's own routes."""
     status: Callable[[WhimbrelError], int] = lambda error: error.status
     """Return the HTTP status of an error."""
     media_types: tuple[str, ...] = (JSON,)
