@@ -64,8 +64,8 @@ def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
         raise ValueError("it has no header 'metadata', as Whimbrel's have")
     metadata = decode_json(_Metadata, reply.headers["metadata"])
     arrays = read_blocks(metadata.arrays, reply.content)
-    rows = {name: _array(arrays, name) for name in ("dense", "scores", "muvera")}
-    tokens = {name: _ragged(arrays, name) for name in ("multi_vector", "token_scores", "hidden", "token_dense")}
+    rows: dict[str, Any] = {name: _array(arrays, name) for name in ("dense", "scores", "muvera")}
+    tokens: dict[str, Any] = {name: _ragged(arrays, name) for name in ("multi_vector", "token_scores", "hidden", "token_dense")}
     return check_outputs(Outputs(**rows, **tokens, sparse=_sparse(arrays)), requested, count)
 
 

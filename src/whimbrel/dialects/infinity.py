@@ -130,8 +130,9 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
 def render_models(models: Sequence[ServedModel]) -> bytes:
     entries: list[InfinityModel] = []
     for model in models:
-        about = {"created": responses.created(), "max_model_len": model.plan.max_length, "capabilities": _capabilities(model)}
-        entries += [InfinityModel(id=name, **about, stats={}) for name in responses.served_names(model.plan)]
+        about: dict[str, Any] = {"max_model_len": model.plan.max_length, "capabilities": _capabilities(model), "stats": {}}
+        names, now = responses.served_names(model.plan), responses.created()
+        entries += [InfinityModel(id=name, created=now, **about) for name in names]
     return msgspec.json.encode(InfinityModels(entries))
 
 

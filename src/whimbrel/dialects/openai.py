@@ -203,12 +203,16 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             return responses.binary_answer(encoding, {"rows": rows} if encoding == "bytes_only" else arrays, result, model)
 
 
-def _embeddings(columns: Sequence[Any] | Float32Array | Ragged) -> list[dict[str, Any]]:
-    return [{"object": "embedding", "index": index, "embedding": column} for index, column in enumerate(columns)]
+def _embeddings(columns: Float32Array | Ragged | list[Base64]) -> list[dict[str, Any]]:
+    return [{"object": "embedding", "index": index, "embedding": columns[index]} for index in range(len(columns))]
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    head = {"id": responses.new_id("embd", body.request_id), "object": "list", "created": responses.created()}
+    head: dict[str, object] = {
+        "id": responses.new_id("embd", body.request_id),
+        "object": "list",
+        "created": responses.created(),
+    }
     return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
 
 

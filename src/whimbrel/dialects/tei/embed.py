@@ -136,7 +136,7 @@ def dense(body: VectorFields) -> Request:
 
 def encode_request(body: TEITextFields, output: OutputName, *, side: InputType | None = None, **more: Any) -> Request:
     """Return the Request of a body. `side` replaces its own."""
-    options = {"prompt_name": body.prompt_name, "input_type": side or body.input_type, **more}
+    options: dict[str, Any] = {"prompt_name": body.prompt_name, "input_type": side or body.input_type, **more}
     return Request(parse_texts(body.inputs), (output,), truncate=cut(body.truncate, body.truncation_direction), **options)
 
 
