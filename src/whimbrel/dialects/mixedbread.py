@@ -15,7 +15,7 @@ from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, Text, ra
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route, ready
 from whimbrel.dialects.common.texts import Instruction, ModelName
-from whimbrel.errors import InvalidRequest, Location, locate_pairs
+from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.result import Result
 
@@ -78,20 +78,14 @@ def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedMo
 
 
 _locate_pair: Final = locate_pairs("query", "input", single=(True, False))
-
-
-def _locate(location: Location) -> Location:
-    return location if location.part is None else _locate_pair(location)
-
-
 ROUTES: Final = tuple(
     Route(
         path, "Texts ranked by a query: a body with `input` (Mixedbread).",
         parse_rerank, render_rerank, response_type=MixedbreadRerankResponse,
         made_for="ranking", example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
         render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
-        terms=RERANK_TERMS.extended({"input": _locate, "documents": "input"}), media_types=(JSON, *MESSAGE_PACK),
-        discriminators=frozenset({"input"}),
+        terms=RERANK_TERMS.extended({"input": lambda at: at if at.part is None else _locate_pair(at), "documents": "input"}),
+        media_types=(JSON, *MESSAGE_PACK), discriminators=frozenset({"input"}),
     )
     for path in ("/v1/reranking", "/reranking")
 )  # fmt: skip

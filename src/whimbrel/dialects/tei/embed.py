@@ -180,12 +180,8 @@ def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 def render_similarity(body: SimilarityRequest, result: Result, model: ServedModel) -> Response:
-    return similarities(body.inputs, result, model)
-
-
-def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
     vectors_ND = result.dense
-    characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
+    characters = len(body.inputs.source_sentence) + sum(map(len, body.inputs.sentences))
     return timed(to_json((vectors_ND[1:] * vectors_ND[0]).sum(axis=1)), result, model, characters)
 
 

@@ -121,7 +121,7 @@ def parse_invocation(raw: bytes) -> Parsed[RootRequest]:
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
     if isinstance(body.inputs, Sentences):
-        return embed.similarities(body.inputs, result, model)
+        return embed.render_similarity(cast(Any, body), result, model)
     output = _first(model)
     if output == "scores":
         return scores.render_predict(cast(Any, body), result, model)
