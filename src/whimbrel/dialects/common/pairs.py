@@ -293,10 +293,11 @@ def rank(body: RerankRequest, result: Result, shape: Callable[[str], Any] | None
     """Return a row for each document, best first. `shape` makes its `document` of its text; None leaves texts out."""
     rows: list[dict[str, Any]] = [{"index": i, "relevance_score": score} for i, score in best_pairs(result, body.top_n)]
     for row in rows:
-        if shape is not None and (text := text_of(body.documents[row["index"]])) is not None:
+        index: int = row["index"]
+        if shape is not None and (text := text_of(body.documents[index])) is not None:
             row["document"] = shape(text)
         if body.explain:
-            row["explanation"] = explained(result, row["index"])
+            row["explanation"] = explained(result, index)
     return rows
 
 

@@ -52,16 +52,13 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> by
     results = pairs.rank(body, result, (lambda text: {"text": text, "multi_modal": None}) if with_texts else None)
     name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
     content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
-    if all(getattr(body, field) is None for field in _OPTIONS):
+    if all(getattr(body, field) is None for field in body.__struct_fields__ if field not in _OF_VOYAGE):
         content["data"] = [_plain(each, body) for each in results]
     return json_answer(content, result)
 
 
-_OPTIONS: Final = tuple(
-    field
-    for field in RerankRequest.__struct_fields__
-    if field not in ("query", "documents", "model", "adapter", "return_documents")
-)
+_OF_VOYAGE: Final = ("query", "documents", "model", "adapter", "return_documents")
+"""The fields of a body that may come from a client of Voyage."""
 
 
 def _flag(value: bool | str | None) -> bool | None:
