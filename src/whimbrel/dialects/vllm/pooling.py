@@ -93,18 +93,15 @@ def parse_pooling(raw: bytes) -> Parsed[PoolingRequest]:
             given = [task for task, name in _OUTPUTS.items() if task and name in model.card.all_outputs]
             given = ["token_embed"] if model.card.list_template else given
             given += ["token_embed"] if "token_dense" in model.card.all_outputs and "token_embed" not in given else []
-            raise InvalidRequest(
-                f"Unsupported task: {body.task!r}. Supported tasks: {', '.join(given) or 'none'}.", param="outputs"
-            )
+            message = f"Unsupported task: {body.task!r}. Supported tasks: {', '.join(given) or 'none'}."
+            raise InvalidRequest(message, param="outputs")
         if output == "sparse":
             raise InvalidRequest("this model is made for sparse vectors, which /v1/embed gives.", param="task")
-        by_output = (
-            {"normalize": vllm_fields.parse_normalize(body)}
-            if output in ("dense", "multi_vector", "token_dense")
-            else {"normalize": body.normalize, "activate": body.use_activation}
-        )
+        options: dict[str, Any] = {"normalize": body.normalize, "activate": body.use_activation}
+        if output in ("dense", "multi_vector", "token_dense"):
+            options = {"normalize": vllm_fields.parse_normalize(body)}
         cuts, side = bool(model.card.text_formats), side_of(model.card, body.input_type)
-        return vllm_fields.text_request(body, (output,), cuts=cuts, input_type=side, **by_output)
+        return vllm_fields.text_request(body, (output,), cuts=cuts, input_type=side, **options)
 
     return Parsed(body, request)
 
