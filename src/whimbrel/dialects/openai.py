@@ -27,7 +27,7 @@ from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result
-from whimbrel.wire import Base64, base64_list, to_json
+from whimbrel.wire import Base64, EncodedArray, base64_list, to_json
 
 _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """JSON before the base64 letters of a vector."""
@@ -185,8 +185,8 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
         return json_answer(about | {"data": chunk_embeddings(result, size.chunk_size)}, result)
     if body.encoding_format in (None, "float"):
         return json_answer(about | {"data": _embeddings(result.dense if tokens is None else tokens)}, result)
-    arrays = responses.encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
-    rows = arrays["dense" if tokens is None else "multi_vector.rows"]
+    name, numbers = ("dense", result.dense) if tokens is None else ("multi_vector", tokens.rows_XD)
+    rows = EncodedArray(numbers, body.embed_dtype or "float32", body.endianness or "native", name)
     offsets_N1: list[int] = [] if tokens is None else tokens.offsets_N1.tolist()
     match body.encoding_format:
         case "base64" if tokens is None:
@@ -200,7 +200,9 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             head |= {"data": blocks, "usage": usage(result)}
             return Response(rows.chunks(), responses.OCTETS, {responses.METADATA: responses.header(head)}, rows.nbytes)
         case encoding:
-            return responses.binary_answer(encoding, {"rows": rows} if encoding == "bytes_only" else arrays, result, model)
+            is_one = tokens is None or encoding == "bytes_only"
+            arrays = {name: rows} if is_one else responses.encoded_outputs(result.outputs, rows.dtype, rows.order)
+            return responses.binary_answer(encoding, arrays, result, model)
 
 
 def _embeddings(columns: Float32Array | Ragged | list[Base64]) -> list[dict[str, Any]]:
