@@ -382,7 +382,6 @@ def _classification(
 
 
 def parse_rerank(raw: bytes) -> Parsed[CohereRerankRequest]:
-    """Return the body and its Request, by default with truncation. Raises InvalidRequest or TooLarge."""
     body = decode(CohereRerankRequest, raw)
     if body.relevant_spans is not None and body.relevant_spans.mode != "disabled":
         raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")

@@ -246,11 +246,7 @@ class RankedText(msgspec.Struct):
 
 
 def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel], Request]:
-    """Return the function from a model to its Request.
-
-    Where the body does not say otherwise, late-interaction models cut queries and documents to their lengths, as their
-    libraries do.
-    """
+    """Return the function from a model to its Request. Late-interaction models cut texts where the body does not say."""
     by_default = body.truncate is None and body.truncate_prompt_tokens is None
 
     def of_model(model: ServedModel) -> Request:

@@ -41,12 +41,10 @@ class VLLMUsage(Usage):
 
 
 def usage(result: Result) -> dict[str, int]:
-    """Return Usage."""
     return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
 
 
 def vllm_usage(result: Result) -> dict[str, int | None]:
-    """Return VLLMUsage."""
     return {**usage(result), "completion_tokens": 0, "prompt_tokens_details": None}
 
 
