@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 
 from whimbrel import AsyncClient, Client, errors
+from whimbrel.client import client_verbs
 from whimbrel.client.base import DEFAULT_URL
 from whimbrel.client.endpoints import Endpoints
+from whimbrel.client.task import Task
 
 ROW = base64.b64encode(np.ones(3, np.float32).tobytes()).decode()
 Answer = tuple[int, dict[str, str], bytes]
@@ -94,6 +96,12 @@ def about(**changes: Any) -> dict[str, str]:
     """Return the metadata header of one array."""
     block = {"name": "dense", "dtype": "float32", "endianness": "little", "start": 0} | changes
     return {"metadata": json.dumps({"arrays": [block]})}
+
+
+@pytest.mark.parametrize("verb", [client_verbs.score, client_verbs.rerank, client_verbs.explain])
+def test_an_adapter_is_asked_of_pairs_too(verb: Callable[..., Task[Any]]) -> None:
+    task = verb(client_verbs.Target("whimbrel", None), "a", ["b"], adapter="law")
+    assert json.loads(task.write(task.items))["adapter"] == "law"
 
 
 def test_rows_come_in_the_order_of_the_texts(server: Scripted) -> None:

@@ -31,8 +31,7 @@ from serving import Server
 from vectors import same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects.common import rerank
-from whimbrel.dialects.common.pair_inputs import Document
-from whimbrel.dialects.common.pairs import RerankRequest
+from whimbrel.dialects.common.pairs import Document, RerankRequest
 from whimbrel.dialects.vllm import pair_scores
 from whimbrel.errors import ComputeError, InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from whimbrel.dialects import ROUTES, Route
-from whimbrel.dialects.common.rules import NOT_EMPTY, _rules, check, count  # pyright: ignore[reportPrivateUsage]
+from whimbrel.dialects.common.bodies import NOT_EMPTY, _rules, check, count  # pyright: ignore[reportPrivateUsage]
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.openapi import openapi_document
 

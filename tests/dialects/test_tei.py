@@ -34,7 +34,7 @@ from serving import Server
 from vectors import EVERY_FLOAT, same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine, errors
 from whimbrel.dialects import APIS
-from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.dialects.tei import answers, describe, embed, root, scores, tokens
 from whimbrel.errors import InvalidRequest, Location, TooLarge
 from whimbrel.server.app.app import create_app

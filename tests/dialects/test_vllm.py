@@ -21,7 +21,7 @@ from vectors import TORCH_DTYPES, body_of, same_bits, told, vectors
 from vllm_apps import IMAGE, Asker
 from whimbrel.dialects import APIS, openai
 from whimbrel.dialects.common import rerank
-from whimbrel.dialects.vllm import classes, pair_scores, pooling, tokenize
+from whimbrel.dialects.vllm import pair_scores, pooling, tokenize
 from whimbrel.dialects.vllm.status import status as status_of
 from whimbrel.errors import ComputeError, InvalidRequest, Overloaded, TooLarge, TooLong, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.openapi import openapi_document
@@ -51,7 +51,7 @@ def pooled(*outputs: str, **body: Any) -> Request:
 
 
 def classified(**body: Any) -> Request:
-    return asked(classes.parse_classify(orjson.dumps({"input": "a"} | body)))
+    return asked(pooling.parse_classify(orjson.dumps({"input": "a"} | body)))
 
 
 def embedded(**body: Any) -> Request:
@@ -108,7 +108,7 @@ def test_every_field_of_pooling() -> None:
     )
     nulls = dict.fromkeys(pooling.PoolingRequest.__struct_fields__) | {"input": "a"}
     assert pooled(**nulls) == pooled()
-    assert classified(**(dict.fromkeys(classes.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
+    assert classified(**(dict.fromkeys(pooling.VLLMClassifyRequest.__struct_fields__) | {"input": "a"})) == classified()
     assert [row.tolist() for row in pooled(input=[[1, 2], [3]], add_special_tokens=False).texts] == [[1, 2], [3]]  # pyright: ignore
 
 
@@ -339,7 +339,7 @@ def test_what_only_some_routes_refuse() -> None:
 CHAT = orjson.dumps({"messages": [{"role": "user", "content": "a"}]})
 
 
-@pytest.mark.parametrize("read", [pooling.parse_pooling, classes.parse_classify, tokenize.parse_tokenize, openai.parse_request])
+@pytest.mark.parametrize("read", [pooling.parse_pooling, pooling.parse_classify, tokenize.parse_tokenize, openai.parse_request])
 def test_chats_are_refused(read: Callable[[bytes], Any]) -> None:
     with pytest.raises(InvalidRequest, match="chats") as caught:
         read(CHAT)
@@ -455,9 +455,9 @@ def test_what_is_written_reads_back(rows: np.ndarray, ragged: bool) -> None:
 
 @given(vectors(3, 2))
 def test_scores_of_classes_read_back(rows: np.ndarray) -> None:
-    body = classes.parse_classify(b'{"input": ["a", "b", "c"]}').body
+    body = pooling.parse_classify(b'{"input": ["a", "b", "c"]}').body
     model = FakeModel.named("m", SimpleNamespace(labels=("x", "y")))
-    found = told(classes.render_classify(body, result(scores=rows), model))["data"]
+    found = told(pooling.render_classify(body, result(scores=rows), model))["data"]
     assert same_bits([each["probs"] for each in found], rows)
     assert [each["label"] for each in found] == ["xy"[best] for best in rows.argmax(1)]
 
@@ -487,11 +487,11 @@ def test_ids_and_times() -> None:
 
 
 def test_classes_without_names() -> None:
-    body = classes.parse_classify(b'{"input": ["a", "b"]}').body
+    body = pooling.parse_classify(b'{"input": ["a", "b"]}').body
     scores = np.array([[0.25, 0.5], [1, 0]], np.float32)
     for labels, expected in (((), [None, None]), (("no", "yes"), ["yes", "no"])):
         told = orjson.loads(
-            classes.render_classify(body, result(scores=scores), FakeModel.named("m", Card("scores", labels=labels)))
+            pooling.render_classify(body, result(scores=scores), FakeModel.named("m", Card("scores", labels=labels)))
         )
         assert [(row["label"], row["probs"], row["num_classes"]) for row in told["data"]] == [
             (expected[0], [0.25, 0.5], 2),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from whimbrel.dialects import ROUTES, Route
-from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.errors import (
     BodyTimeout,
     ComputeError,

@@ -10,19 +10,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 
-from whimbrel.client import client_verbs
-from whimbrel.client.base import (
-    Advance,
-    BaseClient,
-    ServerHealth,
-    Settings,
-    join_url,
-    progress_bar,
-    read_health,
-    read_reply,
-    unreached,
-    url_of_health,
-)
+from whimbrel.client import base, client_verbs
+from whimbrel.client.base import Advance, BaseClient, ServerHealth, Settings
 from whimbrel.client.client_verbs import Target
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
@@ -72,10 +61,9 @@ class AsyncClient(BaseClient):
 
         async def ask(url: str) -> ServerHealth:
             try:
-                response = await http.get(url_of_health(url), timeout=seconds)
+                return base.health_of(url, await http.get(base.url_of_health(url), timeout=seconds))
             except httpx2.RequestError as error:
-                return unreached(url, error)
-            return read_health(url, response.status_code, response.content)
+                return base.health_of(url, error)
 
         return list(await asyncio.gather(*map(ask, self._settings.urls)))
 
@@ -114,7 +102,7 @@ class AsyncClient(BaseClient):
 
     async def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
         spans = list(task.spans(self._settings.max_items))
-        with progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
+        with base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance)
             parts = await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
         return parts, fanout
@@ -176,8 +164,8 @@ class _Fanout:
         headers = {"content-type": self.task.media_type} | headers
         try:
             async with asyncio.timeout(seconds):
-                place, method = join_url(url, self.task.path), self.task.method
+                place, method = base.join_url(url, self.task.path), self.task.method
                 response = await self.connections.http.request(method, place, content=body or None, headers=headers)
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return read_reply(self.connections.endpoints, url, response.status_code, response.headers, response.content)
+        return base.read_reply(self.connections.endpoints, url, response.status_code, response.headers, response.content)

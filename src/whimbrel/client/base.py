@@ -167,15 +167,13 @@ def url_of_health(url: str) -> str:
     return url.removesuffix("/v1").removesuffix("/v2") + "/health"
 
 
-def read_health(url: str, status: int, content: bytes) -> ServerHealth:
+def health_of(url: str, answer: httpx2.Response | httpx2.RequestError) -> ServerHealth:
     """Return what a server says of itself. Other servers answer with the status alone."""
-    if status == 200:
+    if isinstance(answer, httpx2.RequestError):
+        return ServerHealth(url, ready=False, status=f"not reached: {str(answer) or type(answer).__name__}")
+    if answer.status_code == 200:
         return ServerHealth(url, ready=True, status="ok")
-    return ServerHealth(url, ready=False, status=to_error(url, status, {}, content).message)
-
-
-def unreached(url: str, error: Exception) -> ServerHealth:
-    return ServerHealth(url, ready=False, status=f"not reached: {str(error) or type(error).__name__}")
+    return ServerHealth(url, ready=False, status=to_error(url, answer.status_code, {}, answer.content).message)
 
 
 @contextmanager

@@ -15,19 +15,8 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import httpx2
 
-from whimbrel.client import client_verbs
-from whimbrel.client.base import (
-    Advance,
-    BaseClient,
-    ServerHealth,
-    Settings,
-    join_url,
-    progress_bar,
-    read_health,
-    read_reply,
-    unreached,
-    url_of_health,
-)
+from whimbrel.client import base, client_verbs
+from whimbrel.client.base import Advance, BaseClient, ServerHealth, Settings
 from whimbrel.client.client_verbs import Target
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
@@ -79,11 +68,10 @@ class Client(BaseClient):
         found: list[ServerHealth] = []
         for url in self._settings.urls:
             try:
-                response = connections.http.get(url_of_health(url), timeout=self._settings.health_timeout)
+                answer = connections.http.get(base.url_of_health(url), timeout=self._settings.health_timeout)
             except httpx2.RequestError as error:
-                found.append(unreached(url, error))
-            else:
-                found.append(read_health(url, response.status_code, response.content))
+                answer = error
+            found.append(base.health_of(url, answer))
         return found
 
     def close(self) -> None:
@@ -119,7 +107,7 @@ class Client(BaseClient):
 
     def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
         spans = list(task.spans(self._settings.max_items))
-        with connections.open_call() as end, progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
+        with connections.open_call() as end, base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, end)
             parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
         return parts, fanout
@@ -242,7 +230,7 @@ class _Fanout:
         deadline = monotonic() + seconds
         headers, chunks = {"content-type": self.task.media_type} | headers, list[bytes]()
         try:
-            place, method = join_url(url, self.task.path), self.task.method
+            place, method = base.join_url(url, self.task.path), self.task.method
             with self.connections.http.stream(method, place, content=body or None, headers=headers) as response:
                 for chunk in response.iter_bytes():  # httpx2 limits the time of each chunk only
                     chunks.append(chunk)
@@ -250,4 +238,4 @@ class _Fanout:
                         raise TimeoutError
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return read_reply(self.connections.endpoints, url, response.status_code, response.headers, b"".join(chunks))
+        return base.read_reply(self.connections.endpoints, url, response.status_code, response.headers, b"".join(chunks))

@@ -5,7 +5,7 @@ Nothing a server sends is trusted: types, shapes, offsets and finite values are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar
 
@@ -13,10 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.client.task import Reply
+from whimbrel.client.request_bodies import locate_document
+from whimbrel.client.task import Reply, Task
 from whimbrel.outputs.scoring import classes_of
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.batch import offsets_of
+from whimbrel.types.options import as_strings
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
 from whimbrel.wire.raw import Block, read_blocks
 from whimbrel.wire.whole_numbers import decode_json
@@ -62,17 +64,9 @@ def read_outputs(requested: Sequence[str], reply: Reply, count: int) -> Outputs:
         raise ValueError("it has no header 'metadata', as Whimbrel's have")
     metadata = decode_json(_Metadata, reply.headers["metadata"])
     arrays = read_blocks(metadata.arrays, reply.content)
-    outputs = Outputs(
-        dense=_array(arrays, "dense"),
-        sparse=_sparse(arrays),
-        multi_vector=_ragged(arrays, "multi_vector"),
-        scores=_array(arrays, "scores"),
-        token_scores=_ragged(arrays, "token_scores"),
-        muvera=_array(arrays, "muvera"),
-        hidden=_ragged(arrays, "hidden"),
-        token_dense=_ragged(arrays, "token_dense"),
-    )
-    return check_outputs(outputs, requested, count)
+    rows: dict[str, Any] = {name: _array(arrays, name) for name in ("dense", "scores", "muvera")}
+    tokens: dict[str, Any] = {name: _ragged(arrays, name) for name in ("multi_vector", "token_scores", "hidden", "token_dense")}
+    return check_outputs(Outputs(**rows, **tokens, sparse=_sparse(arrays)), requested, count)
 
 
 def check_outputs(outputs: Outputs, requested: Sequence[str], count: int) -> Outputs:
@@ -157,11 +151,25 @@ def join_rankings(parts: list[Ranking]) -> Ranking:
     return Ranking(scores_N, order_N, np.concatenate([np.empty(0, np.int64), *places]))
 
 
-def ranking_of(rows: Sequence[ScoredRow], count: int) -> Ranking:
-    """Return the ranking of `count` documents from rows that are in the server's order."""
-    scores_N, places_N = scores_of(rows, count), np.empty(count, np.int64)
-    places_N[[row.index for row in rows]] = np.arange(count)
-    return Ranking(scores_N, scores_N, places_N)
+def ranking_task(
+    path: str,
+    documents: Any,
+    write: Callable[[Sequence[Any]], bytes],
+    read_rows: Callable[[bytes], Sequence[ScoredRow]],
+    max_items: int | None = None,
+) -> Task[Ranking]:
+    """Return the task that scores documents for a query by another server's API, whose answers are in the server's order."""
+
+    def read(reply: Reply, count: int) -> Ranking:
+        rows, places_N = read_rows(reply.content), np.empty(count, np.int64)
+        scores_N = scores_of(rows, count)
+        places_N[[row.index for row in rows]] = np.arange(count)
+        return Ranking(scores_N, scores_N, places_N)
+
+    texts = as_strings(documents, "documents")
+    return Task(
+        path, texts, write, read, join_rankings, locate=locate_document, is_list=True, may_be_empty=True, max_items=max_items
+    )
 
 
 def scores_of(rows: Sequence[ScoredRow], count: int) -> Float32Array:

@@ -124,6 +124,11 @@ class Task(Generic[R]):
         return error if start == 0 and location is error.location else error.at(replace_fields(location, item=item))
 
 
+def get_task(path: str, read: Callable[[bytes], R]) -> Task[R]:
+    """Return the task that asks for a page."""
+    return Task(path, (), lambda _: b"", lambda reply, _: read(reply.content), lambda parts: parts[0], method="GET")
+
+
 def _size_of(item: Any) -> int:
     """Return the size of an item in characters, or in units of about the same cost."""
     if isinstance(item, str):

@@ -16,20 +16,19 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.cuts import CUTS
-from whimbrel.dialects.common.input_types import prompt_for_task
-from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.activation import class_names
+from whimbrel.dialects.common.bodies import Positive, count, decode, holds, is_packed, schema
+from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
-from whimbrel.dialects.common.rules import MAX_IDS, MAX_INPUTS, Schema, count, holds, only, present, schema
-from whimbrel.dialects.common.texts import Columns, ModelName, parse_texts
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only, present
+from whimbrel.dialects.common.texts import CUTS, Columns, ModelName, parse_texts, prompt_for_task
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
+from whimbrel.types.options import require
 from whimbrel.types.request import DetokenizeRequest, InputType, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.seq import TokenInfo
@@ -37,7 +36,7 @@ from whimbrel.wire.json_base64 import base64_rows, to_json
 
 Cut: TypeAlias = Annotated[
     Literal["NONE", "START", "END"] | None,
-    Meta(description="The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
+    schema("The end at which a text that is too long is cut; `END` by default. `NONE` makes it an error."),
 ]
 _TEXTS: Final = count(MAX_INPUTS, " inputs")
 _NO_IMAGES: Final = "this server takes texts, no images."
@@ -66,8 +65,7 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     texts: Annotated[list[str] | None, _TEXTS.says("At most {most} texts.")] = None
     inputs: Annotated[
-        list[CohereInput] | None,
-        _TEXTS.says("The same as `texts`, each an object with one content, a text."),
+        list[CohereInput] | None, _TEXTS.says("The same as `texts`, each an object with one content, a text.")
     ] = None
     images: Annotated[
         list[str] | None,
@@ -75,26 +73,24 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     input_type: Annotated[
         str | None,
-        Meta(
-            description="What the texts are for: the model's prompt of that name if it has one (vLLM). Else `search_query` is "
-            "a query and `search_document` a document, for models that treat them differently, and `classification` and "
-            "`clustering` say nothing to the model."
+        schema(
+            "What the texts are for: the model's prompt of that name if it has one (vLLM). Else `search_query` is a query and "
+            "`search_document` a document, for models that treat them differently, and `classification` and `clustering` say "
+            "nothing to the model."
         ),
     ] = None
     embedding_types: Annotated[
         list[Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]] | None,
-        Meta(
-            description="The types of numbers, each of which the answer has. Default: `float`. `base64`: the bytes of "
-            "little-endian float32."
+        schema(
+            "The types of numbers, each of which the answer has. Default: `float`. `base64`: the bytes of little-endian "
+            "float32."
         ),
     ] = None
     output_dimension: Columns = None
-    max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None, Meta(description="A limit of tokens per text below the model's maximum.")
-    ] = None
+    max_tokens: Annotated[Positive | None, schema("A limit of tokens per text below the model's maximum.")] = None
     truncate: Cut = None
     priority: Annotated[
-        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, Meta(description="Requests with lower numbers run first.")
+        Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, schema("Requests with lower numbers run first.")
     ] = None
 
 
@@ -151,8 +147,7 @@ class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /v1/detokenize."""
 
     tokens: Annotated[
-        list[Annotated[int, Meta(ge=0, lt=2**31)]],
-        count(MAX_IDS, " token ids", least=0).says("At most {most} token ids."),
+        list[Annotated[int, Meta(ge=0, lt=2**31)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
     model: ModelName = None
 
@@ -214,8 +209,8 @@ class CohereSpans(msgspec.Struct, frozen=True):
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v2/rerank."""
 
-    relevant_spans: Annotated[CohereSpans | None, Meta(description="Rejected if its mode is `enabled`.")] = None
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    relevant_spans: Annotated[CohereSpans | None, schema("Rejected if its mode is `enabled`.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
@@ -230,13 +225,10 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
         ).says("The fields of documents that are ranked; only `text` is accepted."),
     ] = None
     max_chunks_per_doc: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="1 cuts documents that are too long. With any other number they are an error: documents are not run "
-            "in chunks."
-        ),
+        Positive | None,
+        schema("1 cuts documents that are too long. With any other number they are an error: documents are not run in chunks."),
     ] = None
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class CohereRerankResponse(msgspec.Struct):
@@ -359,9 +351,8 @@ def parse_classify(raw: bytes) -> Parsed[CohereClassifyRequest]:
 
 
 def render_classify(body: CohereClassifyRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_NC = result.outputs.scores
-    assert scores_NC is not None
-    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
+    scores_NC = require(result.outputs.scores)
+    labels = class_names(model.card.labels, scores_NC.shape[1])
     is_single = len(labels) == 1 or model.card.output("scores").activation != "sigmoid"
     rows = zip(body.inputs, scores_NC, result.outputs.order, strict=True)
     classes = [_classification(text, labels, scores_C, order_C, is_single) for text, scores_C, order_C in rows]
@@ -391,7 +382,6 @@ def _classification(
 
 
 def parse_rerank(raw: bytes) -> Parsed[CohereRerankRequest]:
-    """Return the body and its Request, by default with truncation. Raises InvalidRequest or TooLarge."""
     body = decode(CohereRerankRequest, raw)
     if body.relevant_spans is not None and body.relevant_spans.mode != "disabled":
         raise InvalidRequest("spans are not given here; leave it out.", param="relevant_spans")
@@ -407,7 +397,7 @@ def parse_rerank_v1(raw: bytes) -> Parsed[CohereRerankRequestV1]:
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel, version: str = "2") -> bytes | Response:
     content: dict[str, Any] = {
         "id": str(uuid4()),
-        "results": rank(body, result, documents=body.return_documents is True),
+        "results": rank(body, result, (lambda text: {"text": text}) if body.return_documents else None),
         "meta": _meta(version, search_units=1),
         "model": model.plan.served_name,
         "usage": usage(result),

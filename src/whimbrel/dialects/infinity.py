@@ -15,30 +15,29 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
+from whimbrel.dialects.common import responses
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
-from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.bodies import count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pair_inputs import text_of
-from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, created, json_answer, new_id, served_names
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
-from whimbrel.dialects.common.rules import MAX_INPUTS, count
+from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
+from whimbrel.types.options import require
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 
-_Raw = Annotated[bool, Meta(description="Return logits, without any activation.")]
+_Raw = Annotated[bool, schema("Return logits, without any activation.")]
 
 
 class InfinityRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /rerank where it has `raw_scores`."""
 
     raw_scores: _Raw = False
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class InfinityRerankResponse(msgspec.Struct):
@@ -65,7 +64,7 @@ class InfinityClassifyResponse(msgspec.Struct):
 
     id: str
     created: int
-    data: Annotated[list[list[Prediction]], Meta(description="The classes of each text, best first.")]
+    data: Annotated[list[list[Prediction]], schema("The classes of each text, best first.")]
     model: str
     usage: Usage
     object: Literal["classify"] = "classify"
@@ -76,12 +75,12 @@ class InfinityModel(msgspec.Struct, kw_only=True):
 
     id: str
     created: int
-    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
+    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
     object: Literal["model"] = "model"
     owned_by: str = "infinity"
     capabilities: list[Literal["embed", "rerank", "classify"]]
     backend: str = "torch"
-    stats: Annotated[dict[str, float], Meta(description="Empty; /metrics has figures.")]
+    stats: Annotated[dict[str, float], schema("Empty; /metrics has figures.")]
 
 
 class InfinityModels(msgspec.Struct):
@@ -103,10 +102,8 @@ def parse_rerank(raw: bytes) -> Parsed[InfinityRerankRequest]:
 
 
 def render_rerank(body: InfinityRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_NC = result.outputs.scores
-    assert scores_NC is not None
-    activated_NC = activate(activation_of(body.raw_scores, model), scores_NC)
-    results = rank(body, result, documents=False)
+    activated_NC = activate(activation_of(body.raw_scores, model), require(result.outputs.scores))
+    results = rank(body, result)
     for each in results:
         number: int = each["index"]
         each["relevance_score"] = activated_NC[number, 0]
@@ -131,13 +128,11 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
 
 
 def render_models(models: Sequence[ServedModel]) -> bytes:
-    listed = [(name, model) for model in models for name in served_names(model.plan)]
-    entries = [
-        InfinityModel(
-            id=name, created=created(), max_model_len=model.plan.max_length, capabilities=_capabilities(model), stats={}
-        )
-        for name, model in listed
-    ]
+    entries: list[InfinityModel] = []
+    for model in models:
+        about: dict[str, Any] = {"max_model_len": model.plan.max_length, "capabilities": _capabilities(model), "stats": {}}
+        names, now = responses.served_names(model.plan), responses.created()
+        entries += [InfinityModel(id=name, created=now, **about) for name in names]
     return msgspec.json.encode(InfinityModels(entries))
 
 
@@ -149,7 +144,7 @@ def _capabilities(model: ServedModel) -> list[Literal["embed", "rerank", "classi
 
 
 def _head(kind: str, model: ServedModel) -> dict[str, Any]:
-    return {"id": new_id("infinity"), "object": kind, "created": created(), "model": model.plan.served_name}
+    return {"id": responses.new_id("infinity"), "object": kind, "created": responses.created(), "model": model.plan.served_name}
 
 
 def _is_litellm(headers: Mapping[bytes, bytes]) -> bool:

@@ -13,18 +13,14 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, render_error, status
-from whimbrel.dialects.common.input_types import SIDES, prompt_for_task
-from whimbrel.dialects.common.number_types import check_bits, quantize
+from whimbrel.dialects.common.bodies import decode, schema
+from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.rerank import RERANK
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
-from whimbrel.dialects.common.texts import text_request
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.texts import SIDES, prompt_for_task, text_request
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Result
@@ -41,27 +37,25 @@ class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
 
     task: Annotated[
         str | None,
-        Meta(
-            description="What the texts are for: the model's prompt (and adapter) of that name if it has one. "
-            "`retrieval.query` and all in `.query` are queries, all in `.passage` documents. Of a model with an adapter per "
-            "task, such as jina-embeddings-v5, the adapter of that name. To others `retrieval`, `text-matching`, "
-            "`classification`, `separation` and `clustering` say nothing."
+        schema(
+            "What the texts are for: the model's prompt (and adapter) of that name if it has one. `retrieval.query` and all in "
+            "`.query` are queries, all in `.passage` documents. Of a model with an adapter per task, such as "
+            "jina-embeddings-v5, the adapter of that name. To others `retrieval`, `text-matching`, `classification`, "
+            "`separation` and `clustering` say nothing."
         ),
     ] = None
     embedding_type: Annotated[
         JinaType | list[JinaType] | None,
-        Meta(
-            description="`float` by default. `int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, "
-            "`binary`: bits, eight to a byte, and that - 128. `base64`: the bytes of little-endian float32. Of a list of "
-            "several, each `embedding` is an object with each."
+        schema(
+            "`float` by default. `int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, `binary`: "
+            "bits, eight to a byte, and that - 128. `base64`: the bytes of little-endian float32. Of a list of several, each "
+            "`embedding` is an object with each."
         ),
     ] = None
-    encoding_type: Annotated[JinaType | None, Meta(description="The same as `embedding_type` (LlamaIndex).")] = None
-    normalized: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
-    ] = None
+    encoding_type: Annotated[JinaType | None, schema("The same as `embedding_type` (LlamaIndex).")] = None
+    normalized: Annotated[bool | None, schema("Divide vectors by their Euclidean norm. Default: as the model does.")] = None
     return_multivector: Annotated[
-        bool | None, Meta(description="Return a vector for each token, under `embeddings`. Default: false.")
+        bool | None, schema("Return a vector for each token, under `embeddings`. Default: false.")
     ] = None
 
 
@@ -72,7 +66,7 @@ class JinaEmbedding(msgspec.Struct):
     embedding: list[float] | str | dict[str, list[float] | str] | None = None
     embeddings: Annotated[
         list[list[float] | str] | dict[str, list[list[float] | str]] | None,
-        Meta(description="The token vectors, in place of `embedding`."),
+        schema("The token vectors, in place of `embedding`."),
     ] = None
     object: Literal["embedding", "embeddings"] = "embedding"
 
@@ -89,13 +83,10 @@ class JinaEmbeddingsResponse(msgspec.Struct):
 def parse_embeddings(raw: bytes, default: OutputName = "dense") -> Parsed[JinaEmbeddingsRequest]:
     body = decode(JinaEmbeddingsRequest, raw)
     output: OutputName = "multi_vector" if body.return_multivector else default
-    body = replace(
-        body,
-        input_type=body.input_type
-        or SIDES.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document"),
-        normalize=body.normalize if body.normalized is None else body.normalized,
-        truncate=False if body.truncate is None else body.truncate,
-    )
+    side = SIDES.get((body.task or "").rpartition(".")[2], None if default == "dense" else "document")
+    normalize = body.normalize if body.normalized is None else body.normalized
+    truncate = False if body.truncate is None else body.truncate
+    body = replace(body, input_type=body.input_type or side, normalize=normalize, truncate=truncate)
     request_without_task = text_request(body, (output,), input_type=body.input_type)
 
     def request(model: ServedModel) -> Request:
@@ -106,7 +97,6 @@ def parse_embeddings(raw: bytes, default: OutputName = "dense") -> Parsed[JinaEm
 
 
 def parse_multi_vector(raw: bytes) -> Parsed[JinaEmbeddingsRequest]:
-    """Return the body of /v1/multi-vector, and the function from a model to its Request; by default texts are documents."""
     return parse_embeddings(raw, "multi_vector")
 
 
@@ -123,9 +113,8 @@ def _for_task(task: str, request: Request, model: ServedModel) -> Request:
         names = ", ".join(dict.fromkeys((*card.prompts, "retrieval.query", "retrieval.passage", *tasks)))
         raise InvalidRequest(f"{task[:40]!r} is no prompt of this model, and no task; it takes: {names}.", param="task")
     if request.adapter is not None and purpose.setdefault("adapter", request.adapter) != request.adapter:
-        raise InvalidRequest(
-            f"is {request.adapter!r}, and task names {purpose['adapter']!r}; give one of them.", param="adapter"
-        )
+        message = f"is {request.adapter!r}, and task names {purpose['adapter']!r}; give one of them."
+        raise InvalidRequest(message, param="adapter")
     if request.prompt is not None or request.prompt_name is not None:
         purpose = {key: value for key, value in purpose.items() if key == "adapter"}
     return dataclasses.replace(request, **purpose)
@@ -134,34 +123,26 @@ def _for_task(task: str, request: Request, model: ServedModel) -> Request:
 def render_embeddings(body: JinaEmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
     texts_N, kinds = result.outputs.multi_vector, _kinds(body)
     name = "embedding" if texts_N is None else "embeddings"
-    columns: dict[str, Any] = {
-        kind: _vectors(quantize(result.dense, kind), kind)
-        if texts_N is None
-        else [_token_vectors(quantize(rows_TD, kind), kind) for rows_TD in texts_N]
-        for kind in kinds
-    }
+    columns = {kind: _columns(result, kind) for kind in kinds}
     values = columns[kinds[0]]
     if len(kinds) > 1:
         values = [dict(zip(kinds, each, strict=True)) for each in zip(*columns.values(), strict=True)]
-    content = {
-        "object": "list",
-        "data": [{"object": name, "index": index, name: value} for index, value in enumerate(values)],
-        "model": model.plan.served_name,
-        "usage": usage(result),
-    }  # fmt: skip
+    data = [{"object": name, "index": index, name: value} for index, value in enumerate(values)]
+    content = {"object": "list", "data": data, "model": model.plan.served_name, "usage": usage(result)}
     return json_answer(content, result, as_text=texts_N is None and kinds == ("base64",), times=len(kinds))
 
 
-def _vectors(vectors_ND: EncodedArray, kind: str) -> Any:
-    return base64_rows(vectors_ND) if kind == "base64" else number_rows(vectors_ND)
-
-
-def _token_vectors(rows_TD: EncodedArray, kind: str) -> Any:
-    return LazyList(_base64(rows_TD)) if kind == "base64" else rows_TD
+def _columns(result: Result, kind: str) -> Any:
+    """Return the vector of each text, or its token vectors, whose base64 is made when they are printed."""
+    if result.outputs.multi_vector is None:
+        vectors_ND = quantize(result.dense, kind)
+        return base64_rows(vectors_ND) if kind == "base64" else number_rows(vectors_ND)
+    texts = [quantize(rows_TD, kind) for rows_TD in result.outputs.multi_vector]
+    return [LazyList(_base64(rows_TD)) for rows_TD in texts] if kind == "base64" else texts
 
 
 def _base64(rows_TD: EncodedArray) -> Iterator[str]:
-    yield from to_base64(rows_TD)  # not before they are printed
+    yield from to_base64(rows_TD)
 
 
 _TERMS: Final = ErrorTerms({"outputs": "model"}, {"truncate": "truncate=true"})

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import decode, schema
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.rerank import RERANK
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
@@ -31,13 +31,13 @@ _INT16: Final = 32760
 class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /embedding."""
 
-    content: Annotated[TokenInputs | None, Meta(description="A text, texts, token ids, or lists of token ids.")] = None
-    input: Annotated[TokenInputs | None, Meta(description="The same as `content`.")] = None
+    content: Annotated[TokenInputs | None, schema("A text, texts, token ids, or lists of token ids.")] = None
+    input: Annotated[TokenInputs | None, schema("The same as `content`.")] = None
     model: ModelName = None
     embd_normalize: Annotated[
         Annotated[int, Meta(ge=-1, lt=2**31)] | None,
-        Meta(
-            description="The norm that vectors are divided by: 2 (default) the Euclidean, 1 the sum of absolute values, N the "
+        schema(
+            "The norm that vectors are divided by: 2 (default) the Euclidean, 1 the sum of absolute values, N the "
             f"p-norm of that N; 0 scales the largest absolute value to {_INT16:,}; -1 leaves them."
         ),
     ] = None

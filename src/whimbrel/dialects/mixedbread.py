@@ -8,18 +8,14 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Positive, count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pair_inputs import Text
-from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, Text, rank, request_of
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route, ready
-from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, count
 from whimbrel.dialects.common.texts import Instruction, ModelName
-from whimbrel.dialects.common.usage import Usage, usage
-from whimbrel.errors import InvalidRequest, Location, locate_pairs
+from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.result import Result
 
@@ -32,8 +28,8 @@ class MixedbreadRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     query: Annotated[str, NOT_EMPTY.says()]
     input: Annotated[list[str], LONGEST, _TEXTS.says("At most {most} texts.")]
     model: ModelName = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
-    return_input: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    top_k: Annotated[Positive | None, schema("Return only the N best. Default: all.")] = None
+    return_input: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
     instruction: Instruction = None
 
 
@@ -75,27 +71,21 @@ def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedMo
             "input": body.input[each["index"]] if body.return_input else None,
             "object": "rank_result",
         }
-        for each in rank(_pairs(body), result, documents=False)
+        for each in rank(_pairs(body), result)
     ]
     options = {"top_k": len(data), "return_input": bool(body.return_input), "object": "list"}
     return json_answer({"data": data, "model": model.plan.served_name, "usage": usage(result)} | options, result)
 
 
 _locate_pair: Final = locate_pairs("query", "input", single=(True, False))
-
-
-def _locate(location: Location) -> Location:
-    return location if location.part is None else _locate_pair(location)
-
-
 ROUTES: Final = tuple(
     Route(
         path, "Texts ranked by a query: a body with `input` (Mixedbread).",
         parse_rerank, render_rerank, response_type=MixedbreadRerankResponse,
         made_for="ranking", example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
         render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
-        terms=RERANK_TERMS.extended({"input": _locate, "documents": "input"}), media_types=(JSON, *MESSAGE_PACK),
-        discriminators=frozenset({"input"}),
+        terms=RERANK_TERMS.extended({"input": lambda at: at if at.part is None else _locate_pair(at), "documents": "input"}),
+        media_types=(JSON, *MESSAGE_PACK), discriminators=frozenset({"input"}),
     )
     for path in ("/v1/reranking", "/reranking")
 )  # fmt: skip

@@ -6,42 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial
 from itertools import pairwise
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.cuts import Truncation
+from whimbrel.dialects.common import responses, texts
+from whimbrel.dialects.common.bodies import Positive, decode, schema, text_inputs
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
-from whimbrel.dialects.common.responses import (
-    SENT_OUTPUTS,
-    EncodingFormat,
-    Response,
-    ServedModel,
-    binary_answer,
-    encoded_outputs,
-    json_answer,
-)
+from whimbrel.dialects.common.responses import SENT_OUTPUTS, EncodingFormat, Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
-from whimbrel.dialects.common.rules import (
-    ID_LISTS,
-    IDS,
-    TEXT,
-    TEXT_PAIRS,
-    TEXTS,
-    Schema,
-    absent,
-    any_of,
-    never,
-    present,
-    schema,
-    text_inputs,
-)
-from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, parse_texts, text_request
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, Schema, absent, any_of, never, present
+from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, Truncation
 from whimbrel.errors import TooLarge
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -50,10 +28,11 @@ from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters, TokenPooling, read_muvera, read_token_pooling
 from whimbrel.types.options import MAX_LABELS, MAX_PAIRS, ScoreOptions
 from whimbrel.types.request import OutputName
-from whimbrel.types.result import Classes, Ragged, Result, Sparse
+from whimbrel.types.result import Classes, Entity, Ragged, Result, Sparse
 from whimbrel.wire.dtypes import ByteOrder, EncodedArray
 from whimbrel.wire.json_base64 import Base64, base64_rows, to_json
 
+T = TypeVar("T")
 EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary"]
 
 
@@ -69,33 +48,31 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ]
     outputs: Annotated[
         OutputName | list[OutputName] | None,
-        Meta(
-            description="One output or a list of them, all from one pass. Default: the outputs that the model is made for. "
-            "/info lists them all."
+        schema(
+            "One output or a list of them, all from one pass. Default: the outputs that the model is made for. /info lists "
+            "them all."
         ),
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
-        Meta(
-            description="`float` (default): JSON numbers. `base64`: JSON with the bytes of arrays (ids: int32). `bytes`: all "
-            "arrays one after another, and a header `metadata` that says in JSON what is where. `bytes_only`: one array "
-            "without the header. `npy`: one array as a file for numpy. `arrow`: a stream for Arrow, a column for each output. "
-            "By default what `Accept` asks for."
+        schema(
+            "`float` (default): JSON numbers. `base64`: JSON with the bytes of arrays (ids: int32). `bytes`: all arrays one "
+            "after another, and a header `metadata` that says in JSON what is where. `bytes_only`: one array without the "
+            "header. `npy`: one array as a file for numpy. `arrow`: a stream for Arrow, a column for each output. By default "
+            "what `Accept` asks for."
         ),
     ] = None
     embed_dtype: Annotated[
         EmbedType | None,
-        Meta(
-            description="How numbers travel, float32 by default. Vectors also as `int8` (127ths of the largest entry), `uint8` "
-            "(that + 128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
+        schema(
+            "How numbers travel, float32 by default. Vectors also as `int8` (127ths of the largest entry), `uint8` (that + "
+            "128), `ubinary` (packed bits: greater than 0) or `binary` (that - 128); others are then float32."
         ),
     ] = None
-    endianness: Annotated[
-        ByteOrder | None, Meta(description="The byte order of binary and base64 numbers. Default: `little`.")
-    ] = None
+    endianness: Annotated[ByteOrder | None, schema("The byte order of binary and base64 numbers. Default: `little`.")] = None
     input_type: TextUse = None
     instruction: Instruction = None
-    activate: Annotated[bool | None, Meta(description="Apply the activation to scores. Default: as the model does.")] = None
+    activate: Annotated[bool | None, schema("Apply the activation to scores. Default: as the model does.")] = None
     max_active_dims: Annotated[int | None, schema("Keep the N largest entries of each sparse vector.", minimum=1)] = None
     token_pooling: Annotated[
         float | TokenPooling | None,
@@ -107,16 +84,15 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
     muvera: Annotated[
         bool | MuveraParameters | None,
-        Meta(
-            description="`true` or parameters: encode the token vectors of each text as one vector (MUVERA), to be compared "
-            "by dot product. Needs `input_type`."
+        schema(
+            "`true` or parameters: encode the token vectors of each text as one vector (MUVERA), to be compared by dot "
+            "product. Needs `input_type`."
         ),
     ] = None
     max_tokens: Annotated[
-        Annotated[int, Meta(ge=1)] | None,
-        Meta(
-            description="A limit of tokens per text below the model's maximum; for late-interaction models it replaces the "
-            "default limit."
+        Positive | None,
+        schema(
+            "A limit of tokens per text below the model's maximum; for late-interaction models it replaces the default limit."
         ),
     ] = None
 
@@ -124,40 +100,35 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
 class Entries(msgspec.Struct):
     """Entries of the vocabulary and their weights, by ascending id."""
 
-    ids: Annotated[list[int] | str, Meta(description="JSON numbers, or base64 of little-endian int32.")]
-    weights: Annotated[list[float] | str, Meta(description="JSON numbers, or base64.")]
+    ids: Annotated[list[int] | str, schema("JSON numbers, or base64 of little-endian int32.")]
+    weights: Annotated[list[float] | str, schema("JSON numbers, or base64.")]
 
 
 class Matrix(msgspec.Struct):
     """Rows of equal width as bytes."""
 
     shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
-    data: Annotated[str, Meta(description="base64 of the rows, one after another.")]
+    data: Annotated[str, schema("base64 of the rows, one after another.")]
 
 
 class EmbedOutputs(msgspec.Struct):
     """The outputs that were asked for, each in the order of the inputs; the others are null."""
 
-    dense: Annotated[list[list[float] | str] | None, Meta(description="A vector for each input.")] = None
-    sparse: Annotated[list[Entries] | None, Meta(description="Weights of vocabulary entries for each input.")] = None
+    dense: Annotated[list[list[float] | str] | None, schema("A vector for each input.")] = None
+    sparse: Annotated[list[Entries] | None, schema("Weights of vocabulary entries for each input.")] = None
     multi_vector: Annotated[
-        list[list[list[float]] | Matrix] | None,
-        Meta(description="For each input a vector for each token that takes part in scoring."),
+        list[list[list[float]] | Matrix] | None, schema("For each input a vector for each token that takes part in scoring.")
     ] = None
-    scores: Annotated[list[list[float] | str] | None, Meta(description="For each input a score for each class.")] = None
-    token_scores: Annotated[
-        list[list[list[float]] | Matrix] | None, Meta(description="For each input the scores of each token.")
-    ] = None
-    muvera: Annotated[
-        list[list[float] | str] | None, Meta(description="For each input a vector in place of its token vectors.")
-    ] = None
+    scores: Annotated[list[list[float] | str] | None, schema("For each input a score for each class.")] = None
+    token_scores: Annotated[list[list[list[float]] | Matrix] | None, schema("For each input the scores of each token.")] = None
+    muvera: Annotated[list[list[float] | str] | None, schema("For each input a vector in place of its token vectors.")] = None
     hidden: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="For models with dense vectors: the last hidden state of every token of each input."),
+        schema("For models with dense vectors: the last hidden state of every token of each input."),
     ] = None
     token_dense: Annotated[
         list[list[list[float]] | Matrix] | None,
-        Meta(description="`hidden` after the layers that dense vectors go through, and normalised where those are."),
+        schema("`hidden` after the layers that dense vectors go through, and normalised where those are."),
     ] = None
 
 
@@ -174,7 +145,7 @@ def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRe
     if body.encoding_format is None:
         body = msgspec.structs.replace(body, encoding_format=default)
     outputs = (body.outputs,) if isinstance(body.outputs, str) else tuple(body.outputs or ())
-    request = text_request(
+    request = texts.text_request(
         body,
         outputs,
         input_type=body.input_type,
@@ -189,19 +160,13 @@ def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRe
 
 
 def render_embed(body: EmbedRequest, result: Result, model: ServedModel) -> bytes | Response:
-    arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
+    arrays = responses.encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "little")
     if body.encoding_format in ("bytes", "bytes_only", "npy", "arrow"):
-        return binary_answer(body.encoding_format, arrays, result, model)
+        return responses.binary_answer(body.encoding_format, arrays, result, model)
     as_text = body.encoding_format == "base64"
-    content = {
-        "outputs": {
-            name: _column(name, output, arrays, as_text)
-            for name in SENT_OUTPUTS
-            if (output := getattr(result.outputs, name)) is not None
-        },
-        "model": model.plan.served_name,
-        "usage": usage(result),
-    }  # fmt: skip
+    outputs = {name: output for name in SENT_OUTPUTS if (output := getattr(result.outputs, name)) is not None}
+    columns = {name: _column(name, output, arrays, as_text) for name, output in outputs.items()}
+    content = {"outputs": columns, "model": model.plan.served_name, "usage": usage(result)}
     return json_answer(content, result, as_text=as_text)
 
 
@@ -232,14 +197,13 @@ class ClassFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     model: ModelName = None
     adapter: AdapterName = None
     activate: Annotated[
-        bool | None, Meta(description="Apply the activation to scores; `false` gives logits. Default: as the model does.")
+        bool | None, schema("Apply the activation to scores; `false` gives logits. Default: as the model does.")
     ] = None
-    prompt: Annotated[
-        str | None, Meta(description="The name of one of the model's prompts, or text with a space or a colon in it.")
-    ] = None
+    prompt: Annotated[str | None, schema("The name of one of the model's prompts, or text with a space or a colon in it.")] = (
+        None
+    )
     truncate: Annotated[
-        Truncation,
-        Meta(description="The end at which a text that is too long is cut. `false` or `never` makes it an error."),
+        Truncation, schema("The end at which a text that is too long is cut. `false` or `never` makes it an error.")
     ] = None
 
 
@@ -278,26 +242,24 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
         ),
     ] = None
     multi_label: Annotated[
-        bool | None, Meta(description="Judge each label alone, so that several may be true. Default: the scores sum to 1.")
+        bool | None, schema("Judge each label alone, so that several may be true. Default: the scores sum to 1.")
     ] = None
     return_order: Annotated[
         bool | None,
-        Meta(
-            description="Report the order of the classes of each text, also of those whose scores are equal, as with `labels`."
-        ),
+        schema("Report the order of the classes of each text, also of those whose scores are equal, as with `labels`."),
     ] = None
 
 
 class ClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/classify."""
 
-    labels: Annotated[list[str], Meta(description="The names of the classes: the model's, or those of the request.")]
-    scores: Annotated[list[list[float]], Meta(description="For each input a score for each class.")]
+    labels: Annotated[list[str], schema("The names of the classes: the model's, or those of the request.")]
+    scores: Annotated[list[list[float]], schema("For each input a score for each class.")]
     model: str
     usage: Usage
     order: Annotated[
         list[list[int]] | None,
-        Meta(description="To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
+        schema("To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
     ] = None
 
 
@@ -313,15 +275,14 @@ class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknow
     input: Annotated[str | list[str], text_inputs(TEXT, TEXTS).says("A text, or a list of at most {most} texts.")]
     aggregation: Annotated[
         Literal["none", "simple", "first", "average", "max"],
-        Meta(description="How token labels are grouped into entities, as in transformers."),
+        schema("How token labels are grouped into entities, as in transformers."),
     ] = "simple"
     labels: Annotated[
         list[str] | None,
         _labels(f"Find entities of these labels instead of the model's classes. {_MOST_LABELS} For GLiNER models."),
     ] = None
     threshold: Annotated[
-        float | None,
-        schema("The score that entities of `labels` exceed. Default: 0.5.", minimum=0, maximum=1),
+        float | None, schema("The score that entities of `labels` exceed. Default: 0.5.", minimum=0, maximum=1)
     ] = None
 
 
@@ -338,7 +299,7 @@ class FoundEntity(msgspec.Struct):
 class TokenClassifyResponse(msgspec.Struct):
     """Answer of POST /v1/token_classify."""
 
-    entities: Annotated[list[list[FoundEntity]], Meta(description="The entities of each input.")]
+    entities: Annotated[list[list[FoundEntity]], schema("The entities of each input.")]
     model: str
     usage: Usage
 
@@ -354,28 +315,22 @@ def parse_token_classify(raw: bytes) -> Parsed[TokenClassifyRequest]:
 
 
 def _classify(body: ClassifyRequest, model: ServedModel) -> Operation[Classes]:
-    texts, labels = parse_texts(body.input), body.labels
-    template, multi_label = body.hypothesis_template, bool(body.multi_label)
-    operation = scoring.classify(
-        model.card, texts, labels, hypothesis_template=template, multi_label=multi_label, **_options(body)
-    )
-    _check_pairs(len(texts), labels)
-    return operation
+    options: Any = {"hypothesis_template": body.hypothesis_template, "multi_label": bool(body.multi_label), **_options(body)}
+    return _limited(scoring.classify(model.card, texts.parse_texts(body.input), body.labels, **options), body.labels)
 
 
-def _check_pairs(num_texts: int, labels: list[str] | None) -> None:
+def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[list[list[Entity]]]:
+    options: Any = {"labels": body.labels, "threshold": body.threshold, **_options(body)}
+    return _limited(scoring.token_classify(model.card, texts.parse_texts(body.input), body.aggregation, **options), body.labels)
+
+
+def _limited(operation: Operation[T], labels: list[str] | None) -> Operation[T]:
+    """Return the operation. Raises TooLarge for too many pairs of a text and a label."""
+    num_texts = len(operation.request.texts)
     if labels is not None and (count := num_texts * len(labels)) > MAX_PAIRS:
         most = f"Send at most {MAX_PAIRS // len(labels):,} of the texts at once."
         counts = f"{num_texts:,} texts with {len(labels):,} labels are {count:,} pairs"
         raise TooLarge(f"{counts}; the limit is {MAX_PAIRS:,}. {most}", param="input")
-
-
-def _token_classify(body: TokenClassifyRequest, model: ServedModel) -> Operation[Any]:
-    texts, labels, threshold = parse_texts(body.input), body.labels, body.threshold
-    operation = scoring.token_classify(
-        model.card, texts, body.aggregation, labels=labels, threshold=threshold, **_options(body)
-    )
-    _check_pairs(len(texts), labels)
     return operation
 
 

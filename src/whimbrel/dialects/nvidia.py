@@ -6,22 +6,17 @@ are ignored. Source: NVIDIA NIM for text reranking 1.10, API reference; langchai
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.cuts import CUTS
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pairs import RERANK_TERMS, pair_scores
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.pairs import RERANK_TERMS, best_pairs
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route
-from whimbrel.dialects.common.rules import LONGEST, NOT_EMPTY, check, count
-from whimbrel.dialects.common.texts import ModelName
-from whimbrel.dialects.common.usage import Usage, usage
+from whimbrel.dialects.common.texts import CUTS, ModelName
 from whimbrel.errors import Location, locate_pairs
-from whimbrel.outputs.scoring import descending
 from whimbrel.types.options import MAX_PAIRS
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
@@ -51,7 +46,7 @@ class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
     truncate: Annotated[
         Literal["NONE", "END"] | None,
-        Meta(description="`END` cuts texts that are too long; `NONE` makes them an error. Default: `NONE`."),
+        schema("`END` cuts texts that are too long; `NONE` makes them an error. Default: `NONE`."),
     ] = None
 
 
@@ -82,9 +77,7 @@ def parse_ranking(raw: bytes) -> Parsed[RankingRequest]:
 
 
 def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_P = pair_scores(result)
-    order = descending(result.outputs.order[:, 0])
-    rankings: list[dict[str, Any]] = [{"index": i, "logit": score} for i, score in zip(order, scores_P[order], strict=True)]
+    rankings = [{"index": index, "logit": score} for index, score in best_pairs(result)]
     return json_answer({"rankings": rankings, "usage": usage(result)}, result)
 
 

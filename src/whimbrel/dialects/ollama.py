@@ -12,12 +12,11 @@ from hashlib import sha256
 from typing import Annotated, Any, Final
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import count, decode, holds, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
-from whimbrel.dialects.common.rules import MAX_INPUTS, count, holds, schema
+from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
@@ -35,7 +34,7 @@ _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8"
 class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
     """The fields of both routes that encode texts."""
 
-    model: Annotated[str | None, Meta(description="The served model's name, with or without `:latest`.")] = None
+    model: Annotated[str | None, schema("The served model's name, with or without `:latest`.")] = None
     options: Annotated[
         dict[str, Any] | None,
         schema(
@@ -43,7 +42,7 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
             properties={"num_ctx": {"type": ["integer", "null"], "minimum": 0}} | dict.fromkeys(_CHANGES_NUMBERS, False),
         ),
     ] = None
-    keep_alive: Annotated[float | str | None, Meta(description="Accepted and ignored: models stay loaded.")] = None
+    keep_alive: Annotated[float | str | None, schema("Accepted and ignored: models stay loaded.")] = None
 
 
 class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
@@ -56,8 +55,7 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
         ),
     ] = None
     truncate: Annotated[
-        bool | None,
-        Meta(description="Cut the end of texts that are too long; `false` makes them an error. Default: true."),
+        bool | None, schema("Cut the end of texts that are too long; `false` makes them an error. Default: true.")
     ] = None
     dimensions: Annotated[
         int | None,
@@ -71,7 +69,7 @@ class OllamaEmbedResponse(msgspec.Struct):
     """Answer of POST /api/embed; durations in nanoseconds."""
 
     model: str
-    embeddings: Annotated[list[list[float]], Meta(description="Vectors of norm 1, whatever the model's default.")]
+    embeddings: Annotated[list[list[float]], schema("Vectors of norm 1, whatever the model's default.")]
     total_duration: int
     load_duration: int
     prompt_eval_count: int
@@ -80,26 +78,26 @@ class OllamaEmbedResponse(msgspec.Struct):
 class OllamaEmbeddingsRequest(OllamaFields, frozen=True, kw_only=True):
     """Body of POST /api/embeddings."""
 
-    prompt: Annotated[str | None, Meta(description="A text. Without it, or for an empty text, there is no vector.")] = None
+    prompt: Annotated[str | None, schema("A text. Without it, or for an empty text, there is no vector.")] = None
 
 
 class OllamaEmbeddingsResponse(msgspec.Struct):
     """Answer of POST /api/embeddings."""
 
-    embedding: Annotated[list[float], Meta(description="The pooled vector, not normalised.")]
+    embedding: Annotated[list[float], schema("The pooled vector, not normalised.")]
 
 
 class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /api/show."""
 
     model: str | None = None
-    name: Annotated[str | None, Meta(description="The same as `model`.")] = None
+    name: Annotated[str | None, schema("The same as `model`.")] = None
 
 
 class PullRequest(ShowRequest, frozen=True, kw_only=True):
     """Body of POST /api/pull."""
 
-    stream: Annotated[bool | None, Meta(description="Answer in two lines of JSON. Default: true.")] = None
+    stream: Annotated[bool | None, schema("Answer in two lines of JSON. Default: true.")] = None
 
 
 class PullResponse(msgspec.Struct):
@@ -242,11 +240,8 @@ def render_tags(models: Sequence[ServedModel]) -> bytes:
 
 def render_running(models: Sequence[ServedModel]) -> bytes:
     """Return the models that are loaded: all that are served."""
-    return msgspec.json.encode(
-        ProcessResponse(
-            [RunningModel(**each, context_length=model.plan.max_length) for model in models for each in _listed(model)]
-        )
-    )
+    limits = [(model.plan.max_length, each) for model in models for each in _listed(model)]
+    return msgspec.json.encode(ProcessResponse([RunningModel(**each, context_length=limit) for limit, each in limits]))
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:

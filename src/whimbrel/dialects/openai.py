@@ -9,44 +9,22 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.cuts import CUTS
-from whimbrel.dialects.common.input_types import side_of
+from whimbrel.dialects.common import responses, vllm_fields
+from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
 from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
-from whimbrel.dialects.common.responses import (
-    METADATA,
-    OCTETS,
-    EncodingFormat,
-    Response,
-    ServedModel,
-    binary_answer,
-    created,
-    encoded_outputs,
-    header,
-    json_answer,
-    new_id,
-    row_blocks,
-    served_names,
-)
+from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, VLLMUsage, json_answer, usage, vllm_usage
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
-from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, schema, text_inputs
-from whimbrel.dialects.common.texts import TextObject
-from whimbrel.dialects.common.usage import VLLMUsage, usage, vllm_usage
-from whimbrel.dialects.common.vllm_fields import (
-    VLLMTextFields,
-    parse_normalize,
-    reject_unsupported,
-    response_head,
-    vllm_text_request,
-)
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
+from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
+from whimbrel.dialects.common.vllm_fields import VLLMTextFields
 from whimbrel.errors import InvalidRequest, TooLarge
+from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result
 from whimbrel.wire.dtypes import EncodedArray
@@ -70,9 +48,9 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
-        Meta(description="Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
+        schema("Whether texts are queries or documents, for models that treat them differently (Voyage, NIM)."),
     ] = None
-    modality: Annotated[Literal["text"] | None, Meta(description="The kind of the inputs (Infinity).")] = None
+    modality: Annotated[Literal["text"] | None, schema("The kind of the inputs (Infinity).")] = None
     dimensions: Annotated[
         int | None,
         schema(
@@ -82,24 +60,24 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
     truncate: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride] - `parse_request` replaces the further words
         bool | Literal["right", "left", "never", "END", "START", "NONE"] | None,
-        Meta(
-            description="The end at which a text that is too long is cut. `false`, `never` or `NONE` makes it an error. The "
-            "words in capitals are NVIDIA's."
+        schema(
+            "The end at which a text that is too long is cut. `false`, `never` or `NONE` makes it an error. The words in "
+            "capitals are NVIDIA's."
         ),
     ] = None
     late_chunking_params: Annotated[
         LateChunkingParams | None,
-        Meta(
-            description="Give a vector for every so many tokens of a text, in place of one: their mean, after the whole text "
-            "has run in one pass. Special tokens count. For models with mean pooling (vLLM)."
+        schema(
+            "Give a vector for every so many tokens of a text, in place of one: their mean, after the whole text has run in "
+            "one pass. Special tokens count. For models with mean pooling (vLLM)."
         ),
     ] = None
     encoding_format: Annotated[
         EncodingFormat | None,
-        Meta(
-            description="`float` (default): JSON numbers. `base64`: JSON with each vector's bytes. `bytes`: the bytes of all "
-            "vectors, and a header `metadata` that says in JSON where each begins and ends. `bytes_only`: the same without "
-            "the header. `npy`, `arrow`: a file for numpy, a stream for Arrow. By default what `Accept` asks for."
+        schema(
+            "`float` (default): JSON numbers. `base64`: JSON with each vector's bytes. `bytes`: the bytes of all vectors, and "
+            "a header `metadata` that says in JSON where each begins and ends. `bytes_only`: the same without the header. "
+            "`npy`, `arrow`: a file for numpy, a stream for Arrow. By default what `Accept` asks for."
         ),
     ] = None
 
@@ -110,9 +88,9 @@ class Embedding(msgspec.Struct):
     index: int
     embedding: Annotated[
         list[float | list[float]] | str,
-        Meta(
-            description="JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or "
-            "of a model with a vector for each token, which in base64 are one string of all rows."
+        schema(
+            "JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or of a model "
+            "with a vector for each token, which in base64 are one string of all rows."
         ),
     ]
     object: Literal["embedding"] = "embedding"
@@ -130,16 +108,6 @@ class EmbeddingsResponse(msgspec.Struct):
     object: Literal["list"] = "list"
 
 
-class Model(msgspec.Struct):
-    """One model of GET /v1/models."""
-
-    id: str
-    created: int
-    max_model_len: Annotated[int, Meta(description="The maximum of tokens per text.")]
-    object: Literal["model"] = "model"
-    owned_by: str = "whimbrel"
-
-
 class ModelCapabilities(msgspec.Struct):
     """The kinds of requests that a model takes, among those that Mistral's clients know."""
 
@@ -151,12 +119,17 @@ class ModelCapabilities(msgspec.Struct):
     vision: Literal[False] = False
 
 
-class NamedModel(Model, kw_only=True):
+class NamedModel(msgspec.Struct, kw_only=True):
     """One model of GET /v1/models, with what Mistral's clients read."""
 
+    id: str
+    created: int
+    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
+    object: Literal["model"] = "model"
+    owned_by: str = "whimbrel"
     type: Literal["base"] = "base"
-    max_context_length: Annotated[int, Meta(description="The same as `max_model_len` (Mistral).")]
-    aliases: Annotated[list[str], Meta(description="All other names of the model.")]
+    max_context_length: Annotated[int, schema("The same as `max_model_len` (Mistral).")]
+    aliases: Annotated[list[str], schema("All other names of the model.")]
     capabilities: ModelCapabilities
 
 
@@ -168,16 +141,16 @@ class ModelsResponse(msgspec.Struct):
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbeddingsRequest]:
-    reject_unsupported(raw, ("padding",))
+    vllm_fields.reject_unsupported(raw, ("padding",))
     body = decode(EmbeddingsRequest, raw)
     if body.encoding_format is None:
         body = replace(body, encoding_format=default)
     if body.dimensions == 0 or body.truncate in CUTS:
         body = replace(body, dimensions=body.dimensions or None, truncate=CUTS.get(body.truncate, body.truncate))
-    normalize = parse_normalize(body)
+    normalize = vllm_fields.parse_normalize(body)
     if body.late_chunking_params is not None:
-        return ready(body, _chunked_request(body, normalize))
-    request = vllm_text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
+        return ready(body, _chunked_request(body, body.late_chunking_params.chunk_size, normalize))
+    request = vllm_fields.text_request(body, ("dense",), cuts=True, normalize=normalize, input_type=body.input_type)
     if body.encoding_format == "bytes" and len(request.texts) > _MAX_BLOCKS:
         raise TooLarge(
             f"{len(request.texts):,} inputs; the limit with encoding_format bytes is {_MAX_BLOCKS}, for a header says "
@@ -193,14 +166,13 @@ def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[Embed
     return Parsed(body, of_model)
 
 
-def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request:
-    assert body.late_chunking_params is not None
+def _chunked_request(body: EmbeddingsRequest, size: int, normalize: bool | None) -> Request:
     if body.encoding_format != "float":
         raise InvalidRequest("the vectors of chunks are given as float alone.", param="encoding_format")
     if body.truncate not in (None, False, "never") or body.truncate_prompt_tokens is not None:
         raise InvalidRequest("a text with late_chunking_params is not cut.", param="truncate_prompt_tokens")
-    chunk_tokens, side = body.late_chunking_params.chunk_size, body.input_type
-    request = vllm_text_request(body, ("dense",), cuts=False, normalize=normalize, input_type=side, chunk_tokens=chunk_tokens)
+    options = {"normalize": normalize, "input_type": body.input_type, "chunk_tokens": size}
+    request = vllm_fields.text_request(body, ("dense",), cuts=False, **options)
     for index, text in enumerate(request.texts):
         if isinstance(text, str) and not text:
             raise InvalidRequest("is empty, and has no chunks.", item=index)
@@ -208,54 +180,43 @@ def _chunked_request(body: EmbeddingsRequest, normalize: bool | None) -> Request
 
 
 def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel) -> bytes | Response:
+    """Return the vectors of texts or of their tokens. In base64 those of a text are one string, row after row, as with vLLM."""
+    about, tokens = _about(body, result, model), result.outputs.multi_vector
     if (size := body.late_chunking_params) is not None:
-        return json_answer({**_about(body, result, model), "data": chunk_embeddings(result, size.chunk_size)}, result)
-    if result.outputs.multi_vector is not None:
-        return _render_tokens(body, result, result.outputs.multi_vector, model)
+        return json_answer(about | {"data": chunk_embeddings(result, size.chunk_size)}, result)
     if body.encoding_format in (None, "float"):
-        data = [{"object": "embedding", "index": index, "embedding": row_D} for index, row_D in enumerate(result.dense)]
-        return json_answer({**_about(body, result, model), "data": data}, result)
-    dense = EncodedArray(result.dense, body.embed_dtype or "float32", body.endianness or "native", "dense")
+        return json_answer(about | {"data": _embeddings(result.dense if tokens is None else tokens)}, result)
+    name, numbers = ("dense", result.dense) if tokens is None else ("multi_vector", tokens.rows_XD)
+    rows = EncodedArray(numbers, body.embed_dtype or "float32", body.endianness or "native", name)
+    offsets_N1: list[int] = [] if tokens is None else tokens.offsets_N1.tolist()
     match body.encoding_format:
-        case "base64":
-            head = to_json(_about(body, result, model))[:-1] + b',"data":'
-            size, pieces = base64_list(head, dense, b"}", before=_BEFORE, after=b'"}')
+        case "base64" if tokens is None:
+            size, pieces = base64_list(to_json(about)[:-1] + b',"data":', rows, b"}", before=_BEFORE, after=b'"}')
             return Response(pieces, size=size)
+        case "base64":
+            data = _embeddings([Base64(rows[start:end]) for start, end in pairwise(offsets_N1)])
+            return json_answer(about | {"data": data}, result, as_text=True)
         case "bytes":
-            about = response_head("embd", body, model) | {"data": row_blocks(dense), "usage": usage(result)}
-            return Response(dense.chunks(), OCTETS, {METADATA: header(about)}, dense.nbytes)
+            head, blocks = vllm_fields.response_head("embd", body, model), responses.row_blocks(rows, offsets_N1 or None)
+            head |= {"data": blocks, "usage": usage(result)}
+            return Response(rows.chunks(), responses.OCTETS, {responses.METADATA: responses.header(head)}, rows.nbytes)
         case encoding:
-            return binary_answer(encoding, {"dense": dense}, result, model)
+            is_one = tokens is None or encoding == "bytes_only"
+            arrays = {name: rows} if is_one else responses.encoded_outputs(result.outputs, rows.dtype, rows.order)
+            return responses.binary_answer(encoding, arrays, result, model)
 
 
-def _render_tokens(body: EmbeddingsRequest, result: Result, vectors: Ragged, model: ServedModel) -> bytes | Response:
-    """Return the vectors of tokens. In base64 those of a text are one string, row after row, as with vLLM."""
-    rows = EncodedArray(vectors.rows_XD, body.embed_dtype or "float32", body.endianness or "native", "multi_vector")
-    offsets_N1: list[int] = vectors.offsets_N1.tolist()
-    about, as_text = _about(body, result, model), body.encoding_format == "base64"
-    match body.encoding_format:
-        case None | "float" | "base64":
-            columns = [Base64(rows[a:b]) if as_text else vectors[i] for i, (a, b) in enumerate(pairwise(offsets_N1))]
-            data = [{"object": "embedding", "index": i, "embedding": column} for i, column in enumerate(columns)]
-            return json_answer({**about, "data": data}, result, as_text=as_text)
-        case "bytes":
-            head = response_head("embd", body, model) | {"data": row_blocks(rows, offsets_N1), "usage": usage(result)}
-            return Response(rows.chunks(), OCTETS, {METADATA: header(head)}, rows.nbytes)
-        case "bytes_only":
-            return Response(rows.chunks(), OCTETS, size=rows.nbytes)
-        case encoding:
-            arrays = encoded_outputs(result.outputs, body.embed_dtype or "float32", body.endianness or "native")
-            return binary_answer(encoding, arrays, result, model)
+def _embeddings(columns: Float32Array | Ragged | list[Base64]) -> list[dict[str, Any]]:
+    return [{"object": "embedding", "index": index, "embedding": columns[index]} for index in range(len(columns))]
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    return {
-        "id": new_id("embd", body.request_id),
+    head: dict[str, object] = {
+        "id": responses.new_id("embd", body.request_id),
         "object": "list",
-        "created": created(),
-        "model": model.plan.served_name,
-        "usage": vllm_usage(result),
+        "created": responses.created(),
     }
+    return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
 
 
 def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
@@ -266,7 +227,7 @@ def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
         created=started,
         max_model_len=model.plan.max_length,
         max_context_length=model.plan.max_length,
-        aliases=[each for each in served_names(model.plan) if each != name],
+        aliases=[each for each in responses.served_names(model.plan) if each != name],
         capabilities=ModelCapabilities(classification=classifies or "token_scores" in model.card.outputs),
     )
 

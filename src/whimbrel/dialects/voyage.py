@@ -10,26 +10,20 @@ from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 from msgspec.structs import replace
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, render_error, status
-from whimbrel.dialects.common.number_types import NumberType, check_bits, quantize
+from whimbrel.dialects.common.bodies import Positive, decode, is_packed, schema
+from whimbrel.dialects.common.hosted import NumberType, ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, new_id
+from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, new_id, usage
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
-from whimbrel.dialects.common.rules import schema
 from whimbrel.dialects.common.texts import text_request
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import Request
 from whimbrel.types.result import Result
 from whimbrel.wire.json_base64 import base64_rows, number_rows
 
-CutFlag: TypeAlias = Annotated[
-    bool | None, Meta(description="Cut texts that are too long; `false` makes them an error. Default: true.")
-]
+CutFlag: TypeAlias = Annotated[bool | None, schema("Cut texts that are too long; `false` makes them an error. Default: true.")]
 
 
 class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
@@ -39,9 +33,9 @@ class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     output_dimension: Annotated[int | None, schema("The same as `dimensions`.", minimum=1)] = None
     output_dtype: Annotated[
         NumberType | None,
-        Meta(
-            description="`int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, `binary`: bits, eight "
-            "to a byte, and that - 128. In base64 they are bytes too."
+        schema(
+            "`int8`, `uint8`: 127ths of a vector's largest entry, and that + 128. `ubinary`, `binary`: bits, eight to a byte, "
+            "and that - 128. In base64 they are bytes too."
         ),
     ] = None
 
@@ -50,7 +44,7 @@ class VoyageEmbedding(msgspec.Struct):
     """One vector of the answer."""
 
     index: int
-    embedding: Annotated[list[float] | str, Meta(description="JSON numbers, or base64 of `output_dtype`.")]
+    embedding: Annotated[list[float] | str, schema("JSON numbers, or base64 of `output_dtype`.")]
     object: Literal["embedding"] = "embedding"
 
 
@@ -74,8 +68,8 @@ class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
     """Body of POST /v1/rerank where it has one of these fields."""
 
     truncation: CutFlag = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best. Default: all.")] = None
-    return_documents: Annotated[bool | None, Meta(description="Send the texts back. Default: false.")] = None
+    top_k: Annotated[Positive | None, schema("Return only the N best. Default: all.")] = None
+    return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
 class VoyageRerankResponse(msgspec.Struct):
@@ -124,10 +118,7 @@ def parse_rerank(raw: bytes) -> Parsed[VoyageRerankRequest]:
 
 
 def render_rerank(body: VoyageRerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    data = rank(body, result, documents=body.return_documents is True)
-    for each in data:
-        if "document" in each:
-            each["document"] = each["document"]["text"]
+    data = rank(body, result, str if body.return_documents else None)
     counts = {"total_tokens": result.num_tokens}
     return json_answer({"object": "list", "data": data, "model": model.plan.served_name, "usage": counts}, result)
 

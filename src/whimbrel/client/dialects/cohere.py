@@ -9,9 +9,9 @@ from typing import Any, Final
 import msgspec
 
 from whimbrel.client import request_bodies as bodies
-from whimbrel.client.responses import Ranking, ScoredRow, check_outputs, float_array, join_outputs, join_rankings, ranking_of
+from whimbrel.client.responses import Ranking, ScoredRow, check_outputs, float_array, join_outputs, ranking_task
 from whimbrel.client.task import Reply, Task
-from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
+from whimbrel.types.options import ScoreOptions, TextOptions
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
 from whimbrel.wire.json_base64 import from_base64
@@ -57,27 +57,19 @@ def encode(
         truncate=_TRUNCATE[options.get("truncate")],
     )
     write = partial(bodies.encode_items, fields, "texts")
-    return Task(
-        "/v2/embed", bodies.text_list(texts), write, _read, join_outputs, locate=bodies.locate_input, max_items=MAX_TEXTS
-    )
+    items, locate = bodies.text_list(texts), bodies.locate_input
+    return Task("/v2/embed", items, write, _read, join_outputs, locate=locate, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     bodies.reject_options("cohere", options, ("max_document_tokens",))
     bodies.check_query(query)
     bodies.check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
-    texts = as_strings(documents, "documents")
     write = partial(bodies.encode_items, bodies.set_fields(model=model, query=query, max_tokens_per_doc=limit), "documents")
-    return Task(
-        "/v2/rerank", texts, write, _read_ranked, join_rankings, locate=bodies.locate_document, is_list=True, may_be_empty=True
-    )
+    return ranking_task("/v2/rerank", documents, write, lambda content: decode_json(_RerankResponse, content).results)
 
 
 def _read(reply: Reply, count: int) -> Outputs:
     embeddings = decode_json(_EmbedResponse, reply.content).embeddings
     rows = from_base64(embeddings.base64) if embeddings.base64 is not None else float_array(embeddings.floats or [], 2)
     return check_outputs(Outputs(rows), ("dense",), count)
-
-
-def _read_ranked(reply: Reply, count: int) -> Ranking:
-    return ranking_of(decode_json(_RerankResponse, reply.content).results, count)

@@ -10,7 +10,7 @@ import msgspec
 
 from whimbrel.client.request_bodies import choose_output, encode_items, reject_options, set_fields, text_list
 from whimbrel.client.responses import IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.options import TextOptions
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import ListedModel, Outputs
@@ -53,8 +53,8 @@ class _Models(msgspec.Struct):
 
 
 def models() -> Task[list[ListedModel]]:
-    return Task("/v1/models", (), lambda _: b"", _read_models, lambda parts: parts[0], method="GET")
+    return get_task("/v1/models", _read_models)
 
 
-def _read_models(reply: Reply, _: int) -> list[ListedModel]:
-    return [ListedModel(each.id, each.max_model_len) for each in decode_json(_Models, reply.content).data]
+def _read_models(content: bytes) -> list[ListedModel]:
+    return [ListedModel(each.id, each.max_model_len) for each in decode_json(_Models, content).data]

@@ -10,17 +10,9 @@ import msgspec
 import numpy as np
 
 from whimbrel.client import request_bodies as bodies
-from whimbrel.client.responses import (
-    Ranking,
-    ScoredRow,
-    check_outputs,
-    flatten,
-    float_array,
-    join_outputs,
-    join_rankings,
-    ranking_of,
-)
-from whimbrel.client.task import Reply, Task
+from whimbrel.client import responses
+from whimbrel.client.responses import Ranking, ScoredRow, float_array
+from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
@@ -47,39 +39,22 @@ def encode(
 ) -> Task[Outputs]:
     output = bodies.choose_output("tei", outputs, _PATHS)
     bodies.reject_options("tei", options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
-    fields = bodies.set_fields(
-        model=model,
-        prompt_name=options.get("prompt"),
-        dimensions=options.get("dimensions"),
-        normalize=options.get("normalize"),
-        **_truncation(options.get("truncate")),
-    )
+    same = {name: options.get(name) for name in ("dimensions", "normalize")}
+    truncation = _truncation(options.get("truncate"))
+    fields = bodies.set_fields(model=model, prompt_name=options.get("prompt"), **same, **truncation)
     write, read = partial(bodies.encode_items, fields, "inputs"), partial(_read, output)
-    return Task(
-        _PATHS[output], bodies.text_list(texts), write, read, join_outputs, locate=bodies.locate_input, max_items=MAX_TEXTS
-    )
+    items, path, locate = bodies.text_list(texts), _PATHS[output], bodies.locate_input
+    return Task(path, items, write, read, responses.join_outputs, locate=locate, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     """Return the task that scores documents for a query. The scores are logits with `activate=False`."""
     bodies.reject_options("tei", options, ("activate", "truncate"))
     bodies.check_query(query)
-    truncation, raw_scores = _truncation(options.get("truncate")), options.get("activate") is False
-    write = partial(
-        bodies.encode_items, bodies.set_fields(model=model, query=query, raw_scores=raw_scores, **truncation), "texts"
-    )
-    texts, locate = as_strings(documents, "documents"), bodies.locate_document
-    return Task(
-        "/rerank",
-        texts,
-        write,
-        _read_ranked,
-        join_rankings,
-        locate=locate,
-        is_list=True,
-        may_be_empty=True,
-        max_items=MAX_TEXTS,
-    )
+    raw_scores, truncation = options.get("activate") is False, _truncation(options.get("truncate"))
+    fields = bodies.set_fields(model=model, query=query, raw_scores=raw_scores, **truncation)
+    write, read = partial(bodies.encode_items, fields, "texts"), partial(decode_json, list[ScoredRow])
+    return responses.ranking_task("/rerank", documents, write, read, MAX_TEXTS)
 
 
 def _truncation(truncate: str | bool | None) -> bodies.Json:
@@ -97,7 +72,7 @@ def _read(output: str, reply: Reply, count: int) -> Outputs:
         rows = [float_array(each, 2) for each in decode_json(list[list[list[float]]], reply.content)]
         tokens = Ragged(np.concatenate(rows), _offsets(rows))
         outputs = Outputs(hidden=tokens) if output == "hidden" else Outputs(multi_vector=tokens)
-    return check_outputs(outputs, (output,), count)
+    return responses.check_outputs(outputs, (output,), count)
 
 
 def _sparse(rows: list[list[_Entry]]) -> Sparse:
@@ -110,10 +85,6 @@ def _offsets(rows: Sequence[Any]) -> Int64Array:
     return offsets_of(np.array([len(row) for row in rows], np.int64))
 
 
-def _read_ranked(reply: Reply, count: int) -> Ranking:
-    return ranking_of(decode_json(list[ScoredRow], reply.content), count)
-
-
 class _Token(msgspec.Struct):
     id: int
     text: str
@@ -122,10 +93,8 @@ class _Token(msgspec.Struct):
 
 def tokenize(model: str | None, texts: str | Iterable[str]) -> Task[list[Tokens]]:
     write = partial(bodies.encode_items, bodies.set_fields(model=model), "inputs")
-    items = as_strings(texts, "texts")
-    return Task(
-        "/tokenize", items, write, _read_tokens, flatten, locate=bodies.locate_input, may_be_empty=True, max_items=MAX_TEXTS
-    )
+    items, join, locate = as_strings(texts, "texts"), responses.flatten, bodies.locate_input
+    return Task("/tokenize", items, write, _read_tokens, join, locate=locate, may_be_empty=True, max_items=MAX_TEXTS)
 
 
 def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
@@ -143,8 +112,4 @@ def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
 
 
 def info() -> Task[dict[str, Any]]:
-    return Task("/info", (), lambda _: b"", _read_info, lambda parts: parts[0], method="GET")
-
-
-def _read_info(reply: Reply, _: int) -> dict[str, Any]:
-    return decode_json(dict[str, Any], reply.content)
+    return get_task("/info", partial(decode_json, dict[str, Any]))

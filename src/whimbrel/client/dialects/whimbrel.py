@@ -103,6 +103,7 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
     truncate = options.get("truncate")
     fields = set_fields(
         model=model,
+        adapter=options.get("adapter"),
         **more,
         prompt=prompt,
         prompt_name=prompt_name,

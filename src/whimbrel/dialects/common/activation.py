@@ -13,6 +13,7 @@ import numpy as np
 
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.types.arrays import Float32Array
+from whimbrel.types.options import require
 from whimbrel.types.result import Result
 
 ActivationName: TypeAlias = Literal["sigmoid", "softmax", "none"]
@@ -30,14 +31,14 @@ def predict(
 ) -> list[list[dict[str, Any]]]:
     """Return the `top_k` best classes of each text, or all, best first."""
     order_NC = np.argsort(-result.outputs.order, axis=1, kind="stable")[:, :top_k]
-    scores_NC = activate(activation, scores_of(result))
-    labels = model.card.labels or tuple(f"LABEL_{i}" for i in range(scores_NC.shape[1]))
+    scores_NC = activate(activation, require(result.outputs.scores))
+    labels = class_names(model.card.labels, scores_NC.shape[1])
     return [[{"score": scores_NC[text, i], "label": labels[i]} for i in order] for text, order in enumerate(order_NC.tolist())]
 
 
-def scores_of(result: Result) -> Float32Array:
-    assert result.outputs.scores is not None
-    return result.outputs.scores
+def class_names(labels: tuple[str, ...], width: int) -> tuple[str, ...]:
+    """Return the names of classes: their labels, or numbers where they have none."""
+    return labels or tuple(f"LABEL_{i}" for i in range(width))
 
 
 def activation_of(raw: bool | None, model: ServedModel, function: ActivationName | None = None) -> ActivationName | None:

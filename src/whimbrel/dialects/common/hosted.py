@@ -1,16 +1,47 @@
-"""Fields and errors that Voyage and Jina share."""
+"""Number types of vectors as hosted services have them (Cohere, Jina, Voyage), and what Voyage and Jina share."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from collections.abc import Collection
+from typing import Annotated, Final, Literal, TypeAlias, cast
 
 import msgspec
-from msgspec import Meta
 
+from whimbrel.dialects.common.bodies import schema, text_inputs
 from whimbrel.dialects.common.route import ErrorTerms
-from whimbrel.dialects.common.rules import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS, text_inputs
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import TextFields, TextObject
-from whimbrel.errors import WhimbrelError
+from whimbrel.errors import InvalidRequest, WhimbrelError
+from whimbrel.types.arrays import Float32Array
+from whimbrel.types.card import Card
+from whimbrel.types.request import OutputName
+from whimbrel.wire.dtypes import DType, EncodedArray
+
+NumberType: TypeAlias = Literal["float", "int8", "uint8", "binary", "ubinary"]
+
+_BITS: Final = frozenset(("binary", "ubinary"))
+
+
+def quantize(rows_ND: Float32Array, kind: str) -> EncodedArray:
+    """Return the rows in a NumberType; `base64` holds floats.
+
+    `int8` and `uint8`: 127ths of each row's largest entry, and that + 128. `ubinary` and `binary`: bits, eight columns to a
+    byte, and that - 128, for widths that `check_bits` accepts.
+    """
+    return EncodedArray(rows_ND, "float32" if kind in ("float", "base64") else cast(DType, kind))
+
+
+def check_bits(card: Card, output: OutputName, dimensions: int | None, kinds: Collection[str], *, param: str) -> None:
+    """Raise InvalidRequest at `param` if it asks for bits and the columns of vectors do not fill whole bytes."""
+    if _BITS.isdisjoint(kinds):
+        return
+    columns = card.output(output)
+    width = dimensions or columns.default_width or columns.width
+    if width % 8:
+        raise InvalidRequest(
+            f"bits are packed eight to a byte, and {width:,} columns are no multiple of 8. Ask for another width, or for int8.",
+            param=param,
+        )
 
 
 class ServiceFields(TextFields, frozen=True, kw_only=True):
@@ -25,11 +56,11 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
     ]
     input_type: Annotated[
         Literal["query", "document", "passage"] | None,
-        Meta(description="Whether texts are queries or documents, for models that treat them differently."),
+        schema("Whether texts are queries or documents, for models that treat them differently."),
     ] = None
     encoding_format: Annotated[
         Literal["float", "base64"] | None,
-        Meta(description="`float` (default): JSON numbers. `base64`: the bytes of numbers, little-endian."),
+        schema("`float` (default): JSON numbers. `base64`: the bytes of numbers, little-endian."),
     ] = None
 
 

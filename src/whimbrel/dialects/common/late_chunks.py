@@ -9,7 +9,9 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.common.bodies import schema
 from whimbrel.types.arrays import Int32Array
+from whimbrel.types.options import require
 from whimbrel.types.result import Result
 
 
@@ -23,7 +25,7 @@ class LateChunk(msgspec.Struct):
     """A chunk of a text, from a first to before an end."""
 
     token_range: tuple[int, int]
-    char_range: Annotated[tuple[int, int] | None, Meta(description="Null for a chunk of special tokens.")]
+    char_range: Annotated[tuple[int, int] | None, schema("Null for a chunk of special tokens.")]
 
 
 class LateChunks(msgspec.Struct):
@@ -37,17 +39,12 @@ class LateChunks(msgspec.Struct):
 
 def chunk_embeddings(result: Result, size: int) -> list[dict[str, Any]]:
     """Return Embeddings with the vectors of all chunks of each text."""
-    assert result.token_offsets is not None
     data: list[dict[str, Any]] = []
     row = 0
-    for index, offsets in enumerate(result.token_offsets):
+    for index, offsets in enumerate(require(result.token_offsets)):
         chunks = _chunk_ranges(offsets.chars_T2, size)
-        about = {
-            "strategy": "fixed_tokens",
-            "chunk_size": size,
-            "input_tokens": len(offsets.chars_T2),
-            "chunks": [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks],
-        }
+        about: dict[str, Any] = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(offsets.chars_T2)}
+        about["chunks"] = [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks]
         vectors_PD = result.dense[row : row + len(chunks)]
         data.append({"index": index, "object": "embedding", "embedding": vectors_PD, "late_chunking": about})
         row += len(chunks)

@@ -8,23 +8,13 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common import pairs
+from whimbrel.dialects.common.bodies import decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
-from whimbrel.dialects.common.pair_inputs import text_of
-from whimbrel.dialects.common.pairs import (
-    RERANK_TERMS,
-    RankedDocument,
-    RankedText,
-    RerankRequest,
-    cut_by_format,
-    rank,
-    request_of,
-)
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, new_id
+from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RankedText, RerankRequest
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, new_id, usage
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route
-from whimbrel.dialects.common.usage import Usage, usage
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.types.result import Result
 
@@ -44,9 +34,9 @@ class RerankResponse(msgspec.Struct):
     usage: PairUsage
     data: Annotated[
         list[RankedText] | None,
-        Meta(
-            description="The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` "
-            "and `return_documents`: then it may come from a client of Voyage."
+        schema(
+            "The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` and "
+            "`return_documents`: then it may come from a client of Voyage."
         ),
     ] = None
 
@@ -54,26 +44,21 @@ class RerankResponse(msgspec.Struct):
 def parse_rerank(raw: bytes) -> Parsed[RerankRequest]:
     reject_unsupported(raw, UNSUPPORTED_PAIR_FIELDS, text=None)
     body = decode(RerankRequest, raw, packed=is_packed(raw))
-    return Parsed(body, cut_by_format(body, request_of(body)))
+    return Parsed(body, pairs.cut_by_format(body, pairs.request_of(body)))
 
 
 def render_rerank(body: RerankRequest, result: Result, model: ServedModel) -> bytes | Response:
-    results = rank(body, result, documents=_flag(body.return_documents) is not False)
-    for each in results:
-        if "document" in each:
-            each["document"]["multi_modal"] = None
+    with_texts = _flag(body.return_documents) is not False
+    results = pairs.rank(body, result, (lambda text: {"text": text, "multi_modal": None}) if with_texts else None)
     name, counts = new_id("rerank", body.request_id), usage(result) | {"completion_tokens": 0}
     content: dict[str, Any] = {"id": name, "model": model.plan.served_name, "usage": counts, "results": results}
-    if all(getattr(body, field) is None for field in _OPTIONS):
+    if all(getattr(body, field) is None for field in body.__struct_fields__ if field not in _OF_VOYAGE):
         content["data"] = [_plain(each, body) for each in results]
     return json_answer(content, result)
 
 
-_OPTIONS: Final = tuple(
-    field
-    for field in RerankRequest.__struct_fields__
-    if field not in ("query", "documents", "model", "adapter", "return_documents")
-)
+_OF_VOYAGE: Final = ("query", "documents", "model", "adapter", "return_documents")
+"""The fields of a body that may come from a client of Voyage."""
 
 
 def _flag(value: bool | str | None) -> bool | None:
@@ -83,7 +68,7 @@ def _flag(value: bool | str | None) -> bool | None:
 def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
     """Return an entry of the results in Voyage's shape."""
     number: int = ranked["index"]
-    text = {"document": text_of(body.documents[number])} if _flag(body.return_documents) else {}
+    text = {"document": pairs.text_of(body.documents[number])} if _flag(body.return_documents) else {}
     return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
 

@@ -70,18 +70,6 @@ class ErrorTerms:
         return f"{location}: {message}", location
 
 
-PYTHON_TERMS: Final = ErrorTerms()
-"""The terms of the Python API, which are those of Whimbrel's own routes."""
-
-
-def _status(error: WhimbrelError) -> int:
-    return error.status
-
-
-def _suits_any(body: object, model: ServedModel) -> bool:
-    return True
-
-
 @dataclass(frozen=True, slots=True)
 class Route:
     """A POST route in three steps: `parse` reads a body, `Parsed.request` makes a request of it for a model, and
@@ -103,8 +91,9 @@ class Route:
     """Return the body of an error in the words of its terms."""
     error_type: type
     """The type of that body."""
-    terms: ErrorTerms = PYTHON_TERMS
-    status: Callable[[WhimbrelError], int] = _status
+    terms: ErrorTerms = ErrorTerms()
+    """By default those of the Python API, as on Whimbrel's own routes."""
+    status: Callable[[WhimbrelError], int] = lambda error: error.status
     """Return the HTTP status of an error."""
     media_types: tuple[str, ...] = (JSON,)
     """Media types that a body may be declared as."""
@@ -114,7 +103,7 @@ class Route:
     """Return whether headers are of a client of this API whose bodies look like those of the route without discriminators."""
     placeholders: frozenset[str] = frozenset()
     """Names of models that clients of this API send without meaning one; they count as none."""
-    suits: Callable[[Any, ServedModel], bool] = _suits_any
+    suits: Callable[[Any, ServedModel], bool] = lambda body, model: True
     """Return whether a model is made for a body; the others may answer it too."""
     made_for: ModelKind = "any"
     """The kind of model whose answers the route is for. Other models may answer it too."""

@@ -1,29 +1,59 @@
-"""Texts and token ids of request bodies, and the fields beside them that several APIs share."""
+"""Texts and token ids of request bodies, and the fields beside them that several APIs share: purposes, prompts, truncation."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias, cast
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, cast
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.cuts import Truncation
-from whimbrel.dialects.common.rules import (
-    ID_LISTS,
-    IDS,
-    ONE_PROMPT,
-    SPLIT_IS_NOT_CUT,
-    TEXT,
-    TEXTS,
-    TEXTS_WITH_PROMPTS,
-    Schema,
-    schema,
-    text_inputs,
-)
+from whimbrel.dialects.common import schemas
+from whimbrel.dialects.common.bodies import schema, text_inputs
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS, Schema
 from whimbrel.errors import InvalidRequest, Location
-from whimbrel.types.request import InputType, OutputName, Request, read_truncate, splits
+from whimbrel.types.card import Card
+from whimbrel.types.request import InputType, OutputName, Request, Truncate, read_truncate, splits
+
+Truncation: TypeAlias = bool | Literal["right", "left", "never"] | None
+TruncationSide: TypeAlias = Annotated[Literal["right", "left"] | None, schema("The end at which texts are cut (vLLM).")]
+CUTS: Final[dict[object, Truncate]] = {"END": "right", "START": "left", "NONE": "never"}
+"""Cohere's and NVIDIA's words for truncation."""
+
+
+def parse_truncation(
+    truncate: Truncation, side: Literal["right", "left"] | None, limit: int | None, *, default: bool
+) -> tuple[Truncate | None, int | None]:
+    """Return (truncate, max_tokens) of a Request. Texts are truncated by default if `default`. Raises InvalidRequest."""
+    cuts = truncate if truncate is not None else default or limit is not None
+    end = read_truncate(cuts)
+    if end in ("right", "left") and side not in (None, end):
+        raise InvalidRequest(f"is {side!r}, and truncate is {end!r}; give one of them.", param="truncation_side")
+    return end or side, None if limit == -1 else limit
+
+
+def side_of(card: Card, input_type: InputType | None) -> InputType | None:
+    """Return the input type of texts whose side a body may leave out: documents, if the model has a format for these."""
+    return "document" if input_type is None and "document" in card.text_formats else input_type
+
+
+SIDES: Final[Mapping[str, InputType]] = {"query": "query", "passage": "document"}
+"""Input types of tasks that end in a dot and a key."""
+
+
+def prompt_for_task(card: Card, word: str | None, input_type: InputType | None) -> dict[str, Any]:
+    """Return the input type, and the model's prompt or task named `word`, if it has one, as fields of a Request.
+
+    Case is ignored, and a task may be followed by a dot and one of SIDES. The field `adapter` is there for a task only.
+    """
+    tower, sought = card.tower(card.tower_for(input_type)), (word or "").casefold()
+    prompts = {} if word is None else {name.casefold(): name for name in tower.prompts}
+    stem, _, side = sought.rpartition(".")
+    tasks = {name.casefold(): name for name in tower.tasks}
+    task = tasks.get(stem if side in SIDES else sought)
+    return {"prompt_name": prompts.get(sought), "input_type": input_type, **({"adapter": task} if task else {})}
+
 
 TokenInputs: TypeAlias = Annotated[
     str | list[str | int | list[int]],
@@ -32,31 +62,22 @@ TokenInputs: TypeAlias = Annotated[
         "are taken as they are: no special tokens are put around them."
     ),
 ]
-ModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name, as /v1/models lists it.")]
+ModelName: TypeAlias = Annotated[str | None, schema("The served model's name, as /v1/models lists it.")]
 AdapterName: TypeAlias = Annotated[
     str | None,
-    Meta(
-        description="One of the adapters that the server was started with, as in a model's name after a colon, or of the "
-        "model's own."
-    ),
+    schema("One of the adapters that the server was started with, as in a model's name after a colon, or of the model's own."),
 ]
 Columns: TypeAlias = Annotated[
     int | None, schema("Keep the first N columns of each vector; for models trained with Matryoshka loss.", minimum=1)
 ]
-PromptName: TypeAlias = Annotated[
-    str | None, Meta(description="The name of one of the model's prompts, which is put before each text.")
-]
+PromptName: TypeAlias = Annotated[str | None, schema("The name of one of the model's prompts, which is put before each text.")]
 Priority: TypeAlias = Annotated[
-    Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None,
-    Meta(description="Requests with lower numbers run first. Default: 0 (vLLM)."),
+    Annotated[int, Meta(ge=-(2**31), lt=2**31)] | None, schema("Requests with lower numbers run first. Default: 0 (vLLM).")
 ]
-Instruction: TypeAlias = Annotated[
-    str | None, Meta(description="The task that a reranker with a template is told to judge by.")
-]
-RequestId: TypeAlias = Annotated[str | None, Meta(description="The end of the answer's `id` (vLLM).")]
+Instruction: TypeAlias = Annotated[str | None, schema("The task that a reranker with a template is told to judge by.")]
+RequestId: TypeAlias = Annotated[str | None, schema("The end of the answer's `id` (vLLM).")]
 TextUse: TypeAlias = Annotated[
-    InputType | None,
-    Meta(description="Whether the texts are queries or documents, for models that treat them differently."),
+    InputType | None, schema("Whether the texts are queries or documents, for models that treat them differently.")
 ]
 
 
@@ -113,36 +134,33 @@ def _ids(ids: list[int], item: int | None) -> np.ndarray[Any, np.dtype[np.int64]
 class TextFields(msgspec.Struct, frozen=True, kw_only=True):
     """Fields of bodies that encode texts; each dialect declares the forms of `input` that it takes."""
 
-    RULES: ClassVar[tuple[Schema, ...]] = (*ONE_PROMPT, *TEXTS_WITH_PROMPTS, *SPLIT_IS_NOT_CUT)
+    RULES: ClassVar[tuple[Schema, ...]] = (*schemas.ONE_PROMPT, *schemas.TEXTS_WITH_PROMPTS, *schemas.SPLIT_IS_NOT_CUT)
     input: Any
     model: ModelName = None
     adapter: AdapterName = None
     dimensions: Columns = None
     prompt_name: PromptName = None
-    prompt: Annotated[str | None, Meta(description="Text put before each text, instead of a named prompt.")] = None
-    normalize: Annotated[
-        bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: as the model does.")
-    ] = None
+    prompt: Annotated[str | None, schema("Text put before each text, instead of a named prompt.")] = None
+    normalize: Annotated[bool | None, schema("Divide vectors by their Euclidean norm. Default: as the model does.")] = None
     truncate: Annotated[
         Truncation,
-        Meta(
-            description="The end at which a text that is too long is cut. `false` or `never` makes it an error. Default: as "
-            "the model's tokenizer does."
+        schema(
+            "The end at which a text that is too long is cut. `false` or `never` makes it an error. Default: as the model's "
+            "tokenizer does."
         ),
     ] = None
     late_chunking: Annotated[
         bool | None,
-        Meta(
-            description="Treat the inputs as consecutive parts of one document, as in Jina's API. They are joined and run in "
-            "one pass, and each vector is the mean over the tokens of its part. Only for models with mean "
-            "pooling."
+        schema(
+            "Treat the inputs as consecutive parts of one document, as in Jina's API. They are joined and run in one pass, and "
+            "each vector is the mean over the tokens of its part. Only for models with mean pooling."
         ),
     ] = None
     split_long: Annotated[
         bool | None,
-        Meta(
-            description="Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, "
-            "weighted by their tokens. Default: as the server was started, unless the request asks to cut."
+        schema(
+            "Run a text that is too long in parts, in place of cutting it. Its vector is the mean of theirs, weighted by their "
+            "tokens. Default: as the server was started, unless the request asks to cut."
         ),
     ] = None
     priority: Priority = None

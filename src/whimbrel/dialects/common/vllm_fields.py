@@ -12,11 +12,11 @@ from typing import Annotated, Any, ClassVar, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.cuts import TruncationSide, parse_truncation
+from whimbrel.dialects.common import texts
+from whimbrel.dialects.common.bodies import decode, is_packed, schema
 from whimbrel.dialects.common.responses import ServedModel, created, new_id
-from whimbrel.dialects.common.rules import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema
-from whimbrel.dialects.common.texts import RequestId, TextFields, text_request
+from whimbrel.dialects.common.schemas import ONE_SIDE, SPLIT_HAS_NO_SIDE, Schema
+from whimbrel.dialects.common.texts import RequestId, TextFields, TruncationSide, parse_truncation
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName, Request
 from whimbrel.wire.dtypes import ByteOrder, FloatType
@@ -27,28 +27,22 @@ class VLLMTextFields(TextFields, frozen=True, kw_only=True):
 
     RULES: ClassVar[tuple[Schema, ...]] = (*TextFields.RULES, *SPLIT_HAS_NO_SIDE, *ONE_SIDE)
 
-    embed_dtype: Annotated[
-        FloatType | None, Meta(description="The type of numbers in binary formats. Default: `float32` (vLLM).")
-    ] = None
+    embed_dtype: Annotated[FloatType | None, schema("The type of numbers in binary formats. Default: `float32` (vLLM).")] = None
     endianness: Annotated[
-        ByteOrder | None,
-        Meta(description="The byte order in binary formats. Default: `native`, the machine's own (vLLM)."),
+        ByteOrder | None, schema("The byte order in binary formats. Default: `native`, the machine's own (vLLM).")
     ] = None
     use_activation: Annotated[
-        bool | None,
-        Meta(description="For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM)."),
+        bool | None, schema("For vectors the same as `normalize`; for scores, whether the activation is applied (vLLM).")
     ] = None
     truncate_prompt_tokens: Annotated[
-        Annotated[int, Meta(ge=-1)] | None,
-        Meta(description="Cut each text to N tokens; -1 cuts to the model's maximum."),
+        Annotated[int, Meta(ge=-1)] | None, schema("Cut each text to N tokens; -1 cuts to the model's maximum.")
     ] = None
     truncation_side: TruncationSide = None
     add_special_tokens: Annotated[
-        bool | None,
-        Meta(description="Put special tokens around texts. Default: true. Token ids are taken as they are (vLLM)."),
+        bool | None, schema("Put special tokens around texts. Default: true. Token ids are taken as they are (vLLM).")
     ] = None
     request_id: RequestId = None
-    user: Annotated[str | None, Meta(description="Accepted and ignored.")] = None
+    user: Annotated[str | None, schema("Accepted and ignored.")] = None
 
 
 _NO_TEMPLATES: Final = "a request brings no template here; that of the model is used, and `instruction` is put into it."
@@ -93,14 +87,14 @@ def parse_normalize(body: VLLMTextFields) -> bool | None:
     return body.use_activation if body.normalize is None else body.normalize
 
 
-def vllm_text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
+def text_request(body: VLLMTextFields, outputs: tuple[OutputName, ...], *, cuts: bool, **more: Any) -> Request:
     """Return the Request of a body of texts, by default with truncation if `cuts`. Raises InvalidRequest and TooLarge."""
     side, max_tokens = body.truncation_side, body.truncate_prompt_tokens
     truncate, limit = parse_truncation(body.truncate, side, max_tokens, default=cuts)
     more["add_special_tokens"] = body.add_special_tokens is not False
     if max_tokens == -1 and body.split_long is None:
         more["split_long"] = False
-    return text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
+    return texts.text_request(body, outputs, truncate=truncate, max_tokens=limit, **more)
 
 
 def response_head(prefix: str, body: VLLMTextFields, model: ServedModel) -> dict[str, Any]:

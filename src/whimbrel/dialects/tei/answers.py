@@ -12,21 +12,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
 
-from whimbrel.dialects.common.faults import Empty, MalformedBody, MissingField, UnknownWord
+from whimbrel import errors
+from whimbrel.dialects.common.activation import class_names
+from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
-from whimbrel.dialects.common.rules import MAX_INPUTS
-from whimbrel.errors import (
-    ComputeError,
-    InvalidRequest,
-    Location,
-    Overloaded,
-    TooLarge,
-    TooLong,
-    Unauthorized,
-    Unavailable,
-    WhimbrelError,
-)
+from whimbrel.dialects.common.schemas import MAX_INPUTS
+from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.types.card import Card
 from whimbrel.types.result import Result
 
@@ -52,20 +44,20 @@ _WRONG_MODEL_TYPE: Final = Location("outputs")
 def error_type(error: WhimbrelError) -> ErrorType:
     if isinstance(error, Empty):
         return "Empty"
-    if isinstance(error, Overloaded):
+    if isinstance(error, errors.Overloaded):
         return "Overloaded"
-    if isinstance(error, Unavailable):
+    if isinstance(error, errors.Unavailable):
         return "Unhealthy"
     return "Validation" if error.status < 500 and not is_wrong_model_type(error) else "Backend"
 
 
 def status(error: WhimbrelError) -> int:
-    if isinstance(error, ComputeError) or is_wrong_model_type(error):
+    if isinstance(error, errors.ComputeError) or is_wrong_model_type(error):
         return 424
     if isinstance(error, Empty | MalformedBody):
         return 400
-    if type(error) in (InvalidRequest, TooLong, UnknownWord, MissingField) or (
-        isinstance(error, TooLarge) and error.location is not None
+    if type(error) in (InvalidRequest, errors.TooLong, UnknownWord, MissingField) or (
+        isinstance(error, errors.TooLarge) and error.location is not None
     ):
         return 422  # 413 is for bodies of too many bytes
     return error.status
@@ -75,7 +67,7 @@ TERMS: Final = ErrorTerms({"input": "inputs"}, {"truncate": "truncate: true"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
-    if isinstance(error, Unauthorized):
+    if isinstance(error, errors.Unauthorized):
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
     return msgspec.json.encode(TEIError(text, error_type(error)))
@@ -140,14 +132,10 @@ def describe(models: Sequence[ServedModel]) -> dict[str, Any]:
 def _model_type(card: Card) -> dict[str, Any]:
     if "scores" in card.outputs:
         width = card.outputs["scores"].width
-        labels = card.labels or tuple(f"LABEL_{i}" for i in range(width))
-        kind = "reranker" if width == 1 else "classifier"
-        return {
-            kind: {
-                "id2label": {str(i): label for i, label in enumerate(labels)},
-                "label2id": {label: i for i, label in enumerate(labels)},
-            }
-        }
+        labels = class_names(card.labels, width)
+        by_label = {label: i for i, label in enumerate(labels)}
+        about = {"id2label": {str(i): label for i, label in enumerate(labels)}, "label2id": by_label}
+        return {"reranker" if width == 1 else "classifier": about}
     name, output = next(iter(card.outputs.items()))
     modes = "+".join("last-token" if mode == "lasttoken" else mode for mode in output.modes)
     return {"embedding": {"pooling": "splade" if name == "sparse" else modes or name}}

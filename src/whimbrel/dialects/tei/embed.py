@@ -7,29 +7,27 @@ from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 import msgspec
 import numpy as np
 import orjson
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.input_types import side_of
+from whimbrel.dialects.common.bodies import LONGEST, check, count, decode, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import ID_LISTS, IDS, LONGEST, MAX_INPUTS, TEXT, Schema, any_of, check, count, never
-from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, MAX_INPUTS, TEXT, Schema, any_of, never
+from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts, side_of
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
 from whimbrel.errors import Location
 from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.options import require
 from whimbrel.types.request import InputType, OutputName, Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire.json_base64 import LazyList, to_json
 
 Direction: TypeAlias = Annotated[
-    Literal["right", "left", "Right", "Left"] | None, Meta(description="The end at which a text that is too long is cut.")
+    Literal["right", "left", "Right", "Left"] | None, schema("The end at which a text that is too long is cut.")
 ]
 TruncateFlag: TypeAlias = Annotated[
-    bool | None,
-    Meta(description="Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9."),
+    bool | None, schema("Cut texts that are too long; `false` makes them an error. Default: true, as in TEI since 1.9.")
 ]
-TEIModelName: TypeAlias = Annotated[str | None, Meta(description="The served model's name. TEI's own API has no such field.")]
+TEIModelName: TypeAlias = Annotated[str | None, schema("The served model's name. TEI's own API has no such field.")]
 
 
 class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,9 +42,7 @@ class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
     prompt_name: PromptName = None
     input_type: Annotated[
         InputType | None,
-        Meta(
-            description="Whether the texts are queries or documents, for models that treat them differently (Whimbrel's own)."
-        ),
+        schema("Whether the texts are queries or documents, for models that treat them differently (Whimbrel's own)."),
     ] = None
 
 
@@ -65,7 +61,7 @@ class EmbedSparseRequest(TEITextFields, frozen=True, kw_only=True):
 class VectorFields(TEITextFields, frozen=True, kw_only=True):
     """Fields of routes that give dense vectors."""
 
-    normalize: Annotated[bool | None, Meta(description="Divide vectors by their Euclidean norm. Default: true.")] = None
+    normalize: Annotated[bool | None, schema("Divide vectors by their Euclidean norm. Default: true.")] = None
     dimensions: Columns = None
 
 
@@ -80,9 +76,7 @@ class Sentences(msgspec.Struct, frozen=True):
 
     source_sentence: str
     sentences: Annotated[
-        list[str],
-        LONGEST,
-        count(MAX_INPUTS, " sentences", empty="is an empty list; give at least one sentence.").says(),
+        list[str], LONGEST, count(MAX_INPUTS, " sentences", empty="is an empty list; give at least one sentence.").says()
     ]
 
 
@@ -115,20 +109,15 @@ def parse_embed(raw: bytes) -> Parsed[TEIEmbedRequest]:
 
 
 def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
-    """Return the body of /embed_all, and the function from a model to its Request.
-
-    It asks for hidden states, and of late-interaction models, which TEI does not serve, for token vectors, by default those
-    of documents.
-    """
+    """Parse a body that asks for hidden states, and of late-interaction models for token vectors, by default of documents."""
     body = decode(EmbedAllRequest, raw)
     request = encode_request(body, "hidden")
 
-    def for_model(model: ServedModel) -> Request:
-        if "multi_vector" not in model.card.outputs:
-            return request
-        return encode_request(body, "multi_vector", side=side_of(model.card, body.input_type))
+    def of_model(model: ServedModel) -> Request:
+        side, is_late = side_of(model.card, body.input_type), "multi_vector" in model.card.outputs
+        return encode_request(body, "multi_vector", side=side) if is_late else request
 
-    return Parsed(body, for_model)
+    return Parsed(body, of_model)
 
 
 def parse_embed_sparse(raw: bytes) -> Parsed[EmbedSparseRequest]:
@@ -147,26 +136,16 @@ def dense(body: VectorFields) -> Request:
 
 def encode_request(body: TEITextFields, output: OutputName, *, side: InputType | None = None, **more: Any) -> Request:
     """Return the Request of a body. `side` replaces its own."""
-    return Request(
-        parse_texts(body.inputs),
-        (output,),
-        prompt_name=body.prompt_name,
-        input_type=side or body.input_type,
-        truncate=cut(body.truncate, body.truncation_direction),
-        **more,
-    )
+    options: dict[str, Any] = {"prompt_name": body.prompt_name, "input_type": side or body.input_type, **more}
+    return Request(parse_texts(body.inputs), (output,), truncate=cut(body.truncate, body.truncation_direction), **options)
 
 
 def similarity(inputs: Sentences, parameters: Parameters) -> Request:
     """Return the Request of /similarity: as in TEI, the source is encoded as the sentences are."""
     check(inputs, Location("inputs"))
-    return Request(
-        [inputs.source_sentence, *inputs.sentences],
-        ("dense",),
-        normalize=True,
-        prompt_name=parameters.prompt_name,
-        truncate=cut(parameters.truncate, parameters.truncation_direction),
-    )
+    texts, prompt_name = [inputs.source_sentence, *inputs.sentences], parameters.prompt_name
+    truncate = cut(parameters.truncate, parameters.truncation_direction)
+    return Request(texts, ("dense",), normalize=True, prompt_name=prompt_name, truncate=truncate)
 
 
 def cut(truncate: bool | None, direction: str | None) -> Truncate:
@@ -180,16 +159,13 @@ def render_embed(body: TEITextFields, result: Result, model: ServedModel) -> Res
 
 
 def render_embed_all(body: TEITextFields, result: Result, model: ServedModel) -> Response:
-    vectors = result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden
-    assert vectors is not None
+    vectors = require(result.outputs.multi_vector if result.outputs.hidden is None else result.outputs.hidden)
     rows = [vectors[index] for index in range(len(vectors))]
     return timed(json_answer(rows, result), result, model, count_characters(body.inputs))
 
 
 def render_embed_sparse(body: TEITextFields, result: Result, model: ServedModel) -> Response:
-    sparse = result.outputs.sparse
-    assert sparse is not None
-    entries = LazyList(_entries(*sparse[index]) for index in range(len(sparse)))
+    entries = LazyList(_entries(*each) for each in require(result.outputs.sparse))
     return timed(json_answer(entries, result), result, model, count_characters(body.inputs))
 
 
@@ -204,12 +180,8 @@ def _printed(array_X: np.ndarray[Any, Any]) -> list[bytes]:
 
 
 def render_similarity(body: SimilarityRequest, result: Result, model: ServedModel) -> Response:
-    return similarities(body.inputs, result, model)
-
-
-def similarities(inputs: Sentences, result: Result, model: ServedModel) -> Response:
     vectors_ND = result.dense
-    characters = len(inputs.source_sentence) + sum(map(len, inputs.sentences))
+    characters = len(body.inputs.source_sentence) + sum(map(len, body.inputs.sentences))
     return timed(to_json((vectors_ND[1:] * vectors_ND[0]).sum(axis=1)), result, model, characters)
 
 
@@ -224,8 +196,6 @@ def _locate_sentence(location: Location) -> Location:
 
 
 _SIMILARITY_TERMS: Final = TERMS.extended({"input": _locate_sentence}, {"truncate": "parameters.truncate: true"})
-
-
 _EXAMPLE: Final = '{"inputs": "What is a whimbrel?"}'
 
 ROUTES: Final = (

@@ -16,56 +16,16 @@ from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 import numpy as np
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
-from whimbrel.dialects.common.faults import MissingField
-from whimbrel.dialects.common.input_types import side_of
+from whimbrel.dialects.common.bodies import MissingField, count, decode, schema, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import (
-    ID_LISTS,
-    IDS,
-    MAX_INPUTS,
-    TEXT,
-    TEXT_LISTS,
-    TEXT_PAIRS,
-    TEXTS,
-    Schema,
-    any_of,
-    count,
-    text_inputs,
-)
-from whimbrel.dialects.tei import scores
+from whimbrel.dialects.common.schemas import ID_LISTS, IDS, MAX_INPUTS, TEXT, TEXT_LISTS, TEXT_PAIRS, TEXTS, Schema, any_of
+from whimbrel.dialects.common.texts import side_of
+from whimbrel.dialects.tei import embed, scores
 from whimbrel.dialects.tei.answers import TEI, TERMS, is_wrong_model_type, timed
-from whimbrel.dialects.tei.embed import (
-    Direction,
-    Parameters,
-    Sentences,
-    TEIModelName,
-    TruncateFlag,
-    VectorFields,
-    count_characters,
-    cut,
-    dense,
-    encode_request,
-    render_embed,
-    render_embed_all,
-    render_embed_sparse,
-    similarities,
-    similarity,
-)
-from whimbrel.dialects.tei.scores import (
-    PredictParameters,
-    PredictRequest,
-    Raw,
-    TEIRerankRequest,
-    classes,
-    parse_rerank,
-    render_predict,
-    render_rerank,
-    sequences,
-)
+from whimbrel.dialects.tei.embed import Direction, Sentences, TEIModelName, TruncateFlag, VectorFields
+from whimbrel.dialects.tei.scores import PredictParameters, Raw, TEIRerankRequest
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs import scoring
 from whimbrel.outputs.scoring import Operation
@@ -83,7 +43,7 @@ class RootParameters(PredictParameters, frozen=True, kw_only=True):
     prompt_name: str | None = None
     aggregation_strategy: Annotated[
         Literal["none", "simple", "first", "average", "max"] | None,
-        Meta(description="How token labels are grouped into entities, as in transformers. Default: `simple`."),
+        schema("How token labels are grouped into entities, as in transformers. Default: `simple`."),
     ] = None
 
 
@@ -98,26 +58,24 @@ class RootRequest(VectorFields, frozen=True, kw_only=True):
     ]
     raw_scores: Raw = None
     parameters: Annotated[
-        RootParameters | None, Meta(description="Parameters of /predict and /similarity, as `InferenceClient` sends them.")
+        RootParameters | None, schema("Parameters of /predict and /similarity, as `InferenceClient` sends them.")
     ] = None
 
 
 def parse_root(raw: bytes) -> Parsed[RootRequest]:
     body = decode(RootRequest, raw)
     if isinstance(body.inputs, Sentences):
-        parameters = msgspec.convert(body.parameters or RootParameters(), Parameters, from_attributes=True)
-        return ready(body, similarity(body.inputs, parameters))
+        return ready(body, embed.similarity(body.inputs, cast(Any, body.parameters or RootParameters())))
 
     def request(model: ServedModel) -> Request:
         output = _first(model)
         if output == "scores":
-            predict = _predict(body)
-            return classes(predict, sequences(predict.inputs), model)
+            return scores.classes(cast(Any, body), scores.sequences(cast(Any, body.inputs)), model)  # it finds token ids
         if output == "token_scores":
             return _find_entities(body, model).request
         if output == "multi_vector":
-            return encode_request(body, output, side=side_of(model.card, body.input_type))
-        return dense(body) if output == "dense" else encode_request(body, output)
+            return embed.encode_request(body, output, side=side_of(model.card, body.input_type))
+        return embed.dense(body) if output == "dense" else embed.encode_request(body, output)
 
     return Parsed(body, request)
 
@@ -163,19 +121,19 @@ def parse_invocation(raw: bytes) -> Parsed[RootRequest]:
 
 def render_root(body: RootRequest, result: Result, model: ServedModel) -> Response:
     if isinstance(body.inputs, Sentences):
-        return similarities(body.inputs, result, model)
+        return embed.render_similarity(cast(Any, body), result, model)
     output = _first(model)
     if output == "scores":
-        return render_predict(_predict(body), result, model)
+        return scores.render_predict(cast(Any, body), result, model)
     if output == "token_scores":
         return _render_entities(body, result, model)
     return _WRITE[output](body, result, model)
 
 
 _WRITE: Final[dict[OutputName, Callable[[Any, Result, ServedModel], Response]]] = {
-    "dense": render_embed,
-    "sparse": render_embed_sparse,
-    "multi_vector": render_embed_all,
+    "dense": embed.render_embed,
+    "sparse": embed.render_embed_sparse,
+    "multi_vector": embed.render_embed_all,
 }
 
 
@@ -188,7 +146,7 @@ def _find_entities(body: RootRequest, model: ServedModel) -> Operation[list[list
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest("must be a text or a list of texts: this model finds entities.", param="input")
     aggregation = (body.parameters and body.parameters.aggregation_strategy) or "simple"
-    cut_at = cut(body.truncate, body.truncation_direction)
+    cut_at = embed.cut(body.truncate, body.truncation_direction)
     return scoring.token_classify(model.card, cast(list[str], texts), aggregation, truncate=cut_at)
 
 
@@ -200,17 +158,7 @@ def _render_entities(body: RootRequest, result: Result, model: ServedModel) -> R
         for entities in _find_entities(body, model).postprocess(result)
     ]
     answer: object = rows[0] if isinstance(body.inputs, str) else rows
-    return timed(to_json(answer), result, model, count_characters(cast(Any, body.inputs)))
-
-
-def _predict(body: RootRequest) -> PredictRequest:
-    return PredictRequest(
-        inputs=cast(Any, body.inputs),  # sequences() finds token ids
-        truncate=body.truncate,
-        truncation_direction=body.truncation_direction,
-        raw_scores=body.raw_scores,
-        parameters=body.parameters,
-    )
+    return timed(to_json(answer), result, model, embed.count_characters(cast(Any, body.inputs)))
 
 
 _RERANK: Final[Schema] = {"required": ["texts"]}
@@ -239,7 +187,7 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
 class VertexResponse(msgspec.Struct):
     """Answer of POST /vertex."""
 
-    predictions: Annotated[list[Any], Meta(description="The answer to each instance.")]
+    predictions: Annotated[list[Any], schema("The answer to each instance.")]
 
 
 class _Marks(msgspec.Struct):
@@ -260,7 +208,7 @@ def parse_vertex(raw: bytes) -> Parsed[Instances]:
     for index, instance in enumerate(map(bytes, body.instances)):
         with _locate_errors(index):
             is_rerank = decode(_Marks, instance).texts is not msgspec.UNSET
-            each.append((parse_rerank if is_rerank else parse_root)(instance))
+            each.append((scores.parse_rerank if is_rerank else parse_root)(instance))
     instances = Instances(body.model, each)
     if not each:
         return ready(instances, None)
@@ -284,7 +232,7 @@ def render_vertex(body: Instances, result: Result | None, model: ServedModel) ->
 
 
 def _write(body: RootRequest | TEIRerankRequest, result: Result, model: ServedModel) -> Response:
-    return render_rerank(body, result, model) if isinstance(body, TEIRerankRequest) else render_root(body, result, model)
+    return scores.render_rerank(body, result, model) if isinstance(body, TEIRerankRequest) else render_root(body, result, model)
 
 
 def _pieces(answers: Sequence[Response]) -> Iterator[bytes | memoryview]:
@@ -361,10 +309,9 @@ _VERTEX: Final = TEI(
 )  # fmt: skip
 
 ROUTES: Final = (
-    *(
-        replace(route, path=path)
-        for path, root in (("/", _ROOT), ("/invocations", replace(_ROOT, parse=parse_invocation)))
-        for route in (root, *(each for each in scores.ROUTES if each.path == "/rerank"))
-    ),
+    _ROOT,
+    replace(scores.RERANK, path="/"),
+    replace(_ROOT, path="/invocations", parse=parse_invocation),
+    replace(scores.RERANK, path="/invocations"),
     _VERTEX,
 )

@@ -8,23 +8,23 @@ from __future__ import annotations
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict, scores_of
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.pair_inputs import TEXTS_OF_PAIRS
+from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict
+from whimbrel.dialects.common.bodies import LONGEST, Positive, decode, is_packed, schema, text_inputs
+from whimbrel.dialects.common.pairs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed
-from whimbrel.dialects.common.rules import LONGEST, TEXT, TEXT_LISTS, TEXT_PAIRS, list_of, text_inputs
+from whimbrel.dialects.common.schemas import TEXT, TEXT_LISTS, TEXT_PAIRS, list_of
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed, wrong_model_type
 from whimbrel.dialects.tei.embed import Direction, TEIModelName, TruncateFlag, count_characters, cut
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.outputs.scoring import descending
+from whimbrel.types.options import require
 from whimbrel.types.request import Pair, Request
 from whimbrel.types.result import Result
 from whimbrel.wire.json_base64 import to_json
 
-Raw: TypeAlias = Annotated[bool | None, Meta(description="Return logits, without any activation. Default: false.")]
+Raw: TypeAlias = Annotated[bool | None, schema("Return logits, without any activation. Default: false.")]
 Sequences: TypeAlias = str | list[str | list[str]]
 
 
@@ -37,7 +37,7 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
     raw_scores: Raw = None
-    return_text: Annotated[bool | None, Meta(description="Send the texts back.")] = None
+    return_text: Annotated[bool | None, schema("Send the texts back.")] = None
 
 
 class Rank(msgspec.Struct, omit_defaults=True):
@@ -52,11 +52,9 @@ class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
     """The options of `InferenceClient.text_classification`."""
 
     function_to_apply: Annotated[
-        ActivationName | None, Meta(description="The function applied to logits. Default: the checkpoint's activation.")
+        ActivationName | None, schema("The function applied to logits. Default: the checkpoint's activation.")
     ] = None
-    top_k: Annotated[Annotated[int, Meta(ge=1)] | None, Meta(description="Return only the N best classes. Default: all.")] = (
-        None
-    )
+    top_k: Annotated[Positive | None, schema("Return only the N best classes. Default: all.")] = None
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,9 +72,7 @@ class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw_scores: Raw = None
     parameters: Annotated[
         PredictParameters | None,
-        Meta(
-            description="Parameters as `InferenceClient` sends them. With them the answer to one text is a list of lists too."
-        ),
+        schema("Parameters as `InferenceClient` sends them. With them the answer to one text is a list of lists too."),
     ] = None
 
 
@@ -89,20 +85,16 @@ def parse_rerank(raw: bytes) -> Parsed[TEIRerankRequest]:
         if output is not None and output.width != 1:
             message = f"this model gives {output.width} scores, of as many classes, and ranks nothing; ask /predict."
             raise wrong_model_type(message)
-        return Request(
-            pairs,
-            ("scores",),
-            listwise=True,
-            activate=None if output is None else activation_of(body.raw_scores, model) is None,
-            truncate=cut(body.truncate, body.truncation_direction),
-        )
+        activate = None if output is None else activation_of(body.raw_scores, model) is None
+        truncate = cut(body.truncate, body.truncation_direction)
+        return Request(pairs, ("scores",), listwise=True, activate=activate, truncate=truncate)
 
     return Parsed(body, request)
 
 
 def render_rerank(body: TEIRerankRequest, result: Result, model: ServedModel) -> Response:
     order = descending(result.outputs.order[:, 0])
-    scores_N = activate(activation_of(body.raw_scores, model), scores_of(result))[:, 0]
+    scores_N = activate(activation_of(body.raw_scores, model), require(result.outputs.scores))[:, 0]
     ranks: list[dict[str, Any]] = [{"index": i, "score": score} for i, score in zip(order, scores_N[order], strict=True)]
     for rank in ranks if body.return_text else ():
         rank["text"] = body.texts[rank["index"]]
@@ -149,18 +141,15 @@ def render_predict(body: PredictRequest, result: Result, model: ServedModel) -> 
     return timed(to_json(answer), result, model, count_characters(body.inputs))
 
 
-_RERANK_TERMS: Final = TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))})
-
-ROUTES: Final = (
-    TEI(
-        "/rerank", "Texts ranked by a query (TEI).",
-        parse_rerank, render_rerank, response_type=list[Rank],
-        made_for="ranking", example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
-        terms=_RERANK_TERMS, discriminators=frozenset({"texts"}),
-    ),
-    TEI(
-        "/predict", "The classes of texts, or of pairs (TEI).",
-        parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
-        made_for="classes", example='{"inputs": "I like whimbrels."}',
-    ),
+RERANK: Final = TEI(
+    "/rerank", "Texts ranked by a query (TEI).",
+    parse_rerank, render_rerank, response_type=list[Rank],
+    made_for="ranking", example='{"query": "What is a whimbrel?", "texts": ["A wader with a curved bill.", "A sandwich."]}',
+    terms=TERMS.extended({"input": locate_pairs("query", "texts", single=(True, False))}), discriminators=frozenset({"texts"}),
 )  # fmt: skip
+PREDICT: Final = TEI(
+    "/predict", "The classes of texts, or of pairs (TEI).",
+    parse_predict, render_predict, response_type=list[Prediction | list[Prediction]],
+    made_for="classes", example='{"inputs": "I like whimbrels."}',
+)  # fmt: skip
+ROUTES: Final = (RERANK, PREDICT)

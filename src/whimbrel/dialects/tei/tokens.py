@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Annotated, Any, Final, cast
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS, text_inputs
+from whimbrel.dialects.common.schemas import EMPTY_OR_ID_LISTS, IDS, TEXT, TEXTS
 from whimbrel.dialects.common.texts import PromptName
 from whimbrel.dialects.tei.answers import TEI, TERMS
 from whimbrel.dialects.tei.embed import TEIModelName
@@ -33,7 +32,7 @@ class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
         text_inputs(TEXT, TEXTS, empty=_NONE).says("A text or at most {most} texts, of any length: nothing is cut."),
     ]
     model: TEIModelName = None
-    add_special_tokens: Annotated[bool | None, Meta(description="Put special tokens around texts. Default: true.")] = None
+    add_special_tokens: Annotated[bool | None, schema("Put special tokens around texts. Default: true.")] = None
     prompt_name: PromptName = None
 
 
@@ -51,11 +50,10 @@ class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /decode."""
 
     ids: Annotated[
-        list[int | list[int]],
-        text_inputs(IDS, EMPTY_OR_ID_LISTS, empty=_NONE).says("Token ids of a text, or lists of them."),
+        list[int | list[int]], text_inputs(IDS, EMPTY_OR_ID_LISTS, empty=_NONE).says("Token ids of a text, or lists of them.")
     ]
     model: TEIModelName = None
-    skip_special_tokens: Annotated[bool | None, Meta(description="Leave out special tokens. Default: true.")] = None
+    skip_special_tokens: Annotated[bool | None, schema("Leave out special tokens. Default: true.")] = None
 
 
 def parse_tokenize(raw: bytes) -> Parsed[TEITokenizeRequest]:

@@ -1,11 +1,9 @@
 """vLLM's own routes, of pooling models. Those that other APIs share stand with these, with vLLM's fields.
 
-    pooling       /pooling
-    classes       /classify
+    pooling       /pooling, /classify
     pair_scores   /v1/score, /score, /rerank
     invocations   /invocations
-    tokenize      /tokenize, /detokenize
-    about         /version, /tokenizer_info
+    tokenize      /tokenize, /detokenize, /tokenizer_info, /version
     status        statuses and bodies of errors
 
 Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize.
@@ -14,16 +12,14 @@ Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize.
 from __future__ import annotations
 
 from whimbrel.dialects.common.route import Route
-from whimbrel.dialects.vllm import tokenize
-from whimbrel.dialects.vllm.about import GET_ROUTES
-from whimbrel.dialects.vllm.classes import CLASSIFY
 from whimbrel.dialects.vllm.invocations import invocation_routes
-from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE, V1_SCORE
-from whimbrel.dialects.vllm.pooling import POOLING
+from whimbrel.dialects.vllm.pair_scores import SCORE, V1_SCORE, VLLM_RERANK
+from whimbrel.dialects.vllm.pooling import CLASSIFY, POOLING
+from whimbrel.dialects.vllm.tokenize import GET_ROUTES, ROUTES
 
 __all__ = ["GET_ROUTES", "routes"]
 
 
 def routes(embeddings: Route) -> tuple[Route, ...]:
     """Return the routes, given that of `/v1/embeddings`, as which models of dense vectors answer on /invocations."""
-    return POOLING, CLASSIFY, *RERANK_AND_SCORE, *invocation_routes(embeddings), *tokenize.ROUTES, V1_SCORE
+    return POOLING, CLASSIFY, VLLM_RERANK, SCORE, *invocation_routes(embeddings), *ROUTES, V1_SCORE

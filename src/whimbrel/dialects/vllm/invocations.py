@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -13,9 +13,8 @@ from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
 from whimbrel.dialects.common.route import EngineCall, Parsed, Route
 from whimbrel.dialects.common.texts import Priority
-from whimbrel.dialects.vllm.classes import CLASSIFY
-from whimbrel.dialects.vllm.pair_scores import RERANK_AND_SCORE
-from whimbrel.dialects.vllm.pooling import POOLING
+from whimbrel.dialects.vllm.pair_scores import SCORE, VLLM_RERANK
+from whimbrel.dialects.vllm.pooling import CLASSIFY, POOLING
 from whimbrel.dialects.vllm.status import TEXT_TERMS, VLLM
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.request import OutputName
@@ -64,10 +63,6 @@ def _render(body: Invocation, result: Result, model: ServedModel) -> bytes | Res
     return route.render_response(body.read[route.path].body, result, model)
 
 
-_PAIR_NAMES: Final = {"/score": ("queries", "data_1", "text_1"), "/rerank": ("documents",)}
-"""The fields that tell a body of /invocations from others, by the route that takes it; those of /score are looked at first."""
-
-
 def invocation_routes(embeddings: Route) -> tuple[Route, ...]:
     """Return the routes of /invocations, of which models of dense vectors answer as on `embeddings`."""
     by_output: dict[OutputName, Route] = {"dense": embeddings, "scores": CLASSIFY}
@@ -81,13 +76,10 @@ def invocation_routes(embeddings: Route) -> tuple[Route, ...]:
         example='{"input": ["A whimbrel is a wader."]}', terms=TEXT_TERMS,
         discriminators=frozenset({"input", "messages", "prompt"}), body_type=embeddings.request_type,
     )  # fmt: skip
-    of_pairs = (
-        replace(
-            pairs, path="/invocations", summary=f"The same as {path} (vLLM).", discriminators=frozenset(names),
-            media_types=(JSON,),
-        )
-        for path, names in _PAIR_NAMES.items()
-        for pairs in RERANK_AND_SCORE
-        if pairs.path == path
-    )  # fmt: skip
-    return by_model, *of_pairs
+    return by_model, _of_pairs(SCORE, "queries", "data_1", "text_1"), _of_pairs(VLLM_RERANK, "documents")
+
+
+def _of_pairs(route: Route, *names: str) -> Route:
+    """Return the route of a body of /invocations that has one of the fields that a route of pairs alone takes."""
+    summary, fields = f"The same as {route.path} (vLLM).", frozenset(names)
+    return replace(route, path="/invocations", summary=summary, discriminators=fields, media_types=(JSON,))

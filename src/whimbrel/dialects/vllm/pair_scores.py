@@ -9,31 +9,21 @@ from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec
-from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.pair_inputs import PAIRS, Queries, Query, Text, Texts, parse_parts
-from whimbrel.dialects.common.pairs import (
-    PAIR_FIELDS,
-    Explained,
-    PairFields,
-    cut_by_format,
-    explained,
-    pair_scores,
-    pairs_request,
-)
+from whimbrel.dialects.common import pairs
+from whimbrel.dialects.common.bodies import NOT_EMPTY, decode, is_packed, schema
+from whimbrel.dialects.common.pairs import PAIRS, Explained, PairFields
 from whimbrel.dialects.common.rerank import RERANK
-from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
-from whimbrel.dialects.common.route import ErrorTerms, Parsed
-from whimbrel.dialects.common.rules import NOT_EMPTY, Schema, any_of, present, schema
-from whimbrel.dialects.common.usage import VLLMUsage, vllm_usage
+from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, created, json_answer, new_id, vllm_usage
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
+from whimbrel.dialects.common.schemas import Schema, any_of, present
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLMError, render_error, status
 from whimbrel.errors import InvalidRequest, Location, locate_pairs
 from whimbrel.types.result import Result
 
-_Queries: TypeAlias = Annotated[Query | Queries | None, schema(**PAIRS.schema)]
-_Documents: TypeAlias = Annotated[Text | Texts | None, schema(**PAIRS.schema)]
+_Queries: TypeAlias = Annotated[pairs.Query | pairs.Queries | None, schema(**PAIRS.schema)]
+_Documents: TypeAlias = Annotated[pairs.Text | pairs.Texts | None, schema(**PAIRS.schema)]
 FORMS: Final = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
 """The pairs of fields that hold queries and documents; the first pair that is complete counts."""
 
@@ -43,16 +33,15 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     `data_2`."""
 
     RULES: ClassVar[tuple[Schema, ...]] = (*PairFields.RULES, any_of(*(present(*names) for names in FORMS)))
-    queries: Annotated[_Queries, Meta(description="One query for all documents, or one for each document.")] = None
+    queries: Annotated[_Queries, schema("One query for all documents, or one for each document.")] = None
     documents: _Documents = None
-    items: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
-    data_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
-    data_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
-    text_1: Annotated[_Queries, Meta(description="The same as `queries` (vLLM).")] = None
-    text_2: Annotated[_Documents, Meta(description="The same as `documents` (vLLM).")] = None
+    items: Annotated[_Documents, schema("The same as `documents` (vLLM).")] = None
+    data_1: Annotated[_Queries, schema("The same as `queries` (vLLM).")] = None
+    data_2: Annotated[_Documents, schema("The same as `documents` (vLLM).")] = None
+    text_1: Annotated[_Queries, schema("The same as `queries` (vLLM).")] = None
+    text_2: Annotated[_Documents, schema("The same as `documents` (vLLM).")] = None
     return_logits: Annotated[
-        bool | None,
-        Meta(description="Report each score before its activation too, by which scores are ordered that it makes equal."),
+        bool | None, schema("Report each score before its activation too, by which scores are ordered that it makes equal.")
     ] = None
 
 
@@ -88,7 +77,7 @@ def parse_score(raw: bytes) -> Parsed[ScoreRequest]:
         raise InvalidRequest("is missing; give queries and documents, or text_1 and text_2.", param=name)
     for name, value in zip(names, (first, second), strict=True):
         PAIRS.check(value, Location(name))
-    queries, documents = parse_parts(first, names[0]), parse_parts(second, names[1])
+    queries, documents = pairs.parse_parts(first, names[0]), pairs.parse_parts(second, names[1])
     for index, query in enumerate(queries):
         NOT_EMPTY.check(query, Location(names[0], index))
     one_query = len(queries) == 1
@@ -100,18 +89,18 @@ def parse_score(raw: bytes) -> Parsed[ScoreRequest]:
             "1:N or N:N."
         )
         raise InvalidRequest(message, param=names[0])
-    request = pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query)
-    return Parsed(body, cut_by_format(body, request))
+    request = pairs.pairs_request(body, list(zip(queries, documents, strict=True)), listwise=one_query)
+    return Parsed(body, pairs.cut_by_format(body, request))
 
 
 def render_score(body: ScoreRequest, result: Result, model: ServedModel) -> bytes | Response:
-    scores_P = pair_scores(result)
+    scores_P = pairs.pair_scores(result)
     data: list[dict[str, Any]] = [{"index": i, "object": "score", "score": score} for i, score in enumerate(scores_P)]
-    for each in data if body.explain else ():
-        each["explanation"] = explained(result, each["index"])
-    if body.return_logits and (logits_PC := result.outputs.logits) is not None:
-        for each, logit in zip(data, logits_PC[:, 0], strict=True):
-            each["logit"] = logit
+    for each in data:
+        if body.explain:
+            each["explanation"] = pairs.explained(result, each["index"])
+        if body.return_logits and result.outputs.logits is not None:
+            each["logit"] = result.outputs.logits[each["index"], 0]
     head = {"id": new_id("score", body.request_id), "object": "list", "created": created()}
     return json_answer(head | {"data": data, "model": model.plan.served_name, "usage": vllm_usage(result)}, result)
 
@@ -121,16 +110,15 @@ V1_SCORE: Final = replace(
     path="/v1/score", summary="The scores of pairs of texts (vLLM).",
     parse=parse_score, render_response=render_score, response_type=ScoreResponse,
     example='{"queries": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-    terms=ErrorTerms({**PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
+    terms=ErrorTerms({**pairs.PAIR_FIELDS, "input": locate_pairs("queries", "documents")}),
 )  # fmt: skip
-RERANK_AND_SCORE: Final = tuple(
-    replace(
-        route,
-        path=route.path.removeprefix("/v1"),
-        render=render_error,
-        error_type=VLLMError,
-        terms=route.terms.extended({}, TERMS.options),
-        status=status,
-    )
-    for route in (RERANK, V1_SCORE)
-)
+
+
+def _without_version(route: Route) -> Route:
+    terms = route.terms.extended({}, TERMS.options)
+    path = route.path.removeprefix("/v1")
+    return replace(route, path=path, render=render_error, error_type=VLLMError, terms=terms, status=status)
+
+
+VLLM_RERANK: Final = _without_version(RERANK)
+SCORE: Final = _without_version(V1_SCORE)

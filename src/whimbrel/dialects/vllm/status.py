@@ -7,10 +7,10 @@ from http import HTTPStatus
 from typing import Annotated, Final
 
 import msgspec
-from msgspec import Meta
 
+from whimbrel.dialects.common.bodies import schema
+from whimbrel.dialects.common.openai_errors import with_vllm_words
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
-from whimbrel.dialects.common.vllm_words import with_vllm_words
 from whimbrel.errors import WhimbrelError
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}
@@ -28,8 +28,8 @@ class VLLMErrorDetail(msgspec.Struct):
 
     message: str
     type: str
-    param: Annotated[str | None, Meta(description="The place of the fault in the request.")]
-    code: Annotated[int, Meta(description="The HTTP status.")]
+    param: Annotated[str | None, schema("The place of the fault in the request.")]
+    code: Annotated[int, schema("The HTTP status.")]
 
 
 class VLLMError(msgspec.Struct):

@@ -1,20 +1,21 @@
-"""vLLM's /tokenize and /detokenize. Pure functions over bytes."""
+"""vLLM's /tokenize and /detokenize, GET /tokenizer_info and /version. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Final
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import decode
+from whimbrel import __version__
+from whimbrel.dialects.common.bodies import count, decode, schema
 from whimbrel.dialects.common.responses import ServedModel
-from whimbrel.dialects.common.route import Parsed, ready
-from whimbrel.dialects.common.rules import MAX_IDS, count
+from whimbrel.dialects.common.route import GetRoute, Parsed, ready
+from whimbrel.dialects.common.schemas import MAX_IDS
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
-from whimbrel.dialects.vllm.status import TERMS, VLLM
-from whimbrel.errors import Location
+from whimbrel.dialects.vllm.status import TERMS, VLLM, VLLMError, render_error
+from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.request import DetokenizeRequest, TokenizeRequest
 from whimbrel.types.seq import TokenInfo
 from whimbrel.wire.json_base64 import to_json
@@ -26,9 +27,7 @@ class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
-    return_token_strs: Annotated[
-        bool | None, Meta(description="Return the tokens as text too, as they stand in the vocabulary.")
-    ] = None
+    return_token_strs: Annotated[bool | None, schema("Return the tokens as text too, as they stand in the vocabulary.")] = None
 
 
 class VLLMTokenizeResponse(msgspec.Struct):
@@ -44,8 +43,7 @@ class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Body of POST /detokenize."""
 
     tokens: Annotated[
-        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]],
-        count(MAX_IDS, " token ids", least=0).says("At most {most} token ids."),
+        list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
     model: str | None = None
 
@@ -88,5 +86,61 @@ ROUTES: Final = (
         "/detokenize", "The text of token ids (vLLM).",
         parse_detokenize, render_detokenize, response_type=VLLMDetokenizeResponse, example='{"tokens": [101, 102]}',
         terms=TERMS.extended({"input": lambda location: Location("tokens", location.part)}),
+    ),
+)  # fmt: skip
+
+
+class VLLMTokenizerInfo(msgspec.Struct):
+    """Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`."""
+
+    tokenizer_class: Annotated[str, schema("The class of transformers that reads the tokenizer's files.")]
+    model_max_length: Annotated[int, schema("The limit in tokens per text.")]
+    truncation_side: Literal["right", "left"]
+    do_lower_case: bool
+    strip_accents: bool | None
+    tokenize_chinese_chars: bool
+    add_prefix_space: bool | None
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    sep_token: str | None = None
+    pad_token: str | None = None
+    cls_token: str | None = None
+    mask_token: str | None = None
+
+
+class VLLMVersionResponse(msgspec.Struct):
+    """Answer of GET /version."""
+
+    version: Annotated[str, schema("Whimbrel's version.")]
+
+
+def render_version(models: Sequence[ServedModel]) -> bytes:
+    return to_json({"version": __version__})
+
+
+def render_tokenizer_info(models: Sequence[ServedModel]) -> bytes:
+    if len(models) != 1:
+        raise InvalidRequest("several models are served; /info tells of all of them.")
+    tokenizer, limit = models[0].card.tokenizer, models[0].plan.max_length
+    own = tokenizer.tokenizer_class
+    about: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast" if own == "tokenizer.json" else own,
+        "model_max_length": limit,
+        "truncation_side": tokenizer.truncate,
+        "do_lower_case": tokenizer.do_lower_case or tokenizer.lowercase,
+        "strip_accents": tokenizer.strip_accents,
+        "tokenize_chinese_chars": tokenizer.tokenize_chinese_chars,
+        "add_prefix_space": tokenizer.add_prefix_space,
+    }
+    roles = {f"{role}_token": token["content"] for role, token in tokenizer.special_tokens.items() if token is not None}
+    return to_json(about | roles)
+
+
+GET_ROUTES: Final = (
+    GetRoute("/version", "The version of the server (vLLM).", render_version, render_error, VLLMError, VLLMVersionResponse),
+    GetRoute(
+        "/tokenizer_info", "The settings of the tokenizer, of a server of one model (vLLM).",
+        render_tokenizer_info, render_error, VLLMError, VLLMTokenizerInfo,
     ),
 )  # fmt: skip

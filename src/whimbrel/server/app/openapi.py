@@ -11,10 +11,10 @@ import msgspec
 from whimbrel import __version__, errors
 from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
-from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
-from whimbrel.dialects.common.rules import REPLACES, any_of
+from whimbrel.dialects.common.schemas import any_of
 from whimbrel.server.app.guards import OPEN_PATHS
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 

@@ -21,7 +21,7 @@ from starlette.requests import ClientDisconnect
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from whimbrel.dialects.common.faults import MalformedBody
+from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.dialects.common.route import Route as DialectRoute
 from whimbrel.errors import DeadlineExceeded, MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
