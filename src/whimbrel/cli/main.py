@@ -10,25 +10,14 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
 from whimbrel.cli import verb_commands
 from whimbrel.cli.config import app as config
 from whimbrel.cli.entry_points import Commands
-from whimbrel.cli.flags import (
-    AcceptConfig,
-    Device,
-    Dtype,
-    Matryoshka,
-    MaxBatchTokens,
-    MaxLength,
-    PoolingArgument,
-    RerankerOption,
-    TokenizerOption,
-    with_flags,
-)
+from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
 from whimbrel.cli.shared_options import (
     REFERENCE_PANEL,
     SERVER_PANEL,
@@ -39,8 +28,6 @@ from whimbrel.cli.shared_options import (
     model_argument,
     need,
     option,
-    read_pooling,
-    read_reranker,
 )
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.settings import Settings
@@ -48,8 +35,6 @@ from whimbrel.server.settings_table import read_settings
 
 if TYPE_CHECKING:
     from whimbrel.types.plan import Plan
-
-Choice = TypeVar("Choice", bound=str)
 
 app = typer.Typer(
     name="whimbrel",
@@ -88,7 +73,7 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
         ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
     )
 )
-@with_flags
+@with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
 def serve(
     models: Annotated[
         list[str] | None,
@@ -101,7 +86,6 @@ def serve(
     ] = None,
     **given: Any,
 ) -> None:
-    """Serve one or more models over HTTP."""
     need("httptools", "torch")
     from whimbrel.cli.serve import serve as serve_models
 
@@ -149,21 +133,10 @@ for _verb, _summary, *_examples in _VERBS:
         ("whimbrel show path/to/checkpoint --json", "every setting"),
     )
 )
-def show(
-    model: ModelArgument = None,
-    *,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_length: MaxLength = None,
-    max_batch_tokens: MaxBatchTokens = None,
-    pooling: PoolingArgument = None,
-    reranker: RerankerOption = None,
-    tokenizer: TokenizerOption = "auto",
-    matryoshka: Matryoshka = False,
-    accept_config: AcceptConfig = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show a model and how it would run here. Reads only the headers of its weights."""
+@with_flags(
+    "device", "dtype", "max_length", "max_batch_tokens", "pooling", "reranker", "tokenizer", "matryoshka", "accept_config"
+)
+def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) -> None:
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
@@ -173,30 +146,20 @@ def show(
     from whimbrel.types.waiting_memory import share_waiting_memory
 
     checkpoint = resolve_checkpoint(model, weights=False)
-    accepted = tuple(accept_config or ())
-    card = read_card(
-        checkpoint.folder,
-        checkpoint.name,
-        pooling=read_pooling(pooling),
-        reranker=read_reranker(reranker),
-        accept_config=accepted,
-        tokenizer=tokenizer,
-    )
+    arguments = engine_arguments(given)
+    choices = {name: arguments.pop(name) for name in ("pooling", "reranker")}
+    read = {"accept_config": arguments["accept_config"], "tokenizer": arguments.get("tokenizer")}
+    card = read_card(checkpoint.folder, checkpoint.name, **choices, **read)
     plan: Plan | None = None
     if is_installed("torch"):
         from whimbrel.model.load import check_weights
         from whimbrel.model.runner import probe
 
-        options = Options(
-            device=device,
-            dtype=dtype,
-            max_length=max_length,
-            max_batch_tokens=max_batch_tokens,
+        limits = Options(
             max_request_tokens=Settings().max_request_tokens,
             max_queue_tokens=share_waiting_memory(usable_memory()).tokens,
-            matryoshka=matryoshka,
-            accept_config=accepted,
         )
+        options = Options(**arguments) | limits
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
         preprocessor = Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work
         plan = replace(plan, tokenizer_note=preprocessor.compare_with_files(checkpoint.folder))
@@ -212,15 +175,13 @@ def show(
         ("whimbrel serve ./bge-m3", "and then"),
     )
 )
+@with_flags("pooling", "reranker", "accept_config")
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or Hub id.", show_default=False)],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The new folder.", show_default=False)],
-    pooling: PoolingArgument = None,
-    reranker: RerankerOption = None,
-    accept_config: AcceptConfig = None,
+    **given: Any,
 ) -> None:
-    """Write a checkpoint with pickled weights anew, with safetensors."""
     need("torch")
     from whimbrel.checkpoint.convert import convert as convert_checkpoint
     from whimbrel.checkpoint.locate import resolve_checkpoint
@@ -229,15 +190,8 @@ def convert(
     from whimbrel.model.load import check_weights
 
     checkpoint = resolve_checkpoint(model, pickles=True)
-    accepted = tuple(accept_config or ())
-    card = read_card(
-        checkpoint.folder,
-        checkpoint.name,
-        pooling=read_pooling(pooling),
-        reranker=read_reranker(reranker),
-        accept_config=accepted,
-        tokenizer="transformers",  # any: the weights do not depend on it
-    )
+    reading = "transformers"  # any: the weights do not depend on it
+    card = read_card(checkpoint.folder, checkpoint.name, **engine_arguments(given), tokenizer=reading)
     stderr = console.stderr_console()
     try:
         with console.signals_exit(), stderr.status("converting") as status:
@@ -259,7 +213,6 @@ def convert(
     )
 )
 def models(*, as_json: AsJson = False) -> None:
-    """List the verified models, with their difference from the reference."""
     from whimbrel.cli import console
 
     console.print_models(as_json=as_json)
@@ -273,6 +226,7 @@ def models(*, as_json: AsJson = False) -> None:
         ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
     )
 )
+@with_flags("device", "tokenizer", "accept_config")
 def verify(
     model: ModelArgument = None,
     *,
@@ -287,20 +241,14 @@ def verify(
     remote_model: Annotated[
         str | None, option("NAME", "Name of the model on the server. [default: MODEL]", panel=REFERENCE_PANEL)
     ] = None,
-    device: Device = "auto",
-    tokenizer: TokenizerOption = "auto",
-    accept_config: AcceptConfig = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
-    """Compare a model's real weights with a reference."""
     need("torch")
     from whimbrel.cli import verify as verification
 
     server = verification.Server(against, dialect, remote_model) if against else None
-    code = verification.run(
-        model, server, device=device, tokenizer=tokenizer, accept_config=accept_config or (), as_json=as_json
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(verification.run(model, server, engine_arguments(given), as_json=as_json))
 
 
 @app.command(
@@ -311,7 +259,6 @@ def verify(
     )
 )
 def doctor(*, as_json: AsJson = False) -> None:
-    """Check this installation and machine."""
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))
