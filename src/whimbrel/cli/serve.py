@@ -15,7 +15,6 @@ from rich.console import Console
 
 from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
-from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.banner import is_open, print_banner
 from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
@@ -24,7 +23,7 @@ from whimbrel.errors import SetupError
 from whimbrel.server.app.from_settings import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import read_tls_files
-from whimbrel.server.processes.messages import ModelOptions, Planned, ServeOptions
+from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
 from whimbrel.telemetry import logs
@@ -151,31 +150,20 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
 
     def on_ready(planned: list[Planned]) -> None:
         progress.finish()
-        models = [
-            (
-                Path(each.folder),
-                read_card(
-                    Path(each.folder),
-                    each.card_name,
-                    pooling=model.pooling,
-                    reranker=model.reranker,
-                    accept_config=each.plan.accept_config,
-                    adapters=each.plan.adapters,
-                    tokenizer=model.options.get("tokenizer"),
-                ),
-                each.plan,
-            )
-            for each, model in zip(planned, options.models, strict=True)
-        ]
-        print_banner(console, models, options, listener)
+        cards = [read_planned_card(model, each) for model, each in zip(options.models, planned, strict=True)]
+        print_banner(console, list(zip(planned, cards, strict=True)), options, listener)
         if is_open(listener) and not options.limits.api_keys:
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
+    def on_load(model: int, step: Phase | BytesRead) -> None:
+        if isinstance(step, Phase):
+            progress.start_phase(model, step.text)
+        else:
+            progress.read(model, step.done, step.total)
+
     async def run() -> int:
         asyncio.get_running_loop().call_soon(progress.start)  # when the supervisor handles signals
-        return await Supervisor(
-            options, listener, on_phase=progress.start_phase, on_bytes=progress.read, on_ready=on_ready
-        ).run()
+        return await Supervisor(options, listener, on_load=on_load, on_ready=on_ready).run()
 
     with closing(progress):
         code = asyncio.run(run())

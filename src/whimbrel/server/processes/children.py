@@ -17,7 +17,7 @@ import msgspec
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
+from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned, ReportEngine, ReportWorker
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.server.settings_table import KEY_VARIABLE, PASSWORD_VARIABLE
 from whimbrel.telemetry import metrics
@@ -75,6 +75,8 @@ class Child:
     """A child process over all its lives, and the state of the present one."""
 
     kind: ClassVar[str]
+    reports: ClassVar[Any]
+    """Union of the messages that the process sends."""
     hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, PASSWORD_VARIABLE)
     """Variables of the supervisor's environment that the process does not get."""
 
@@ -89,13 +91,8 @@ class Child:
     kill_reason: str | None = None
     error: CannotStart | None = None
 
-    async def start(
-        self, kind: Any, metrics_folder: Path, on_message: Callable[[Any], None], *, secrets: Collection[str] = ()
-    ) -> None:
-        """Begin a life; `kind` is the union of the messages that the process sends. Raises OSError.
-
-        secrets: API keys, which its environment does not hold.
-        """
+    async def start(self, metrics_folder: Path, on_message: Callable[[Any], None], *, secrets: Collection[str]) -> None:
+        """Begin a life. Raises OSError. Its environment does not hold the `secrets`."""
         self.kill_reason = self.error = None
         self.ready = False
         self.eof.clear()
@@ -113,7 +110,7 @@ class Child:
             except OSError:
                 ours.close()
                 raise
-        self.channel = AsyncChannel[Any](ours, kind, on_message=on_message, on_end=self._on_end)
+        self.channel = AsyncChannel[Any](ours, self.reports, on_message=on_message, on_end=self._on_end)
 
     async def wait(self) -> int:
         """Wait until the process has ended and its messages are handled. Return the exit code, negative for a signal."""
@@ -149,6 +146,7 @@ class Child:
 @dataclass(slots=True, eq=False)
 class EngineChild(Child):
     kind: ClassVar[str] = "engine"
+    reports: ClassVar[Any] = ReportEngine
 
     model: int = 0
     replica: int = 0
@@ -168,6 +166,7 @@ class EngineChild(Child):
 @dataclass(slots=True, eq=False)
 class WorkerChild(Child):
     kind: ClassVar[str] = "worker"
+    reports: ClassVar[Any] = ReportWorker
     hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, PASSWORD_VARIABLE, *_HUB_TOKENS)
 
     index: int = 0
