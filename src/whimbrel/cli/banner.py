@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from whimbrel.checkpoint.left_out import left_out, stated_architecture
-from whimbrel.cli.console import describe_tokenizer, kernels_of, memory_of_batches
+from whimbrel.cli.console import count, describe_tokenizer, kernels_of, memory_of_batches, with_text
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.server.processes.messages import Planned, ServeOptions
 from whimbrel.types.card import Card, Output
@@ -51,7 +51,7 @@ def print_banner(
     for planned, card in models:
         folder = Path(planned.folder)
         files = {"class": stated_architecture(folder, card), "left out": ", ".join(left_out(folder, card))}
-        _print_fields(console, _summary(card, planned.plan) | {name: text for name, text in files.items() if text})
+        _print_fields(console, _summary(card, planned.plan) | with_text(files))
         if len(models) > 1:
             console.print()
     pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
@@ -59,7 +59,7 @@ def print_banner(
     tokens = min(plan.max_queue_tokens for plan in plans)
     waiting = f"up to {bodies:,.0f} MiB of bodies, {tokens:,} tokens in each engine"
     fields = {
-        "processes": f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}",
+        "processes": f"{count(options.num_replicas * len(models), 'engine')}, {count(options.num_workers, 'HTTP worker')}",
         "waiting": f"{waiting}; then clients wait until they are read",
         "API key": "required" if has_key else "none",
         "URL": f"unix:{listener.getsockname()}" if is_unix else f"{url}  ({pages})",
@@ -103,7 +103,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
-        "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
+        "device": f"{plan.device} ({count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
         "int8": plan.int8 and str(plan.int8),
         "long texts": plan.split_long and "run in parts, unless a request asks to cut them (split_long)",
@@ -120,7 +120,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
         "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
     }
-    return {name: text for name, text in summary.items() if isinstance(text, str) and text}
+    return with_text(summary)
 
 
 def _shape(output: Output, plan: Plan) -> str:
@@ -133,10 +133,6 @@ def _shape(output: Output, plan: Plan) -> str:
     if output.activated and output.activation != "identity":
         parts.append({"normalize": "normalised"}.get(output.activation, output.activation))
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _interpreter() -> str:

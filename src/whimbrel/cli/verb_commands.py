@@ -298,12 +298,8 @@ def _running(
         raise SetupError("there are no texts.", hint="give them as arguments, or one to a line of stdin")
     if progress.truncated:
         limit = f"{engine.plan.max_length:,} tokens" if not engine.card.text_formats else "the model's limits"
-        cut, read = _count(progress.truncated, "text"), _count(progress.done, unit.removesuffix("s"))
+        cut, read = console.count(progress.truncated, "text"), console.count(progress.done, unit.removesuffix("s"))
         progress.say(f"{cut} cut to {limit}; {read} in all.")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _answers(

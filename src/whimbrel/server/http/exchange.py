@@ -9,13 +9,15 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.types import ASGIApp, Message, Scope
 
 from whimbrel.errors import BodyTimeout, WhimbrelError
-from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.http.states import ANSWER, BODY, COMPLETE, Answer, Body, Event, Reading
+
+if TYPE_CHECKING:
+    from whimbrel.server.http.connection import Connection
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -41,28 +43,10 @@ class ClientDisconnected(OSError):
     """The client has left, or was cut off."""
 
 
-class Transport(Protocol):
-    """The part of a `Connection` that an exchange uses."""
-
-    limits: HttpLimits
-    transport: asyncio.Transport
-    reading: Reading
-    room: asyncio.Future[None] | None
-    """While the buffers of the transport are full: done when there is room or the connection is lost."""
-    is_kept: bool
-
-    @property
-    def gives_way(self) -> bool: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def reset(self) -> None: ...
-    def finish(self, exchange: RequestResponseCycle) -> None: ...
-
-
 class RequestResponseCycle:
     """One exchange. The app calls `receive` and `send`, the connection `feed`, `end` and `abort`."""
 
-    def __init__(self, connection: Transport, scope: Scope, *, keep_alive: bool) -> None:
+    def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.scope = scope
