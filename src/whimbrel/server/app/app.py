@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
-from whimbrel.dialects.common.route import EngineCall, Parse
+from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.docs import docs_file
 from whimbrel.server.app.guards import GuardMiddleware
@@ -40,8 +40,7 @@ from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile,
 from whimbrel.telemetry.metrics import Metrics
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.machine_limits import usable_memory
-from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
-from whimbrel.types.result import Result
+from whimbrel.types.request import Request, TokenizeRequest
 from whimbrel.types.scheduling import Scheduling
 
 _UNKNOWN_PATIENCE: Final = b"60"
@@ -49,6 +48,7 @@ _UNKNOWN_PATIENCE: Final = b"60"
 _MOST_WAITED: Final = 3600.0
 _OF_BROWSERS: Final = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest")
 """Headers of requests that pages make."""
+_OK: Final = b'{"status":"ok"}'
 
 
 class App:
@@ -60,11 +60,9 @@ class App:
         self.routes = [*posts, *_GetRoutes(served, limits).routes]
         self._router = Router(self.routes, redirect_slashes=False)
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
+        self.refuse_line = self._app.memory.refuse_line
+        """Function that answers the requests that wait for memory, unread, with an error."""
         self._proxies = ProxyRules(limits)
-
-    def refuse_line(self, error: WhimbrelError) -> None:
-        """Answer the requests that wait for memory, unread, with `error`."""
-        self._app.refuse_line(error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -87,16 +85,12 @@ class App:
             await send_error(error, scope, send)
         except HTTPException as error:
             if error.status_code == 405:
-                allow = ", ".join(self._methods(scope))
+                routes = (each for each in self.routes if each.matches(scope)[0] is not Match.NONE)  # Starlette names one alone
+                allow = ", ".join(sorted({each for route in routes for each in route.methods or ()}))
                 refusal = MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
             else:
                 allow, refusal = "", NotFound(f"no route {sanitize(path)}; /docs lists them.")
             await send_error(refusal, scope, send, allow=allow)
-
-    def _methods(self, scope: Scope) -> list[str]:
-        """Return the methods that a path takes: Starlette names those of its first route alone."""
-        routes = (route for route in self.routes if route.matches(scope)[0] is not Match.NONE)
-        return sorted({method for route in routes for method in route.methods or ()})
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
         context, body = context_of(scope), None
@@ -132,12 +126,14 @@ class App:
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
             request = _with_named_adapter(request, name, embedder)
-        if request is not None:
             priority: int | None = getattr(parsed.body, "priority", None)  # of the dialects that have it
             scheduling = Scheduling(priority or 0, deadline, context.tenant, _seconds_waited(context.request_headers))
-            result = await _run_while_connected(_run(embedder, request, scheduling), scope, context.receive)
-        if isinstance(result, Result):
+            result = await _run_while_connected(embedder.run(request, scheduling), scope, context.receive)
             context.note_result(result)
+        elif isinstance(request, TokenizeRequest):
+            result = await _run_while_connected(embedder.tokenize(request), scope, context.receive)
+        elif request is not None:
+            result = await _run_while_connected(embedder.decode(request), scope, context.receive)
         with Timer("write", into=context.stages):
             answer = route.render_response(parsed.body, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
@@ -208,14 +204,6 @@ def _parser(route: Route, headers: Mapping[bytes, bytes]) -> Parse:
     return route.accepts.get(kind, route.parse)
 
 
-def _run(embedder: AsyncEmbedder, request: EngineCall, scheduling: Scheduling) -> Awaitable[Any]:
-    if isinstance(request, TokenizeRequest):
-        return embedder.tokenize(request)
-    if isinstance(request, DetokenizeRequest):
-        return embedder.decode(request)
-    return embedder.run(request, scheduling)
-
-
 async def _run_while_connected(running: Awaitable[Any], scope: Scope, receive: Receive) -> Any:
     """Await `running`. If the client leaves first, cancel it and raise ClientDisconnect."""
     task, left, done = asyncio.current_task(), False, False
@@ -275,45 +263,42 @@ class _GetRoutes:
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
         self._docs_file("")
-        handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
-        handlers |= {
+        as_json: dict[str, Callable[[HTTPRequest], bytes]] = {
+            **{page.path: partial(self._page, page) for page in GET_ROUTES},
             "/v1/models": self._list_models,
             "/v1/models/{model:path}": self._show_model,
             "/health": self._check_ready,
-            "/health/live": self._check_live,
+            "/health/live": lambda _: _OK,
             "/health/ready": self._check_ready,
             "/ping": self._check_ready,
             "/info": self._info,
-            "/": self._root,
-            "/load": self._count_requests,
-            "/metrics": self._render_metrics,
-            "/openapi.json": self._openapi,
-            "/docs": self._docs,
+            "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", "")),
         }
+        handlers: dict[str, Any] = {path: partial(_send_json, render) for path, render in as_json.items()}
+        handlers |= {"/": self._root, "/load": self._load, "/metrics": self._render_metrics, "/docs": self._docs}
         handlers |= {path: partial(_send_file, name) for path, name in ASSET_PATHS.items()}
         self.routes = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
-    async def _page(self, page: GetRoute, http: HTTPRequest) -> HTTPResponse:
-        return _json(page.render_response(list(self._served)))
+    def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
+        return page.render_response(list(self._served))
 
-    async def _list_models(self, http: HTTPRequest) -> HTTPResponse:
+    def _list_models(self, http: HTTPRequest) -> bytes:
         named = [(name, embedder) for embedder in self._served for name in served_names(embedder.plan)]
-        return _json(openai.render_models([self._model(*each) for each in named]))
+        return openai.render_models([openai.describe_model(*each, self._created) for each in named])
 
-    async def _show_model(self, http: HTTPRequest) -> HTTPResponse:
+    def _show_model(self, http: HTTPRequest) -> bytes:
         name: str = http.path_params["model"]
-        return _json(msgspec.json.encode(self._model(name, self._served.find(name))))
+        return msgspec.json.encode(openai.describe_model(name, self._served.find(name), self._created))
 
-    def _model(self, name: str, embedder: AsyncEmbedder) -> openai.NamedModel:
-        return openai.describe_model(name, embedder, self._created)
-
-    async def _check_live(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(b'{"status":"ok"}')
-
-    async def _check_ready(self, http: HTTPRequest) -> HTTPResponse:
+    def _check_ready(self, http: HTTPRequest) -> bytes:
         if not self._served.ready:
             raise Unavailable(f"{self._served.status}.")
-        return _json(b'{"status":"ok"}')
+        return _OK
+
+    def _info(self, http: HTTPRequest) -> bytes:
+        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
+        of_tei = tei.describe(list(self._served)) if models else {}
+        return msgspec.json.encode({"version": __version__, "models": models} | of_tei)
 
     async def _root(self, http: HTTPRequest) -> HTTPResponse:
         if self._playground and accepted_media_type(http.headers.get("accept", ""), [HTML]) == HTML:
@@ -321,16 +306,11 @@ class _GetRoutes:
             if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
                 return RedirectResponse(f"{prefix}/")
             return await _send_file(PLAYGROUND, http)
-        return await self._check_ready(http)
+        return await _send_json(self._check_ready, http)
 
-    async def _info(self, http: HTTPRequest) -> HTTPResponse:
-        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
-        of_tei = tei.describe(list(self._served)) if models else {}
-        return _json(msgspec.json.encode({"version": __version__, "models": models} | of_tei))
-
-    async def _count_requests(self, http: HTTPRequest) -> HTTPResponse:
+    async def _load(self, http: HTTPRequest) -> HTTPResponse:
         count = await asyncio.to_thread(self._metrics.num_in_flight, ROUTES_BY_PATH)
-        return _json(msgspec.json.encode(ServerLoad(count)))
+        return HTTPResponse(msgspec.json.encode(ServerLoad(count)), media_type=JSON)
 
     async def _render_metrics(self, http: HTTPRequest) -> HTTPResponse:
         if not self._metrics.shared:  # the engines run in this process, and nothing else reports their gauges
@@ -349,17 +329,14 @@ class _GetRoutes:
         content, content_type = await asyncio.shield(rendering)
         return HTTPResponse(content, headers={"content-type": content_type})
 
-    async def _openapi(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(openapi_json(http.scope.get("root_path", "")))
-
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
         if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
             return HTTPResponse(status_code=308, headers={"location": "../docs"})
         return _send_page(self._docs_file(str(http.base_url).rstrip("/")), http)
 
 
-def _json(content: bytes) -> HTTPResponse:
-    return HTTPResponse(content, media_type="application/json")
+async def _send_json(render: Callable[[HTTPRequest], bytes], http: HTTPRequest) -> HTTPResponse:
+    return HTTPResponse(render(http), media_type=JSON)
 
 
 async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:

@@ -299,16 +299,12 @@ class RequestMiddleware:
     def __init__(self, app: ASGIApp, routes: Sequence[Route], limits: ServerLimits = DEFAULTS) -> None:
         self._app = app
         self._limits = limits
-        self._memory = RequestMemory(limits.max_inflight_bytes)
+        self.memory = RequestMemory(limits.max_inflight_bytes)
         self._exact = frozenset(route.path for route in routes if not route.param_convertors)
         self._patterns = [route for route in routes if route.param_convertors]
 
-    def refuse_line(self, error: WhimbrelError) -> None:
-        """Answer the requests that wait for memory, unread, with `error`."""
-        self._memory.refuse_line(error)
-
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = RequestContext(scope, receive, send, self._limits, self._memory)
+        context = RequestContext(scope, receive, send, self._limits, self.memory)
         scope["state"] = {**scope.get("state", {}), "request_id": context.request_id, "context": context}
         route, received = self._route(scope["path"]), time.time()
         trace.request_started(route)
