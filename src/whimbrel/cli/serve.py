@@ -9,6 +9,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
@@ -92,24 +93,19 @@ def choose_workers() -> int:
     return max(1, min(4, usable_processors() // 8))
 
 
-def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
-    """Return the names of each model from the values of --served-name. Raises SetupError."""
-    split = [tuple(name.strip() for name in value.split(",")) for value in served_names]
-    if num_models == 1:
-        split = [tuple(name for names in split for name in names)]
-    if len(split) > num_models:
-        raise SetupError(f"--served-name is given {len(split)} times, for {num_models} models.", hint="give it once per MODEL")
-    names = [name for each in split for name in each]
-    if not all(names) or len(set(names)) < len(names):
-        raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
-    return [*split, *[()] * (num_models - len(split))]
-
-
 def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the names of each model: those of --served-name, or the model's own. Raises SetupError if two share a name."""
-    given = names_of_models(served_names, num_models=len(models))
+    given = [tuple(name.strip() for name in value.split(",")) for value in served_names]
+    if len(models) == 1:
+        given = [tuple(chain(*given))]
+    if len(given) > len(models):
+        raise SetupError(f"--served-name is given {len(given)} times, for {len(models)} models.", hint="give it once per MODEL")
+    stated = [*chain(*given)]
+    if not all(stated) or len(set(stated)) < len(stated):
+        raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
+    given += [()] * (len(models) - len(given))
     names = [own or default_names(model) for model, own in zip(models, given, strict=True)]
-    counts = Counter(name for own in names for name in own)
+    counts = Counter(chain(*names))
     if shared := [name for name, count in counts.items() if count > 1]:
         raise SetupError(
             f"two models are named {shared[0]}.", hint="give each MODEL a name, in their order: --served-name A --served-name B"
