@@ -223,7 +223,7 @@ def test_a_host_that_was_right_lets_no_other_in(asked: list[tuple[str, str | Non
         async def at(scope: Any, receive: Any, send: Any) -> None:
             await edge(scope | {"server": server and (server, 8000)}, receive, send)
 
-        return (await call(RequestMiddleware(at, []), headers={"host": host})).status
+        return (await call(RequestMiddleware(at, str), headers={"host": host})).status
 
     for each in asked:
         assert asyncio.run(status(shared, *each)) == asyncio.run(status(GuardMiddleware(app, options), *each))

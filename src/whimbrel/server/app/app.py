@@ -1,6 +1,6 @@
 """The ASGI app over any AsyncEmbedders: POST routes of the dialects, and GET routes for models, health and metrics.
 
-POST routes are looked up in a dict, and Starlette routes the rest. The app knows no engines and no tensors.
+Routes are looked up in dicts. The app knows no engines and no tensors.
 """
 
 from __future__ import annotations
@@ -14,13 +14,11 @@ from math import inf, nan
 from typing import Any, Final
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import RedirectResponse
 from starlette.responses import Response as HTTPResponse
-from starlette.routing import Match, Router
-from starlette.routing import Route as HTTPRoute
+from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
@@ -38,6 +36,7 @@ from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedde
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
 from whimbrel.telemetry.metrics import Metrics
+from whimbrel.telemetry.prometheus_text import content_type
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.machine_limits import usable_memory
 from whimbrel.types.request import Request, TokenizeRequest
@@ -49,6 +48,7 @@ _MOST_WAITED: Final = 3600.0
 _OF_BROWSERS: Final = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest")
 """Headers of requests that pages make."""
 _OK: Final = b'{"status":"ok"}'
+_MODEL: Final = "/v1/models/{model}"
 
 
 class App:
@@ -56,10 +56,11 @@ class App:
 
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
-        posts = [HTTPRoute(path, self, methods=["POST"]) for path in ROUTES_BY_PATH]  # for 404 and 405; see _route
-        self.routes = [*posts, *_GetRoutes(served, limits).routes]
-        self._router = Router(self.routes, redirect_slashes=False)
-        self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
+        self._pages = _Pages(served, limits).by_path
+        self.methods = dict.fromkeys(self._pages, ("GET", "HEAD"))
+        """Methods that each path takes, in order."""
+        self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
+        self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.template, limits)
         self.refuse_line = self._app.memory.refuse_line
         """Function that answers the requests that wait for memory, unread, with an error."""
         self._proxies = ProxyRules(limits)
@@ -68,7 +69,11 @@ class App:
         if scope["type"] == "http":
             await self._app(canonical(self._proxies.apply(scope)), receive, send)
         else:
-            await self._router(scope, receive, send)  # which answers the lifespan messages of other servers
+            await Router()(scope, receive, send)  # which answers the lifespan messages of other servers
+
+    def template(self, path: str) -> str:
+        """Return the template of the route that a path belongs to, a key of `methods`; empty if there is none."""
+        return path if path in self.methods else _MODEL if path.startswith("/v1/models/") else ""
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -79,18 +84,18 @@ class App:
             finally:
                 self._served.end()
             return
+        template, allow = self.template(path), ""
         try:
-            await self._router({**scope, "app": self}, receive, send)  # with "app", Starlette raises its refusals
+            if not template:
+                raise NotFound(f"no route {sanitize(path)}; /docs lists them.")
+            if method not in self.methods[template]:
+                allow = ", ".join(self.methods[template])
+                raise MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
+            response = await self._pages[template](HTTPRequest(scope))
         except WhimbrelError as error:
-            await send_error(error, scope, send)
-        except HTTPException as error:
-            if error.status_code == 405:
-                routes = (each for each in self.routes if each.matches(scope)[0] is not Match.NONE)  # Starlette names one alone
-                allow = ", ".join(sorted({each for route in routes for each in route.methods or ()}))
-                refusal = MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
-            else:
-                allow, refusal = "", NotFound(f"no route {sanitize(path)}; /docs lists them.")
-            await send_error(refusal, scope, send, allow=allow)
+            await send_error(error, scope, send, allow=allow)
+        else:
+            await response(scope, receive, send)
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
         context, body = context_of(scope), None
@@ -250,8 +255,8 @@ async def send_response(response: Response, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": chunk})
 
 
-class _GetRoutes:
-    """The GET routes: health, models, metrics and documentation."""
+class _Pages:
+    """Answers to GET: health, models, metrics and documentation."""
 
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
@@ -266,7 +271,7 @@ class _GetRoutes:
         as_json: dict[str, Callable[[HTTPRequest], bytes]] = {
             **{page.path: partial(self._page, page) for page in GET_ROUTES},
             "/v1/models": self._list_models,
-            "/v1/models/{model:path}": self._show_model,
+            _MODEL: self._show_model,
             "/health": self._check_ready,
             "/health/live": lambda _: _OK,
             "/health/ready": self._check_ready,
@@ -274,10 +279,14 @@ class _GetRoutes:
             "/info": self._info,
             "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", "")),
         }
-        handlers: dict[str, Any] = {path: partial(_send_json, render) for path, render in as_json.items()}
-        handlers |= {"/": self._root, "/load": self._load, "/metrics": self._render_metrics, "/docs": self._docs}
-        handlers |= {path: partial(_send_file, name) for path, name in ASSET_PATHS.items()}
-        self.routes = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+        self.by_path: dict[str, Callable[[HTTPRequest], Awaitable[HTTPResponse]]] = {
+            **{path: partial(_send_json, render) for path, render in as_json.items()},
+            **{path: partial(_send_file, name) for path, name in ASSET_PATHS.items()},
+            "/": self._root,
+            "/load": self._load,
+            "/metrics": self._render_metrics,
+            "/docs": self._docs,
+        }
 
     def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
         return page.render_response(list(self._served))
@@ -287,7 +296,7 @@ class _GetRoutes:
         return openai.render_models([openai.describe_model(*each, self._created) for each in named])
 
     def _show_model(self, http: HTTPRequest) -> bytes:
-        name: str = http.path_params["model"]
+        name = http.scope["path"].removeprefix("/v1/models/")
         return msgspec.json.encode(openai.describe_model(name, self._served.find(name), self._created))
 
     def _check_ready(self, http: HTTPRequest) -> bytes:
@@ -320,14 +329,14 @@ class _GetRoutes:
                 gauge("max_batch_tokens", embedder.plan.max_batch_tokens, model=embedder.plan.served_name)
             gauge("memory_limit_bytes", usable_memory())
         accept = http.headers.get("accept", "")
-        kind = self._metrics.content_type(accept)
+        kind = content_type(accept)
         rendering = self._renderings.get(kind)
         if rendering is None:  # requests that come meanwhile get the same page
             rendering = asyncio.ensure_future(asyncio.to_thread(self._metrics.render, accept))
             self._renderings[kind] = rendering
             rendering.add_done_callback(lambda _: self._renderings.pop(kind))
-        content, content_type = await asyncio.shield(rendering)
-        return HTTPResponse(content, headers={"content-type": content_type})
+        content, _ = await asyncio.shield(rendering)
+        return HTTPResponse(content, headers={"content-type": kind})
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
         if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs

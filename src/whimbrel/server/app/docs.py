@@ -13,7 +13,6 @@ import msgspec
 from whimbrel import __version__
 from whimbrel.dialects import APIS, Route
 from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_json, post_operation
-from whimbrel.server.app.routing import PathRoutes
 from whimbrel.server.pages.files import PageFile, page_headers
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
 
@@ -67,7 +66,7 @@ def sections(document: JSON) -> list[Section]:
 
 def _post_entry(routes: Sequence[Route], schemas: JSON) -> Entry:
     places = [Place(route.path, tuple(sorted(route.discriminators))) for route in routes]
-    return Entry("POST", places, post_operation(PathRoutes(routes[:1]), schemas), routes[0].made_for)
+    return Entry("POST", places, post_operation(routes[:1], schemas), routes[0].made_for)
 
 
 def _get_entry(paths: Sequence[str], document: JSON) -> Entry:

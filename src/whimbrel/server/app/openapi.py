@@ -111,7 +111,7 @@ def openapi_document() -> JSON:
     for kind in dict.fromkeys(_structs(msgspec.inspect.multi_type_info(types))):
         if rules := getattr(kind, "RULES", ()):
             schemas[kind.__name__]["allOf"] = list(rules)
-    paths: dict[str, JSON] = {path: {"post": post_operation(group, schemas)} for path, group in ROUTES_BY_PATH.items()}
+    paths: dict[str, JSON] = {path: {"post": post_operation(group.routes, schemas)} for path, group in ROUTES_BY_PATH.items()}
     for path, summary, kind, media_types in gets:
         paths.setdefault(path, {})["get"] = _get(path, summary, kind, media_types)
     for path, methods in paths.items():
@@ -166,20 +166,16 @@ def _reference(kind: Any) -> JSON:
     return ref
 
 
-def post_operation(group: PathRoutes, schemas: JSON) -> JSON:
-    routes = group.routes
+def post_operation(routes: Sequence[Route], schemas: JSON) -> JSON:
     schema = _body(routes)
-    body: JSON = {each: {"schema": schema} for each in group.media_types or (JSON_TYPE,)}
+    body: JSON = {each: {"schema": schema} for each in PathRoutes(routes).media_types or (JSON_TYPE,)}
     body[JSON_TYPE]["examples"] = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
-    answer: JSON = {"description": "The answer."}
-    binary = [kind for route in routes for kind in binary_types(_formats(route, schemas))]
-    answer["content"] = {JSON_TYPE: {"schema": _schema([route.response_type for route in routes])}} | {
-        kind: {} for kind in binary
-    }
+    binary: JSON = {kind: {} for route in routes for kind in binary_types(_formats(route, schemas))}
+    content = {JSON_TYPE: {"schema": _schema([route.response_type for route in routes])}} | binary
     return {
         "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
-        "responses": {"200": answer} | _errors(routes),
+        "responses": {"200": {"description": "The answer.", "content": content}} | _errors(routes),
     }
 
 
@@ -198,12 +194,8 @@ def _body(routes: Sequence[Route]) -> JSON:
 
 def _formats(route: Route, schemas: JSON) -> Sequence[str]:
     """Return the formats of answers that the body of a route may ask for."""
-    fields = schemas[route.request_type.__name__]["properties"]
-    return [name for option in _options(fields.get("encoding_format", {})) for name in option.get("enum", ())]
-
-
-def _options(schema: JSON) -> Sequence[JSON]:
-    return schema.get("anyOf", [schema])
+    field: JSON = schemas[route.request_type.__name__]["properties"].get("encoding_format", {})
+    return [name for option in field.get("anyOf", [field]) for name in option.get("enum", ())]
 
 
 def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
