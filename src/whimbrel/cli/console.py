@@ -110,7 +110,6 @@ def describe_tokenizer(card: Card, plan: Plan) -> str:
 
 
 def kernels_of(plan: Plan) -> str:
-    """Return the kernels that run on the CPU."""
     return plan.kernels or "PyTorch's, which are slower: Whimbrel's own are not for this processor, were not built, or are off"
 
 

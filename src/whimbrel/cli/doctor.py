@@ -81,7 +81,6 @@ def run(*, as_json: bool) -> int:
 
 
 def collect() -> Facts:
-    """Read the facts of this installation and machine."""
     hardware, gpus, error = _hardware()
     limits = read_limits()
     cache = hub_cache()

@@ -136,7 +136,6 @@ class TextProgress:
         self._task = bars.add_task("", total=total, status=f"0 {unit}")
 
     def advance(self, count: int, *, num_tokens: int, num_truncated: int) -> None:
-        """Count texts that were run."""
         self.done += count
         self.truncated += num_truncated
         self._num_tokens += num_tokens

@@ -214,7 +214,6 @@ class Metrics:
         return render([*self._families, *proc.FAMILIES], series, accept)
 
     def num_in_flight(self, routes: Container[str]) -> int:
-        """Return how many requests are in progress at these routes, in all processes of the server."""
         gauges = self._total(self._gauges_file, _GAUGES_FILE)
         return int(sum(values[0] for key, values in gauges.items() if key[0] == _IN_FLIGHT and key[1] in routes))
 
@@ -285,7 +284,6 @@ def _key_label(tenant: str) -> str:
 
 
 def _processes() -> Iterator[tuple[str, str]]:
-    """Yield the names and pids of the server's processes."""
     if _own_files is None:
         yield "server", "self"
         return

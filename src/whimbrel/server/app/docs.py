@@ -33,16 +33,9 @@ def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
     return page, sha256(page.encode()).hexdigest()
 
 
-def docs_page(document: JSON, *, base_url: str, needs_key: bool = False, playground: bool = True) -> str:
-    """Return the OpenAPI document as a page to read. Its script adds search."""
-    return reference_html(
-        sections(document),
-        document["components"]["schemas"],
-        version=__version__,
-        base_url=base_url,
-        needs_key=needs_key,
-        playground=playground,
-    )
+def docs_page(document: JSON, **facts: Any) -> str:
+    """Return the OpenAPI document as a page to read, with the facts that `reference_html` takes. Its script adds search."""
+    return reference_html(sections(document), document["components"]["schemas"], version=__version__, **facts)
 
 
 def sections(document: JSON) -> list[Section]:

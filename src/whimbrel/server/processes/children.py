@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -101,12 +101,12 @@ class Child:
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
-            environment = public_environment(os.environ, secrets, self.hidden) | {
-                CONTROL_FD: str(fd),
-                metrics.DIRECTORY: str(metrics_folder),
+            own = {CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
+            public = {
+                name: value for name, value in os.environ.items() if name not in self.hidden and value.strip() not in secrets
             }
             try:
-                self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=environment)
+                self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=public | own)
             except OSError:
                 ours.close()
                 raise
@@ -175,11 +175,6 @@ class WorkerChild(Child):
     drained: bool = False
     connected: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Model and replica of the engines to which it sends requests."""
-
-
-def public_environment(environ: Mapping[str, str], secrets: Collection[str], hidden: Collection[str]) -> dict[str, str]:
-    """Return the variables but those that are `hidden`, and those whose value is a secret."""
-    return {name: value for name, value in environ.items() if name not in hidden and value.strip() not in secrets}
 
 
 def describe_exit(code: int) -> str:

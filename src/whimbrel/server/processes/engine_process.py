@@ -14,12 +14,11 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,8 +43,7 @@ _BATCHES_PER_LANE: Final = 64
 """Limit of uncollected batches of one lane: two, and the small ones that ran between their layers."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The worker of a job, and its uid there. Jobs of the warm-up have no origin."""
 
     worker: int

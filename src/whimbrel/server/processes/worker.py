@@ -95,7 +95,6 @@ class Worker:
                     self._server.stop()
 
     def _abort(self, error: Unavailable) -> None:
-        """Answer the remaining requests with an error."""
         self._app.refuse_line(error)
         for engine in self._engines.values():
             engine.fail_all(error)
