@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from logging.handlers import QueueHandler, QueueListener
@@ -51,19 +51,15 @@ def configure(
     handler = LogHandler(_Formatter(options.format, process, secrets), stream or sys.stderr)
     root = logging.getLogger()
     root.addHandler(handler)
-    levels = _log.level, _access_log.level
+    end = ExitStack()
+    for each in (_log, _access_log):
+        end.callback(each.setLevel, each.level)
     _log.setLevel(options.level.upper())
     _access_log.setLevel(logging.INFO)  # whatever the level of other lines
-    end_requests = subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure)
-
-    def end() -> None:
-        end_requests()
-        root.removeHandler(handler)
-        handler.close()
-        _log.setLevel(levels[0])
-        _access_log.setLevel(levels[1])
-
-    return end
+    end.callback(handler.close)
+    end.callback(root.removeHandler, handler)
+    end.callback(subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure))
+    return end.close
 
 
 def _log_access(request: RequestFinished) -> None:

@@ -93,16 +93,15 @@ class Section:
         """Return whether the contents name a selector of this place, to tell it from others."""
         return bool(place.selectors) and [other.path for _, other in self.places()].count(place.path) > 1
 
-    def errors(self) -> list[tuple[list[str], list[tuple[str, JSON]]]]:
+    def errors(self) -> list[tuple[dict[str, None], list[tuple[str, JSON]]]]:
         """Return the errors of an API, for each set of paths that have the same ones."""
-        groups: dict[tuple[tuple[str, str], ...], list[Entry]] = {}
+        groups: dict[tuple[tuple[str, str], ...], tuple[dict[str, None], list[tuple[str, JSON]]]] = {}
         for entry in self.entries:
             if entry.refusals:
                 kind = tuple((status, error["description"]) for status, error in entry.refusals)
-                groups.setdefault(kind, []).append(entry)
-        return [
-            (list(dict.fromkeys(entry.places[0].path for entry in entries)), entries[0].refusals) for entries in groups.values()
-        ]
+                paths, _ = groups.setdefault(kind, ({}, entry.refusals))
+                paths[entry.places[0].path] = None
+        return list(groups.values())
 
 
 def reference_html(
