@@ -57,7 +57,7 @@ class App:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         self._pages = _Pages(served, limits).by_path
-        self.methods = dict.fromkeys(self._pages, ("GET", "HEAD"))
+        self.methods: dict[str, tuple[str, ...]] = dict.fromkeys(self._pages, ("GET", "HEAD"))
         """Methods that each path takes, in order."""
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
         self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.template, limits)
