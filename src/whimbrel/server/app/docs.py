@@ -52,8 +52,9 @@ def sections(document: JSON) -> list[Section]:
         entries += [_get_entry([path], document) for path in gets]
         found.append(Section(api.name, api.about, entries))
     own: dict[str, list[str]] = {}
-    for path, summary, *_ in (each for each in GETS if each[0] not in OF_OPENAI):
-        own.setdefault(summary, []).append(path)
+    for page in GETS:
+        if page.path not in OF_OPENAI:
+            own.setdefault(page.summary, []).append(page.path)
     return [*found, Section(OWN, ABOUT_OWN, [_get_entry(paths, document) for paths in own.values()])]
 
 
