@@ -337,10 +337,10 @@ def test_bodies_in_memory_are_limited(kind: str) -> None:
         while len(embedder.requests) == num_read:
             await asyncio.sleep(0.01)
         waiting.pop().cancel()  # the last one waits for memory
-        assert app._app._memory.used <= options.max_inflight_bytes  # type: ignore[attr-defined]
+        assert app._app.memory.used <= options.max_inflight_bytes  # type: ignore[attr-defined]
         embedder.go.set()
         assert [(await task).status for task in (*waiting, query)] == [200] * 12
-        assert app._app._memory.used == 0  # type: ignore[attr-defined]
+        assert app._app.memory.used == 0  # type: ignore[attr-defined]
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

@@ -118,7 +118,8 @@ def run(model: str | None, against: Server | None, arguments: Mapping[str, Any],
             def show(phase: str, dtype: str = dtype) -> None:
                 status.update(f"{dtype}: {phase}")
 
-            with Engine(model, progress=show, **{**arguments, "dtype": dtype}) as engine:
+            chosen: dict[str, Any] = {**arguments, "dtype": dtype}
+            with Engine(model, progress=show, **chosen) as engine:
                 show("comparing")
                 results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
     not_compared = [

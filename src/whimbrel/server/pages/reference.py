@@ -115,9 +115,10 @@ def reference_html(
 @cache
 def _template() -> jinja2.Template:
     """Return the template. Its line breaks, and the spaces after them, are no part of the page."""
-    environment = jinja2.Environment(autoescape=True, finalize=_as_html, undefined=jinja2.StrictUndefined)
-    environment.filters.update({"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _error_examples})
-    environment.globals.update({"made_for": _MADE_FOR, "json_type": _JSON_TYPE, "br": Markup("<br>")})
+    filters = {"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _error_examples}
+    environment: Any = jinja2.Environment(autoescape=True, finalize=_as_html, undefined=jinja2.StrictUndefined)
+    environment.filters |= filters
+    environment.globals |= {"made_for": _MADE_FOR, "json_type": _JSON_TYPE, "br": Markup("<br>")}
     source = Path(__file__).with_name("reference.html.jinja").read_text(encoding="utf-8")
     return environment.from_string(re.sub(r"\n\s*", "", source))
 
