@@ -153,7 +153,6 @@ class EngineChild(Child):
     planned: Planned | None = None
     board: StatusBoard | None = None
     board_fd: int = -1
-    board_bytes: int = 0
     last_down: EngineDown | None = None
     started_at: float = 0.0
     load_seconds: float = 5.0

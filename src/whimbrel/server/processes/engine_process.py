@@ -55,7 +55,7 @@ class BoardObserver:
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
         num_batches = _BATCHES_PER_LANE * num_lanes
-        self.board, self.fd, self.size = StatusBoard.create(num_batches, max_batch_tokens)
+        self.board, self.fd = StatusBoard.create(num_batches, max_batch_tokens)
         self._free = list(range(num_batches))
 
     def started(self, items: BatchItems) -> int:
@@ -220,7 +220,7 @@ def main() -> None:
         exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_write_status, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
-    control.send(messages.Ready(observer.size, engine.plan), [observer.fd])
+    control.send(messages.Ready(engine.plan), [observer.fd])
     try:
         for message in inbox:
             if isinstance(message, messages.Attach):

@@ -158,7 +158,6 @@ class Planned(_Message):
 class Ready(_Message):
     """The engine accepts requests. The descriptor of its status board comes with this message."""
 
-    board_bytes: int
     plan: Plan
     """The plan, with the facts that loading the weights has shown."""
 
@@ -201,7 +200,6 @@ class EngineUp(_Message):
 
     model: int
     replica: int
-    board_bytes: int
     plan: Plan
 
 

@@ -205,8 +205,8 @@ class Supervisor:
         engine.backoff.ready()
         if engine.board_fd >= 0:
             os.close(engine.board_fd)
-        engine.board_fd, engine.board_bytes = engine.channel.take_fd(), message.board_bytes
-        engine.board = StatusBoard(map_memory(os.dup(engine.board_fd), engine.board_bytes))
+        engine.board_fd = engine.channel.take_fd()
+        engine.board = StatusBoard(map_memory(os.dup(engine.board_fd)))
         engine.last_down = None
         self._gauge_engines(engine)
         gauge("max_batch_tokens", message.plan.max_batch_tokens, model=message.plan.served_name)
@@ -219,7 +219,7 @@ class Supervisor:
             return
         ours, theirs = pair()
         engine.send(messages.Attach(worker.index), ours.detach())
-        up = messages.EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        up = messages.EngineUp(engine.model, engine.replica, engine.planned.plan)
         worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
     def _gauge_engines(self, engine: EngineChild) -> None:

@@ -76,7 +76,7 @@ class Worker:
                 case messages.ModelConfig(model, planned):
                     await self._add_model(model, planned)
                 case messages.EngineUp(model):
-                    board = StatusBoard(map_memory(fds[1], message.board_bytes))
+                    board = StatusBoard(map_memory(fds[1]))
                     self._engines[model].plan = message.plan
                     self._engines[model].attach(message.replica, socket.socket(fileno=fds[0]), board)
                     self._control.send(messages.Connected(model, message.replica))
