@@ -14,10 +14,11 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
+from whimbrel.errors import SetupError
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned, ReportEngine, ReportWorker
+from whimbrel.server.processes.messages import EngineDown, Planned, ReportEngine, ReportWorker
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.server.settings_table import KEY_VARIABLE, PASSWORD_VARIABLE
 from whimbrel.telemetry import metrics
@@ -89,7 +90,7 @@ class Child:
     ready: bool = False
     ready_since: float = 0.0
     kill_reason: str | None = None
-    error: CannotStart | None = None
+    error: SetupError | None = None
 
     async def start(self, metrics_folder: Path, on_message: Callable[[Any], None], *, secrets: Collection[str]) -> None:
         """Begin a life. Raises OSError. Its environment does not hold the `secrets`."""

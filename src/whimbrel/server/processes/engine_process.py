@@ -198,7 +198,7 @@ def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions
 
 
 def main() -> None:
-    """Load an engine and answer requests, until the supervisor sends Stop or ends."""
+    """Load an engine and answer requests, until the supervisor tells it to stop, or ends."""
     raise_file_limit()
     control = Channel[messages.ControlEngine](control_socket(), messages.ControlEngine)
     inbox = iter(control)

@@ -129,7 +129,7 @@ class Supervisor:
                 child.kill()
                 if child.channel is not None:
                     await child.wait()
-                child.error = messages.CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
+                child.error = SetupError(f"{child.name} cannot be started: {error.strerror or error}.")
                 code = 1
             if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
@@ -141,8 +141,7 @@ class Supervisor:
         metrics.process_ended(child.name)
         reason = child.kill_reason or (child.error.message if child.error is not None else describe_exit(code))
         if not self._was_ready and not had_been_ready:
-            error = child.error or messages.CannotStart(f"{child.name} ended while it started: {reason}.", None)
-            self._fail(SetupError(error.message, hint=error.hint))
+            self._fail(child.error or SetupError(f"{child.name} ended while it started: {reason}."))
             return 0.0
         if self._draining:
             self._end_if_drained()
@@ -187,7 +186,7 @@ class Supervisor:
         elif isinstance(message, messages.Ready):
             self._engine_ready(engine, message)
         else:
-            engine.error = message
+            engine.error = SetupError(message.message, hint=message.hint)
 
     def _refuse_shared_names(self) -> None:
         """Fail if two models have a name in common. Their plans have the names, also those that no option gives."""
