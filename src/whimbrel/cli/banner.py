@@ -68,7 +68,7 @@ def print_banner(
     name = plans[0].served_name if len(models) > 1 else None
     path, body = _example(models[0][1])
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
-    data = json.dumps(({"model": name} if name else {}) | body)
+    data = json.dumps({**({"model": name} if name else {}), **body})
     with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
     curl = f"curl{curl_options} {url}{path} -H 'Content-Type: application/json'{header} -d '{data}'"
     console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")

@@ -148,7 +148,7 @@ def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) 
     checkpoint = resolve_checkpoint(model, weights=False)
     arguments = engine_arguments(given)
     choices = {name: arguments.pop(name) for name in ("pooling", "reranker")}
-    read = {"accept_config": arguments["accept_config"], "tokenizer": arguments.get("tokenizer")}
+    read: dict[str, Any] = {"accept_config": arguments["accept_config"], "tokenizer": arguments.get("tokenizer")}
     card = read_card(checkpoint.folder, checkpoint.name, **choices, **read)
     plan: Plan | None = None
     if is_installed("torch"):
