@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
@@ -63,15 +64,18 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 ) -> None: ...
 
 
-@app.command(
-    help=help_text(
-        "Serve one or more models over HTTP.",
-        ("whimbrel serve", "the packaged model"),
-        ("whimbrel serve intfloat/multilingual-e5-small", "a model of the Hub"),
-        ("whimbrel serve path/to/checkpoint --port 9000", "a folder"),
-        ("whimbrel serve A B --replicas 2", "two models"),
-        ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
-    )
+def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command with this help."""
+    return app.command(help=help_text(summary, *examples))
+
+
+@_command(
+    "Serve one or more models over HTTP.",
+    ("whimbrel serve", "the packaged model"),
+    ("whimbrel serve intfloat/multilingual-e5-small", "a model of the Hub"),
+    ("whimbrel serve path/to/checkpoint --port 9000", "a folder"),
+    ("whimbrel serve A B --replicas 2", "two models"),
+    ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
 )
 @with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
 def serve(
@@ -122,16 +126,14 @@ _VERBS: Final = (
     ),
 )
 for _verb, _summary, *_examples in _VERBS:
-    app.command(help=help_text(_summary, *_examples))(_verb)
+    _command(_summary, *_examples)(_verb)
 
 
-@app.command(
-    help=help_text(
-        "Show a model: its task, size and limits, and how it would run here. Reads only the headers of its weights.",
-        ("whimbrel show", "the packaged model"),
-        ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
-        ("whimbrel show path/to/checkpoint --json", "every setting"),
-    )
+@_command(
+    "Show a model: its task, size and limits, and how it would run here. Reads only the headers of its weights.",
+    ("whimbrel show", "the packaged model"),
+    ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
+    ("whimbrel show path/to/checkpoint --json", "every setting"),
 )
 @with_flags(
     "device", "dtype", "max_length", "max_batch_tokens", "pooling", "reranker", "tokenizer", "matryoshka", "accept_config"
@@ -168,12 +170,10 @@ def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) 
     console.print_card(card, plan, checkpoint, as_json=as_json)
 
 
-@app.command(
-    help=help_text(
-        "Write a checkpoint with pickled weights (pytorch_model.bin) anew, with safetensors.",
-        ("whimbrel convert BAAI/bge-m3 --out bge-m3", "a model of the Hub"),
-        ("whimbrel serve ./bge-m3", "and then"),
-    )
+@_command(
+    "Write a checkpoint with pickled weights (pytorch_model.bin) anew, with safetensors.",
+    ("whimbrel convert BAAI/bge-m3 --out bge-m3", "a model of the Hub"),
+    ("whimbrel serve ./bge-m3", "and then"),
 )
 @with_flags("pooling", "reranker", "accept_config")
 def convert(
@@ -205,12 +205,10 @@ def convert(
     stderr.print(f"wrote {done.num_tensors:,} tensors, {size}, to {done.folder}", soft_wrap=True)
 
 
-@app.command(
-    help=help_text(
-        "List the verified models, with their difference from the reference.",
-        ("whimbrel models", "a table"),
-        ("whimbrel models --json", "with the tests"),
-    )
+@_command(
+    "List the verified models, with their difference from the reference.",
+    ("whimbrel models", "a table"),
+    ("whimbrel models --json", "with the tests"),
 )
 def models(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import console
@@ -218,13 +216,11 @@ def models(*, as_json: AsJson = False) -> None:
     console.print_models(as_json=as_json)
 
 
-@app.command(
-    help=help_text(
-        "Compare a model's real weights with a reference. The exit code is 1 if a difference is too large.",
-        ("whimbrel verify", "the packaged model, with Sentence Transformers"),
-        ("whimbrel verify path/to/checkpoint --json", "as JSON"),
-        ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
-    )
+@_command(
+    "Compare a model's real weights with a reference. The exit code is 1 if a difference is too large.",
+    ("whimbrel verify", "the packaged model, with Sentence Transformers"),
+    ("whimbrel verify path/to/checkpoint --json", "as JSON"),
+    ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
 )
 @with_flags("device", "tokenizer", "accept_config")
 def verify(
@@ -251,12 +247,10 @@ def verify(
     raise typer.Exit(verification.run(model, server, engine_arguments(given), as_json=as_json))
 
 
-@app.command(
-    help=help_text(
-        "Check this installation and machine. Put the output into a bug report. The exit code is 1 if something is wrong.",
-        ("whimbrel doctor", "one screen"),
-        ("whimbrel doctor --json", "as JSON"),
-    )
+@_command(
+    "Check this installation and machine. Put the output into a bug report. The exit code is 1 if something is wrong.",
+    ("whimbrel doctor", "one screen"),
+    ("whimbrel doctor --json", "as JSON"),
 )
 def doctor(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import doctor as checks
