@@ -267,7 +267,6 @@ class _Pages:
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
-        self._docs_file("")
         as_json: dict[str, Callable[[HTTPRequest], bytes]] = {
             **{page.path: partial(self._page, page) for page in GET_ROUTES},
             "/v1/models": self._list_models,
@@ -341,7 +340,8 @@ class _Pages:
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
         if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
             return HTTPResponse(status_code=308, headers={"location": "../docs"})
-        return _send_page(self._docs_file(str(http.base_url).rstrip("/")), http)
+        file = await asyncio.to_thread(self._docs_file, str(http.base_url).rstrip("/"))  # the first one takes a while
+        return _send_page(file, http)
 
 
 async def _send_json(render: Callable[[HTTPRequest], bytes], http: HTTPRequest) -> HTTPResponse:

@@ -20,7 +20,7 @@ _BASE_URL: Final = "{base_url}"
 
 
 def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
-    """Return /docs for a server that the client calls by this URL."""
+    """Return /docs for a server that the client calls by this URL. The first call of a process takes a while."""
     template, digest = _template(needs_key, playground)
     etag = sha256(f"{digest} {base_url}".encode()).hexdigest()
     return PageFile(template.replace(_BASE_URL, escape(base_url)).encode(), page_headers("text/html", etag))
@@ -28,7 +28,7 @@ def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
 
 @cache
 def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
-    """Return the page with a placeholder for the URL, and its digest. It takes some 50 ms to make, once per process."""
+    """Return the page with a placeholder for the URL, and its digest. It takes some 100 ms to make, once per process."""
     page = docs_page(msgspec.json.decode(openapi_json()), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
     return page, sha256(page.encode()).hexdigest()
 

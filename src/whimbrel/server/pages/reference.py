@@ -13,7 +13,6 @@ from html import escape
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-import jinja2
 import msgspec
 from markupsafe import Markup
 
@@ -113,8 +112,10 @@ def reference_html(
 
 
 @cache
-def _template() -> jinja2.Template:
+def _template() -> Any:
     """Return the template. Its line breaks, and the spaces after them, are no part of the page."""
+    import jinja2
+
     filters = {"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _error_examples}
     environment: Any = jinja2.Environment(autoescape=True, finalize=_as_html, undefined=jinja2.StrictUndefined)
     environment.filters |= filters
