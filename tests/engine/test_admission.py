@@ -125,7 +125,7 @@ def remote(minilm: Path) -> RemoteEngine:
 
 def up(remote: RemoteEngine, *, queued: int, small: int) -> None:
     """Give the model an engine whose board says this."""
-    board, _, _ = StatusBoard.create(1, 1)
+    board, _ = StatusBoard.create(1, 1)
     board.beat(0.0, queued=queued, small=small, rate=0.0)
     remote._replicas = [SimpleNamespace(up=True, down=None, board=board)]  # pyright: ignore[reportAttributeAccessIssue]
 

@@ -57,7 +57,7 @@ class World:
     @property
     def held(self) -> int:
         """Bytes that are counted as held."""
-        return self.app._app._memory.used
+        return self.app._app.memory.used
 
     async def connect(self, receive_buffer: int = 2**16) -> socket.socket:
         client = socket.socket()

@@ -223,7 +223,7 @@ def test_a_host_that_was_right_lets_no_other_in(asked: list[tuple[str, str | Non
         async def at(scope: Any, receive: Any, send: Any) -> None:
             await edge(scope | {"server": server and (server, 8000)}, receive, send)
 
-        return (await call(RequestMiddleware(at, []), headers={"host": host})).status
+        return (await call(RequestMiddleware(at, str), headers={"host": host})).status
 
     for each in asked:
         assert asyncio.run(status(shared, *each)) == asyncio.run(status(GuardMiddleware(app, options), *each))
@@ -337,10 +337,10 @@ def test_bodies_in_memory_are_limited(kind: str) -> None:
         while len(embedder.requests) == num_read:
             await asyncio.sleep(0.01)
         waiting.pop().cancel()  # the last one waits for memory
-        assert app._app._memory.used <= options.max_inflight_bytes  # type: ignore[attr-defined]
+        assert app._app.memory.used <= options.max_inflight_bytes  # type: ignore[attr-defined]
         embedder.go.set()
         assert [(await task).status for task in (*waiting, query)] == [200] * 12
-        assert app._app._memory.used == 0  # type: ignore[attr-defined]
+        assert app._app.memory.used == 0  # type: ignore[attr-defined]
 
     asyncio.run(asyncio.wait_for(main(), 60))
 

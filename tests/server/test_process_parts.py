@@ -196,8 +196,8 @@ def test_two_processes_see_the_same_memory() -> None:
 
 
 def test_the_board_tells_what_is_on_the_device() -> None:
-    board, fd, size = StatusBoard.create(4, 10)
-    reader = StatusBoard(map_memory(fd, size))
+    board, fd = StatusBoard.create(4, 10)
+    reader = StatusBoard(map_memory(fd))
     assert reader.in_flight() == []
     board.beat(5.0, queued=100, small=10, rate=1e4)
     assert (reader.last_beat, reader.queued_tokens, reader.small_tokens, reader.rate) == (5.0, 100, 10, 1e4)

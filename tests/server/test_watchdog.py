@@ -41,7 +41,7 @@ def engine(clock: Clock, *, rate: float = 0.0, num_lanes: int = 1, name: str = "
     child = EngineChild(name)
     child.process = SimpleNamespace(returncode=None)  # pyright: ignore[reportAttributeAccessIssue]
     child.planned = SimpleNamespace(plan=SimpleNamespace(num_lanes=num_lanes))  # pyright: ignore[reportAttributeAccessIssue]
-    child.board, _, _ = StatusBoard.create(4, 16)
+    child.board, _ = StatusBoard.create(4, 16)
     child.board.beat(clock.now, queued=0, small=0, rate=rate)
     child.ready, child.ready_since = True, clock.now
     return child

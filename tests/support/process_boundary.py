@@ -23,7 +23,7 @@ async def run_over_a_channel(engine: Engine, requests: list[Request]) -> list[Ou
     )  # fmt: skip
     near, far = pair()
     WorkerChannel(engine, 0, far)
-    board, _, _ = StatusBoard.create(4, 4)
+    board, _ = StatusBoard.create(4, 4)
     remote.attach(0, near, board)
     try:
         results = await asyncio.gather(*(remote.run(request) for request in requests))

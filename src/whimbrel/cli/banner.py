@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from whimbrel.checkpoint.left_out import left_out, stated_architecture
-from whimbrel.cli.console import describe_tokenizer, kernels_of, memory_of_batches
+from whimbrel.cli.console import count, describe_tokenizer, kernels_of, memory_of_batches, with_text
 from whimbrel.dialects.common.responses import served_names
-from whimbrel.server.processes.messages import ServeOptions
+from whimbrel.server.processes.messages import Planned, ServeOptions
 from whimbrel.types.card import Card, Output
 from whimbrel.types.plan import Plan
 
@@ -31,67 +31,58 @@ def is_open(listener: socket.socket) -> bool:
 def _server_url(listener: socket.socket, options: ServeOptions) -> tuple[str, str]:
     """Return the URL for calls from this machine, and what curl needs besides."""
     scheme = "http" if options.tls is None else "https"
-    insecure = (
-        "" if options.tls is None else " --insecure"
-    )  # the certificate names the host that clients call, not this address
+    # The certificate names the host that clients call, not this address.
+    insecure = "" if options.tls is None else " --insecure"
     if listener.family == socket.AF_UNIX:
         return f"{scheme}://localhost", f" --unix-socket {listener.getsockname()}{insecure}"
     address, port = listener.getsockname()[:2]
-    return f"{scheme}://{_url_host(address)}:{port}", insecure
-
-
-def _url_host(address: str) -> str:
-    """Return the host part of a URL for calls from this machine; 127.0.0.1 for a wildcard address."""
-    if address in ("0.0.0.0", "::"):  # noqa: S104
-        return "127.0.0.1"
-    return f"[{address}]" if ":" in address else address
+    host = "127.0.0.1" if address in ("0.0.0.0", "::") else f"[{address}]" if ":" in address else address  # noqa: S104
+    return f"{scheme}://{host}:{port}", insecure
 
 
 def print_banner(
-    console: Console, models: list[tuple[Path, Card, Plan]], options: ServeOptions, listener: socket.socket
+    console: Console, models: Sequence[tuple[Planned, Card]], options: ServeOptions, listener: socket.socket
 ) -> None:
     url, curl_options = _server_url(listener, options)
+    is_unix = listener.family == socket.AF_UNIX
     has_key = bool(options.limits.api_keys)
+    plans = [planned.plan for planned, _ in models]
     console.print()
-    for folder, card, plan in models:
+    for planned, card in models:
+        folder = Path(planned.folder)
         files = {"class": stated_architecture(folder, card), "left out": ", ".join(left_out(folder, card))}
-        for name, value in (_summary(card, plan) | {name: text for name, text in files.items() if text}).items():
-            console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
+        _print_fields(console, _summary(card, planned.plan) | with_text(files))
         if len(models) > 1:
             console.print()
     pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"
-    processes = f"{_count(options.num_replicas * len(models), 'engine')}, {_count(options.num_workers, 'HTTP worker')}"
-    for name, value in {
-        "processes": processes,
-        "waiting": _waiting(models, options),
+    bodies = options.num_workers * options.limits.max_inflight_bytes / 2**20
+    tokens = min(plan.max_queue_tokens for plan in plans)
+    waiting = f"up to {bodies:,.0f} MiB of bodies, {tokens:,} tokens in each engine"
+    fields = {
+        "processes": f"{count(options.num_replicas * len(models), 'engine')}, {count(options.num_workers, 'HTTP worker')}",
+        "waiting": f"{waiting}; then clients wait until they are read",
         "API key": "required" if has_key else "none",
-        "URL": f"{url}  ({pages})" if listener.family != socket.AF_UNIX else f"unix:{listener.getsockname()}",
-    }.items():
-        console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
+        "URL": f"unix:{listener.getsockname()}" if is_unix else f"{url}  ({pages})",
+    }
+    _print_fields(console, fields)
+    name = plans[0].served_name if len(models) > 1 else None
+    path, body = _example(models[0][1])
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
-    imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
-    card, first = models[0][1], models[0][2].served_name
-    model, option = ({"model": first}, f", model={first!r}") if len(models) > 1 else ({}, "")
-    path, body = _example(card)
-    curl = (
-        f"""curl{curl_options} {url}{path} -H 'Content-Type: application/json'{header} -d '{json.dumps({**model, **body})}'"""
-    )
-    python = (
-        f'{imports}from whimbrel import Client\nclient = Client("{url}"{key}{option})\nprint(client.embed("Hello, whimbrel!"))'
-    )
+    data = json.dumps({**({"model": name} if name else {}), **body})
     with_key = ", with WHIMBREL_API_KEY set to the key" if has_key else ""
+    curl = f"curl{curl_options} {url}{path} -H 'Content-Type: application/json'{header} -d '{data}'"
     console.print(f"\n[bold]In a shell[/bold]{with_key}\n{escape(curl)}")
-    if path == _EMBEDDINGS and listener.family != socket.AF_UNIX:
+    if path == _EMBEDDINGS and not is_unix:
+        imports, key = ("import os; ", ', api_key=os.environ["WHIMBREL_API_KEY"]') if has_key else ("", "")
+        option = f", model={name!r}" if name else ""
+        client = f'client = Client("{url}"{key}{option})'
+        python = f'{imports}from whimbrel import Client\n{client}\nprint(client.embed("Hello, whimbrel!"))'
         console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
 
 
-def _waiting(models: list[tuple[Path, Card, Plan]], options: ServeOptions) -> str:
-    """Return the bounds of the work that may wait."""
-    bodies, tokens = (
-        options.num_workers * options.limits.max_inflight_bytes,
-        min(plan.max_queue_tokens for _, _, plan in models),
-    )
-    return f"up to {bodies / 2**20:,.0f} MiB of bodies, {tokens:,} tokens in each engine; then clients wait until they are read"
+def _print_fields(console: Console, fields: Mapping[str, str]) -> None:
+    for name, value in fields.items():
+        console.print(f"  [bold]{name:<14}[/bold]{escape(value)}")
 
 
 def _example(card: Card) -> tuple[str, Mapping[str, object]]:
@@ -112,7 +103,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
-        "device": f"{plan.device} ({_count(plan.num_lanes, 'lane')})",
+        "device": f"{plan.device} ({count(plan.num_lanes, 'lane')})",
         "dtype": plan.dtype,
         "int8": plan.int8 and str(plan.int8),
         "long texts": plan.split_long and "run in parts, unless a request asks to cut them (split_long)",
@@ -129,7 +120,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
         "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
     }
-    return {name: text for name, text in summary.items() if isinstance(text, str) and text}
+    return with_text(summary)
 
 
 def _shape(output: Output, plan: Plan) -> str:
@@ -142,10 +133,6 @@ def _shape(output: Output, plan: Plan) -> str:
     if output.activated and output.activation != "identity":
         parts.append({"normalize": "normalised"}.get(output.activation, output.activation))
     return ", ".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _interpreter() -> str:

@@ -32,7 +32,6 @@ def show(
     assignments: Annotated[list[str] | None, option("KEY=VALUE", "A setting, as `whimbrel serve` takes it.", "--set")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show all settings: values, sources and meanings."""
     from whimbrel.cli import console
 
     found = {key: (_shown(key, value), source) for key, (value, source) in stated({}, assignments or (), os.environ).items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from io import BytesIO, FileIO
 from itertools import islice
@@ -64,23 +64,30 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
         typer.echo("  Whimbrel cannot run it yet: pip install 'whimbrel[serve]'")
         return
     same_bits = {None: "found out when the weights are loaded", True: "yes", False: f"no: {plan.same_bits_reason}"}
-    write_fields(
-        {
-            "device": f"{plan.device}, {plan.num_lanes} lane{'s' if plan.num_lanes != 1 else ''}",
-            "processor": str(plan.cpu),
-            **({"kernels": kernels_of(plan)} if plan.device == "cpu" else {}),
-            "dtype": plan.dtype,
-            **({"int8": str(plan.int8)} if plan.int8 else {}),
-            "max length": f"{plan.max_length:,} tokens",
-            "batch": f"{plan.max_batch_tokens:,} tokens{'; longer texts run in pieces' if plan.chunked_prefill else ''}",
-            **({"batch memory": memory_of_batches(plan)} if plan.batch_bytes else {}),
-            **({"prefix cache": f"{plan.prefix_cache_bytes:,} bytes"} if plan.prefix_cache_bytes else {}),
-            "tokenizer": describe_tokenizer(card, plan)
-            or "as its class in transformers 5 reads it; tokenizer.json says the same",
-            "same bits": same_bits[plan.same_bits],
-            **({"accepted": f"{', '.join(plan.accept_config)} (unknown keys)"} if plan.accept_config else {}),
-        }
-    )
+    fields = {
+        "device": f"{plan.device}, {count(plan.num_lanes, 'lane')}",
+        "processor": str(plan.cpu),
+        "kernels": plan.device == "cpu" and kernels_of(plan),
+        "dtype": plan.dtype,
+        "int8": plan.int8 and str(plan.int8),
+        "max length": f"{plan.max_length:,} tokens",
+        "batch": f"{plan.max_batch_tokens:,} tokens{'; longer texts run in pieces' if plan.chunked_prefill else ''}",
+        "batch memory": plan.batch_bytes and memory_of_batches(plan),
+        "prefix cache": plan.prefix_cache_bytes and f"{plan.prefix_cache_bytes:,} bytes",
+        "tokenizer": describe_tokenizer(card, plan) or "as its class in transformers 5 reads it; tokenizer.json says the same",
+        "same bits": same_bits[plan.same_bits],
+        "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys)",
+    }
+    write_fields(with_text(fields))
+
+
+def with_text(fields: Mapping[str, object]) -> dict[str, str]:
+    """Return the fields that have a text."""
+    return {name: text for name, text in fields.items() if isinstance(text, str) and text}
+
+
+def count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 _READINGS: Final[dict[str, str]] = {
@@ -103,7 +110,6 @@ def describe_tokenizer(card: Card, plan: Plan) -> str:
 
 
 def kernels_of(plan: Plan) -> str:
-    """Return the kernels that run on the CPU."""
     return plan.kernels or "PyTorch's, which are slower: Whimbrel's own are not for this processor, were not built, or are off"
 
 
@@ -133,45 +139,37 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
 
     folder = checkpoint.folder
     number = count_parameters(folder)
+    heads = left_out(folder, card)
+    by_default = f"; by default: {card.default_prompt_name}" if card.default_prompt_name else ""
+    prompts = ", ".join(f"{name} ({text!r})" if text else name for name, text in card.prompts.items()) or "none"
+    sizes = ", ".join(map(str, card.matryoshka_dimensions)) or "any number of leading columns"
+    branch = "" if checkpoint.revision in ("", checkpoint.commit) else f" ({checkpoint.revision})"
     fields = {
         "model": card.name,
-        **_revision(checkpoint),
+        "commit": checkpoint.commit and f"{checkpoint.commit}{branch}",
         "task": ", ".join(_task(card, name) for name in card.outputs if card.list_template is None or name == "scores"),
         "architecture": f"{card.encoder.family}, {len(card.encoder.layers)} layers",
         "parameters": "unknown: the weights are not here yet" if number is None else f"{number / 1e6:,.1f} million",
         "max length": f"{card.max_length:,} tokens",
         "languages": ", ".join(languages(folder)) or "not stated",
         "outputs": ", ".join(_shape(name, output) for name, output in card.outputs.items()),
-        "prompts": ", ".join(f"{name} ({text!r})" if text else name for name, text in card.prompts.items()) or "none",
+        "prompts": f"{prompts}{by_default}",
         "verified": _verified(card.name),
+        "class": stated_architecture(folder, card),
+        "left out": heads and f"{', '.join(heads)} (heads that no output uses)",
+        "tasks": card.tasks and f"{', '.join(card.tasks)} (adapters); by default: {card.default_adapter or 'none'}",
+        "labels": _labels(card),
+        "matryoshka": card.matryoshka and f"yes: {sizes}",
     }
-    if stated := stated_architecture(folder, card):
-        fields["class"] = stated
-    if heads := left_out(folder, card):
-        fields["left out"] = f"{', '.join(heads)} (heads that no output uses)"
-    if card.default_prompt_name:
-        fields["prompts"] += f"; by default: {card.default_prompt_name}"
-    if card.tasks:
-        fields["tasks"] = f"{', '.join(card.tasks)} (adapters); by default: {card.default_adapter or 'none'}"
-    if card.labels:
-        more = f" and {len(card.labels) - 8} more" if len(card.labels) > 8 else ""
-        fields["labels"] = ", ".join(card.labels[:8]) + more
+    return with_text(fields)
+
+
+def _labels(card: Card) -> str:
     if card.span_prompt is not None:
-        fields["labels"] = "those of a request"
-    if card.entailment is not None:
-        fields["labels"] += "; or those of a request (zero-shot)"
-    if card.matryoshka:
-        sizes = ", ".join(map(str, card.matryoshka_dimensions))
-        fields["matryoshka"] = f"yes: {sizes}" if sizes else "yes: any number of leading columns"
-    return fields
-
-
-def _revision(checkpoint: Checkpoint) -> dict[str, str]:
-    """Return the commit of a model of the hub, with the branch or tag by which the user named it."""
-    if not checkpoint.commit:
-        return {}
-    named = checkpoint.revision not in ("", checkpoint.commit)
-    return {"commit": f"{checkpoint.commit} ({checkpoint.revision})" if named else checkpoint.commit}
+        return "those of a request"
+    more = f" and {len(card.labels) - 8} more" if len(card.labels) > 8 else ""
+    zero_shot = "; or those of a request (zero-shot)" if card.entailment is not None else ""
+    return f"{', '.join(card.labels[:8])}{more}{zero_shot}"
 
 
 def _task(card: Card, name: str) -> str:

@@ -20,6 +20,7 @@ import typer
 from whimbrel import __version__
 from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import hub_cache
+from whimbrel.cli import console
 from whimbrel.errors import CheckpointError
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.machine_limits import read_limits
@@ -67,8 +68,6 @@ class Facts:
 
 def run(*, as_json: bool) -> int:
     """Print the report. Returns the exit code."""
-    from whimbrel.cli import console
-
     facts = collect()
     problems = find_problems(facts)
     if as_json:
@@ -82,7 +81,6 @@ def run(*, as_json: bool) -> int:
 
 
 def collect() -> Facts:
-    """Read the facts of this installation and machine."""
     hardware, gpus, error = _hardware()
     limits = read_limits()
     cache = hub_cache()
@@ -93,7 +91,7 @@ def collect() -> Facts:
         hardware=hardware,
         import_error=error,
         gpus=gpus,
-        gpu_driver=_first_line("/proc/driver/nvidia/version"),
+        gpu_driver=next(iter(_lines_of("/proc/driver/nvidia/version")), None),
         cores=limits.processors,
         core_quota=None if limits.quota is None else limits.quota.value,
         core_quota_file=None if limits.quota is None else limits.quota.file,
@@ -160,19 +158,18 @@ def _lines(facts: Facts) -> dict[str, str]:
     present = {name: text for name, text in facts.versions.items() if text is not None}
     missing = [name for name in facts.versions if name not in present]
     hardware = facts.hardware
-    quota = "" if facts.core_quota is None else f", of which {facts.core_quota_file} allows {facts.core_quota:g}"
-    limit = (
-        "" if facts.memory_limit is None else f", of which {facts.memory_limit_file} allows {facts.memory_limit / _GIB:.1f} GiB"
-    )
+    allows = ", of which {} allows {}".format
+    quota = "" if facts.core_quota is None else allows(facts.core_quota_file, f"{facts.core_quota:g}")
+    limit = "" if facts.memory_limit is None else allows(facts.memory_limit_file, f"{facts.memory_limit / _GIB:.1f} GiB")
     light = f"cannot run here: {_INSTALL}" if facts.versions.get("torch") is None else ""
-    return {
+    fields = {
         "versions": ", ".join(f"{name} {text}" for name, text in present.items()),
         "not installed": ", ".join(missing) or "nothing",
         "engine": light or ("cannot run here" if facts.import_error else "can run here"),
-        **({"PyTorch": hardware.torch_note} if hardware and hardware.torch_note else {}),
+        "PyTorch": hardware and hardware.torch_note,
         "system": "{0.system} {0.release}, {0.machine}".format(platform.uname()),
         "processor": f"{hardware.cpu}, bfloat16 {hardware.cpu.bfloat16}" if hardware else _processor(),
-        **({"kernels": hardware.kernels or "PyTorch's"} if hardware else {}),
+        "kernels": hardware and (hardware.kernels or "PyTorch's"),
         "cores": f"{facts.cores}{quota}" + (f"; engines use {hardware.num_cores}" if hardware else ""),
         "GPU": ", ".join(facts.gpus) or "none",
         "GPU driver": facts.gpu_driver or "none",
@@ -182,6 +179,7 @@ def _lines(facts: Facts) -> dict[str, str]:
         "packaged model": facts.packaged_model,
         "open files": str(facts.open_files) if facts.open_files >= 0 else "unlimited",
     }
+    return console.with_text(fields)
 
 
 def _hardware() -> tuple[Hardware | None, tuple[str, ...], str | None]:
@@ -198,11 +196,7 @@ def _hardware() -> tuple[Hardware | None, tuple[str, ...], str | None]:
 
 def _processor() -> str:
     """Return the processor's name where PyTorch cannot be asked."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    names = [line.partition(":")[2].strip() for line in _lines_of("/proc/cpuinfo") if line.startswith("model name")]
     return next(iter(names), platform.processor() or "unknown")
 
 
@@ -223,8 +217,9 @@ def _packaged_model() -> str:
     return "its hashes are right"
 
 
-def _first_line(path: str) -> str | None:
+def _lines_of(path: str) -> list[str]:
+    """Return the lines of a file, none if it cannot be read."""
     try:
-        return Path(path).read_text(encoding="utf-8").partition("\n")[0].strip() or None
+        return Path(path).read_text(encoding="utf-8").splitlines()
     except OSError:
-        return None
+        return []

@@ -21,8 +21,6 @@ GROUP: Final = "whimbrel.commands"
 
 
 class Outside(NamedTuple):
-    """Command of another distribution."""
-
     extra: str
     """Extra of whimbrel that installs the distribution."""
     summary: str
@@ -35,8 +33,6 @@ COMMANDS: Final[Mapping[str, Outside]] = {
 
 
 class Commands(TyperGroup):
-    """Group of the commands of this distribution and of others."""
-
     def list_commands(self, ctx: Any) -> list[str]:
         return [*super().list_commands(ctx), *COMMANDS]
 
@@ -46,7 +42,6 @@ class Commands(TyperGroup):
         return super().get_command(ctx, cmd_name) if outside is None else TyperCommand(cmd_name, help=outside.summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Return the name, the command and its arguments. Raises SetupError."""
         if args and args[0] in COMMANDS:
             return args[0], load_command(args[0]), args[1:]
         return super().resolve_command(ctx, args)

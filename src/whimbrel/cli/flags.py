@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Mapping
 from inspect import Parameter, Signature, signature
 from math import isfinite
 from typing import Annotated, Any, Final
@@ -13,10 +13,12 @@ from typing import Annotated, Any, Final
 import typer
 from rich.markup import escape
 
+from whimbrel.cli.shared_options import read_pooling, read_reranker
 from whimbrel.server.settings_table import TABLE, flag_name
 
-_WITHOUT_FLAGS: Final = "HTTP"
-"""Group of settings that never had flags."""
+SERVE_FLAGS: Final = tuple(key for key, setting in TABLE.items() if setting.group != "HTTP")
+"""Settings that have, or had, a flag of `whimbrel serve`."""
+OLD_FLAGS: Final = frozenset(key for key in SERVE_FLAGS if not TABLE[key].has_flag)
 
 
 def help_of(key: str) -> str:
@@ -48,18 +50,31 @@ def flag_of(key: str, *, hidden: bool = False) -> Any:
     )
 
 
-def with_flags(function: Callable[..., None]) -> Callable[..., None]:
-    """Give a command whose last parameter is `**given` a flag for each setting. None is not given."""
-    own = signature(function, eval_str=True)
-    parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-    for key, setting in TABLE.items():
-        if setting.group != _WITHOUT_FLAGS:
-            kind = list[str] if setting.is_list else setting.kind
-            hint = Annotated[kind | None, flag_of(key, hidden=not setting.has_flag)]
+def with_flags(*keys: str, hidden: Container[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command whose last parameter is `**given` a flag for each of these settings. None is not given."""
+
+    def give(function: Callable[..., None]) -> Callable[..., None]:
+        own = signature(function, eval_str=True)
+        parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
+        for key in keys:
+            kind = list[str] if TABLE[key].is_list else TABLE[key].kind
+            hint = Annotated[kind | None, flag_of(key, hidden=key in hidden)]
             parameters.append(Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=hint))
-    command: Any = function
-    command.__signature__ = Signature(parameters)
-    return function
+        parameters.sort(key=lambda each: each.name == "as_json")  # its panel comes last in the help
+        command: Any = function
+        command.__signature__ = Signature(parameters)
+        return function
+
+    return give
+
+
+def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of Engine that flags state. Raises SetupError for a pooling or a reranker that does not exist."""
+    return {key: value for key, value in given.items() if value is not None} | {
+        "pooling": read_pooling(given.get("pooling")),
+        "reranker": read_reranker(given.get("reranker")),
+        "accept_config": tuple(given.get("accept_config") or ()),
+    }
 
 
 def _negated(key: str) -> str:
@@ -73,11 +88,5 @@ def _check_finite(seconds: float | None) -> float | None:
 
 
 Device = Annotated[str, flag_of("device")]
-Dtype = Annotated[str, flag_of("dtype")]
 MaxLength = Annotated[int | None, flag_of("max_length")]
 MaxBatchTokens = Annotated[int | None, flag_of("max_batch_tokens")]
-PoolingArgument = Annotated[str | None, flag_of("pooling")]
-RerankerOption = Annotated[str | None, flag_of("reranker")]
-AcceptConfig = Annotated[list[str] | None, flag_of("accept_config")]
-TokenizerOption = Annotated[str, flag_of("tokenizer")]
-Matryoshka = Annotated[bool, flag_of("matryoshka")]

@@ -8,27 +8,17 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
 from whimbrel.cli import verb_commands
 from whimbrel.cli.config import app as config
 from whimbrel.cli.entry_points import Commands
-from whimbrel.cli.flags import (
-    AcceptConfig,
-    Device,
-    Dtype,
-    Matryoshka,
-    MaxBatchTokens,
-    MaxLength,
-    PoolingArgument,
-    RerankerOption,
-    TokenizerOption,
-    with_flags,
-)
+from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
 from whimbrel.cli.shared_options import (
     REFERENCE_PANEL,
     SERVER_PANEL,
@@ -39,8 +29,6 @@ from whimbrel.cli.shared_options import (
     model_argument,
     need,
     option,
-    read_pooling,
-    read_reranker,
 )
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.settings import Settings
@@ -48,8 +36,6 @@ from whimbrel.server.settings_table import read_settings
 
 if TYPE_CHECKING:
     from whimbrel.types.plan import Plan
-
-Choice = TypeVar("Choice", bound=str)
 
 app = typer.Typer(
     name="whimbrel",
@@ -78,17 +64,20 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 ) -> None: ...
 
 
-@app.command(
-    help=help_text(
-        "Serve one or more models over HTTP.",
-        ("whimbrel serve", "the packaged model"),
-        ("whimbrel serve intfloat/multilingual-e5-small", "a model of the Hub"),
-        ("whimbrel serve path/to/checkpoint --port 9000", "a folder"),
-        ("whimbrel serve A B --replicas 2", "two models"),
-        ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
-    )
+def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command with this help."""
+    return app.command(help=help_text(summary, *examples))
+
+
+@_command(
+    "Serve one or more models over HTTP.",
+    ("whimbrel serve", "the packaged model"),
+    ("whimbrel serve intfloat/multilingual-e5-small", "a model of the Hub"),
+    ("whimbrel serve path/to/checkpoint --port 9000", "a folder"),
+    ("whimbrel serve A B --replicas 2", "two models"),
+    ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
 )
-@with_flags
+@with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
 def serve(
     models: Annotated[
         list[str] | None,
@@ -101,7 +90,6 @@ def serve(
     ] = None,
     **given: Any,
 ) -> None:
-    """Serve one or more models over HTTP."""
     need("httptools", "torch")
     from whimbrel.cli.serve import serve as serve_models
 
@@ -138,32 +126,19 @@ _VERBS: Final = (
     ),
 )
 for _verb, _summary, *_examples in _VERBS:
-    app.command(help=help_text(_summary, *_examples))(_verb)
+    _command(_summary, *_examples)(_verb)
 
 
-@app.command(
-    help=help_text(
-        "Show a model: its task, size and limits, and how it would run here. Reads only the headers of its weights.",
-        ("whimbrel show", "the packaged model"),
-        ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
-        ("whimbrel show path/to/checkpoint --json", "every setting"),
-    )
+@_command(
+    "Show a model: its task, size and limits, and how it would run here. Reads only the headers of its weights.",
+    ("whimbrel show", "the packaged model"),
+    ("whimbrel show intfloat/multilingual-e5-small", "a model of the Hub"),
+    ("whimbrel show path/to/checkpoint --json", "every setting"),
 )
-def show(
-    model: ModelArgument = None,
-    *,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_length: MaxLength = None,
-    max_batch_tokens: MaxBatchTokens = None,
-    pooling: PoolingArgument = None,
-    reranker: RerankerOption = None,
-    tokenizer: TokenizerOption = "auto",
-    matryoshka: Matryoshka = False,
-    accept_config: AcceptConfig = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show a model and how it would run here. Reads only the headers of its weights."""
+@with_flags(
+    "device", "dtype", "max_length", "max_batch_tokens", "pooling", "reranker", "tokenizer", "matryoshka", "accept_config"
+)
+def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) -> None:
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.cli import console
@@ -173,30 +148,20 @@ def show(
     from whimbrel.types.waiting_memory import share_waiting_memory
 
     checkpoint = resolve_checkpoint(model, weights=False)
-    accepted = tuple(accept_config or ())
-    card = read_card(
-        checkpoint.folder,
-        checkpoint.name,
-        pooling=read_pooling(pooling),
-        reranker=read_reranker(reranker),
-        accept_config=accepted,
-        tokenizer=tokenizer,
-    )
+    arguments = engine_arguments(given)
+    choices = {name: arguments.pop(name) for name in ("pooling", "reranker")}
+    read: dict[str, Any] = {"accept_config": arguments["accept_config"], "tokenizer": arguments.get("tokenizer")}
+    card = read_card(checkpoint.folder, checkpoint.name, **choices, **read)
     plan: Plan | None = None
     if is_installed("torch"):
         from whimbrel.model.load import check_weights
         from whimbrel.model.runner import probe
 
-        options = Options(
-            device=device,
-            dtype=dtype,
-            max_length=max_length,
-            max_batch_tokens=max_batch_tokens,
+        limits = Options(
             max_request_tokens=Settings().max_request_tokens,
             max_queue_tokens=share_waiting_memory(usable_memory()).tokens,
-            matryoshka=matryoshka,
-            accept_config=accepted,
         )
+        options = Options(**arguments) | limits
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
         preprocessor = Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work
         plan = replace(plan, tokenizer_note=preprocessor.compare_with_files(checkpoint.folder))
@@ -205,22 +170,18 @@ def show(
     console.print_card(card, plan, checkpoint, as_json=as_json)
 
 
-@app.command(
-    help=help_text(
-        "Write a checkpoint with pickled weights (pytorch_model.bin) anew, with safetensors.",
-        ("whimbrel convert BAAI/bge-m3 --out bge-m3", "a model of the Hub"),
-        ("whimbrel serve ./bge-m3", "and then"),
-    )
+@_command(
+    "Write a checkpoint with pickled weights (pytorch_model.bin) anew, with safetensors.",
+    ("whimbrel convert BAAI/bge-m3 --out bge-m3", "a model of the Hub"),
+    ("whimbrel serve ./bge-m3", "and then"),
 )
+@with_flags("pooling", "reranker", "accept_config")
 def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="Checkpoint folder or Hub id.", show_default=False)],
     *,
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The new folder.", show_default=False)],
-    pooling: PoolingArgument = None,
-    reranker: RerankerOption = None,
-    accept_config: AcceptConfig = None,
+    **given: Any,
 ) -> None:
-    """Write a checkpoint with pickled weights anew, with safetensors."""
     need("torch")
     from whimbrel.checkpoint.convert import convert as convert_checkpoint
     from whimbrel.checkpoint.locate import resolve_checkpoint
@@ -229,15 +190,8 @@ def convert(
     from whimbrel.model.load import check_weights
 
     checkpoint = resolve_checkpoint(model, pickles=True)
-    accepted = tuple(accept_config or ())
-    card = read_card(
-        checkpoint.folder,
-        checkpoint.name,
-        pooling=read_pooling(pooling),
-        reranker=read_reranker(reranker),
-        accept_config=accepted,
-        tokenizer="transformers",  # any: the weights do not depend on it
-    )
+    reading = "transformers"  # any: the weights do not depend on it
+    card = read_card(checkpoint.folder, checkpoint.name, **engine_arguments(given), tokenizer=reading)
     stderr = console.stderr_console()
     try:
         with console.signals_exit(), stderr.status("converting") as status:
@@ -251,28 +205,24 @@ def convert(
     stderr.print(f"wrote {done.num_tensors:,} tensors, {size}, to {done.folder}", soft_wrap=True)
 
 
-@app.command(
-    help=help_text(
-        "List the verified models, with their difference from the reference.",
-        ("whimbrel models", "a table"),
-        ("whimbrel models --json", "with the tests"),
-    )
+@_command(
+    "List the verified models, with their difference from the reference.",
+    ("whimbrel models", "a table"),
+    ("whimbrel models --json", "with the tests"),
 )
 def models(*, as_json: AsJson = False) -> None:
-    """List the verified models, with their difference from the reference."""
     from whimbrel.cli import console
 
     console.print_models(as_json=as_json)
 
 
-@app.command(
-    help=help_text(
-        "Compare a model's real weights with a reference. The exit code is 1 if a difference is too large.",
-        ("whimbrel verify", "the packaged model, with Sentence Transformers"),
-        ("whimbrel verify path/to/checkpoint --json", "as JSON"),
-        ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
-    )
+@_command(
+    "Compare a model's real weights with a reference. The exit code is 1 if a difference is too large.",
+    ("whimbrel verify", "the packaged model, with Sentence Transformers"),
+    ("whimbrel verify path/to/checkpoint --json", "as JSON"),
+    ("whimbrel verify MODEL --against URL --dialect tei", "with another server"),
 )
+@with_flags("device", "tokenizer", "accept_config")
 def verify(
     model: ModelArgument = None,
     *,
@@ -287,31 +237,22 @@ def verify(
     remote_model: Annotated[
         str | None, option("NAME", "Name of the model on the server. [default: MODEL]", panel=REFERENCE_PANEL)
     ] = None,
-    device: Device = "auto",
-    tokenizer: TokenizerOption = "auto",
-    accept_config: AcceptConfig = None,
     as_json: AsJson = False,
+    **given: Any,
 ) -> None:
-    """Compare a model's real weights with a reference."""
     need("torch")
     from whimbrel.cli import verify as verification
 
     server = verification.Server(against, dialect, remote_model) if against else None
-    code = verification.run(
-        model, server, device=device, tokenizer=tokenizer, accept_config=accept_config or (), as_json=as_json
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(verification.run(model, server, engine_arguments(given), as_json=as_json))
 
 
-@app.command(
-    help=help_text(
-        "Check this installation and machine. Put the output into a bug report. The exit code is 1 if something is wrong.",
-        ("whimbrel doctor", "one screen"),
-        ("whimbrel doctor --json", "as JSON"),
-    )
+@_command(
+    "Check this installation and machine. Put the output into a bug report. The exit code is 1 if something is wrong.",
+    ("whimbrel doctor", "one screen"),
+    ("whimbrel doctor --json", "as JSON"),
 )
 def doctor(*, as_json: AsJson = False) -> None:
-    """Check this installation and machine."""
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, BinaryIO, Final, Unpack
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 from rich.console import Console, RenderableType
 from rich.live import Live
@@ -34,8 +34,6 @@ from whimbrel.cli.console import stderr_console
 
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
-    from whimbrel.types.card import PoolingOption
-    from whimbrel.types.plan import Options
 
 _BAR_COLUMNS: Final = 20
 _READ_BYTES: Final = 2**20
@@ -107,15 +105,15 @@ class LoadProgress:
             self._live = None
 
 
-def load(console: Console, model: str | None, *, pooling: PoolingOption | None, **options: Unpack[Options]) -> Engine:
-    """Load a model and show the progress."""
+def load(console: Console, model: str | None, arguments: Mapping[str, Any]) -> Engine:
+    """Load a model and show the progress. `arguments` are those of Engine."""
     with closing(LoadProgress(console, [model or ""])) as progress:
         progress.start()
         from whimbrel.checkpoint.load_progress import counting_bytes
         from whimbrel.engine.engine import Engine
 
         with counting_bytes(lambda done, total: progress.read(0, done, total)):
-            engine = Engine(model, pooling=pooling, progress=lambda phase: progress.start_phase(0, phase), **options)
+            engine = Engine(model, progress=lambda phase: progress.start_phase(0, phase), **arguments)
         progress.finish()
     return engine
 
@@ -138,7 +136,6 @@ class TextProgress:
         self._task = bars.add_task("", total=total, status=f"0 {unit}")
 
     def advance(self, count: int, *, num_tokens: int, num_truncated: int) -> None:
-        """Count texts that were run."""
         self.done += count
         self.truncated += num_truncated
         self._num_tokens += num_tokens

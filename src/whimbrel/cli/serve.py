@@ -9,13 +9,13 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from itertools import chain
 from pathlib import Path
 
 from rich.console import Console
 
 from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
-from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.banner import is_open, print_banner
 from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
@@ -24,7 +24,7 @@ from whimbrel.errors import SetupError
 from whimbrel.server.app.from_settings import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import read_tls_files
-from whimbrel.server.processes.messages import ModelOptions, Planned, ServeOptions
+from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
 from whimbrel.telemetry import logs
@@ -93,24 +93,19 @@ def choose_workers() -> int:
     return max(1, min(4, usable_processors() // 8))
 
 
-def names_of_models(served_names: Sequence[str], *, num_models: int) -> list[tuple[str, ...]]:
-    """Return the names of each model from the values of --served-name. Raises SetupError."""
-    split = [tuple(name.strip() for name in value.split(",")) for value in served_names]
-    if num_models == 1:
-        split = [tuple(name for names in split for name in names)]
-    if len(split) > num_models:
-        raise SetupError(f"--served-name is given {len(split)} times, for {num_models} models.", hint="give it once per MODEL")
-    names = [name for each in split for name in each]
-    if not all(names) or len(set(names)) < len(names):
-        raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
-    return [*split, *[()] * (num_models - len(split))]
-
-
 def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> list[tuple[str, ...]]:
     """Return the names of each model: those of --served-name, or the model's own. Raises SetupError if two share a name."""
-    given = names_of_models(served_names, num_models=len(models))
+    given = [tuple(name.strip() for name in value.split(",")) for value in served_names]
+    if len(models) == 1:
+        given = [tuple(chain(*given))]
+    if len(given) > len(models):
+        raise SetupError(f"--served-name is given {len(given)} times, for {len(models)} models.", hint="give it once per MODEL")
+    stated = [*chain(*given)]
+    if not all(stated) or len(set(stated)) < len(stated):
+        raise SetupError("--served-name is empty or names two models alike.", hint="give every model names of its own")
+    given += [()] * (len(models) - len(given))
     names = [own or default_names(model) for model, own in zip(models, given, strict=True)]
-    counts = Counter(name for own in names for name in own)
+    counts = Counter(chain(*names))
     if shared := [name for name, count in counts.items() if count > 1]:
         raise SetupError(
             f"two models are named {shared[0]}.", hint="give each MODEL a name, in their order: --served-name A --served-name B"
@@ -151,31 +146,20 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
 
     def on_ready(planned: list[Planned]) -> None:
         progress.finish()
-        models = [
-            (
-                Path(each.folder),
-                read_card(
-                    Path(each.folder),
-                    each.card_name,
-                    pooling=model.pooling,
-                    reranker=model.reranker,
-                    accept_config=each.plan.accept_config,
-                    adapters=each.plan.adapters,
-                    tokenizer=model.options.get("tokenizer"),
-                ),
-                each.plan,
-            )
-            for each, model in zip(planned, options.models, strict=True)
-        ]
-        print_banner(console, models, options, listener)
+        cards = [read_planned_card(model, each) for model, each in zip(options.models, planned, strict=True)]
+        print_banner(console, list(zip(planned, cards, strict=True)), options, listener)
         if is_open(listener) and not options.limits.api_keys:
             console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
+    def on_load(model: int, step: Phase | BytesRead) -> None:
+        if isinstance(step, Phase):
+            progress.start_phase(model, step.text)
+        else:
+            progress.read(model, step.done, step.total)
+
     async def run() -> int:
         asyncio.get_running_loop().call_soon(progress.start)  # when the supervisor handles signals
-        return await Supervisor(
-            options, listener, on_phase=progress.start_phase, on_bytes=progress.read, on_ready=on_ready
-        ).run()
+        return await Supervisor(options, listener, on_load=on_load, on_ready=on_ready).run()
 
     with closing(progress):
         code = asyncio.run(run())

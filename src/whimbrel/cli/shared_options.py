@@ -17,12 +17,8 @@ Choice = TypeVar("Choice", bound=str)
 
 _MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name or owner/name@revision). [default: the packaged all-MiniLM-L6-v2]"
 
-
 MODEL_PANEL: Final = "Model"
 SERVER_PANEL: Final = "Server"
-LIMITS_PANEL: Final = "Limits"
-SECURITY_PANEL: Final = "Security"
-LOGS_PANEL: Final = "Logs and metrics"
 OUTPUT_PANEL: Final = "Input and output"
 REFERENCE_PANEL: Final = "Reference"
 

@@ -7,7 +7,7 @@ what was done is on disk when a run ends early.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,17 +17,8 @@ import typer
 from msgspec.structs import replace as replace_fields
 from rich.markup import escape
 
-from whimbrel.cli.flags import (
-    AcceptConfig,
-    Device,
-    Dtype,
-    Matryoshka,
-    MaxLength,
-    PoolingArgument,
-    RerankerOption,
-    TokenizerOption,
-)
-from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, flag, need, option, read_pooling, read_reranker
+from whimbrel.cli.flags import engine_arguments, with_flags
+from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, flag, need, option
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
@@ -36,7 +27,6 @@ if TYPE_CHECKING:
     from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
-    from whimbrel.types.plan import Options
     from whimbrel.types.result import Classes, Result
 
 T = TypeVar("T")
@@ -60,6 +50,7 @@ Pairs = Annotated[
 ]
 
 
+@with_flags("device", "dtype", "max_length", "pooling", "matryoshka", "tokenizer", "accept_config")
 def embed(
     texts: TextsArgument = None,
     *,
@@ -78,19 +69,11 @@ def embed(
     dimensions: Annotated[
         int | None, option("N", "Keep the first N columns of each vector. [default: all]", min=1, panel=OUTPUT_PANEL)
     ] = None,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_length: MaxLength = None,
-    pooling: PoolingArgument = None,
-    matryoshka: Matryoshka = False,
-    tokenizer: TokenizerOption = "auto",
-    accept_config: AcceptConfig = None,
+    **given: Any,
 ) -> None:
     """Embed texts without a server: one vector per text."""
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
-    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
-    options["matryoshka"] = matryoshka
-    with _loaded(model, pooling, None, accept_config, options) as engine:
+    with _loaded(model, given) as engine:
         from whimbrel.cli.console import write_json_lines, write_npy
         from whimbrel.engine import encode_verbs
 
@@ -106,6 +89,7 @@ def embed(
                 write_json_lines(out, run.rows(lambda text, vector_D: {"text": text, "embedding": vector_D}))
 
 
+@with_flags("device", "dtype", "max_length", "pooling", "reranker", "tokenizer", "accept_config")
 def score(
     query: Annotated[str | None, typer.Argument(metavar="QUERY", help="The query.", show_default=False)] = None,
     documents: DocumentsArgument = None,
@@ -115,21 +99,14 @@ def score(
     out: Out = None,
     prompt: Prompt = None,
     logits: Logits = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_length: MaxLength = None,
-    pooling: PoolingArgument = None,
-    reranker: RerankerOption = None,
-    tokenizer: TokenizerOption = "auto",
-    accept_config: AcceptConfig = None,
+    **given: Any,
 ) -> None:
     """Score documents for a query without a server, in their order."""
     hint = 'whimbrel score "a query" "a document", or whimbrel score --pairs < lines.tsv'
     _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
     if pairs and query is not None:
         raise SetupError("--pairs reads queries from stdin too.", hint=hint)
-    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
-    with _loaded(model, pooling, reranker, accept_config, options) as engine:
+    with _loaded(model, given) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
@@ -146,6 +123,7 @@ def score(
             write_json_lines(out, run.rows(row))
 
 
+@with_flags("device", "dtype", "max_length", "pooling", "reranker", "tokenizer", "accept_config")
 def rerank(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The query.", show_default=False)],
     documents: DocumentsArgument = None,
@@ -157,18 +135,11 @@ def rerank(
     out: Out = None,
     prompt: Prompt = None,
     logits: Logits = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_length: MaxLength = None,
-    pooling: PoolingArgument = None,
-    reranker: RerankerOption = None,
-    tokenizer: TokenizerOption = "auto",
-    accept_config: AcceptConfig = None,
+    **given: Any,
 ) -> None:
     """Rank documents for a query without a server, best first."""
     _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
-    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
-    with _loaded(model, pooling, reranker, accept_config, options) as engine:
+    with _loaded(model, given) as engine:
         import numpy as np
 
         from whimbrel.cli.console import write_json_lines
@@ -194,6 +165,7 @@ def rerank(
         write_json_lines(out, [rows])
 
 
+@with_flags("device", "dtype", "max_length", "tokenizer", "accept_config")
 def classify(
     texts: TextsArgument = None,
     *,
@@ -219,11 +191,7 @@ def classify(
     out: Out = None,
     prompt: Prompt = None,
     logits: Logits = False,
-    device: Device = "auto",
-    dtype: Dtype = "auto",
-    max_length: MaxLength = None,
-    tokenizer: TokenizerOption = "auto",
-    accept_config: AcceptConfig = None,
+    **given: Any,
 ) -> None:
     """Classify texts without a server: a score for each class, or for each of --labels."""
     hint = 'whimbrel classify -m MODEL "some text", or whimbrel classify -m MODEL < lines.txt'
@@ -233,8 +201,7 @@ def classify(
     zero_shot = _read_labels(labels, hypothesis_template, multi_label=multi_label)
     if zero_shot and (pairs or logits):
         raise SetupError("--labels goes with neither --pairs nor --logits.")
-    options: Options = {"device": device, "dtype": dtype, "max_length": max_length, "tokenizer": tokenizer}
-    with _loaded(model, None, None, accept_config, options) as engine:
+    with _loaded(model, given) as engine:
         from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
@@ -269,15 +236,11 @@ def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, h
 
 
 @contextmanager
-def _loaded(
-    model: str | None, pooling: str | None, reranker: str | None, accept_config: list[str] | None, options: Options
-) -> Generator[Engine]:
+def _loaded(model: str | None, given: Mapping[str, Any]) -> Generator[Engine]:
     from whimbrel.cli import console
     from whimbrel.cli.progress import load
 
-    options["accept_config"] = tuple(accept_config or ())
-    stated: dict[str, Any] = {"pooling": read_pooling(pooling), "reranker": read_reranker(reranker)}
-    with console.signals_exit(), load(console.stderr_console(), model, **stated, **options) as engine:
+    with console.signals_exit(), load(console.stderr_console(), model, engine_arguments(given)) as engine:
         yield engine
 
 
@@ -335,12 +298,8 @@ def _running(
         raise SetupError("there are no texts.", hint="give them as arguments, or one to a line of stdin")
     if progress.truncated:
         limit = f"{engine.plan.max_length:,} tokens" if not engine.card.text_formats else "the model's limits"
-        cut, read = _count(progress.truncated, "text"), _count(progress.done, unit.removesuffix("s"))
+        cut, read = console.count(progress.truncated, "text"), console.count(progress.done, unit.removesuffix("s"))
         progress.say(f"{cut} cut to {limit}; {read} in all.")
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
 def _answers(

@@ -6,10 +6,11 @@ named as not compared.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from itertools import combinations
+from itertools import combinations, groupby
+from operator import itemgetter
 from textwrap import fill, shorten
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -18,9 +19,9 @@ import typer
 
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.cli import console
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array, Int32Array
-from whimbrel.types.plan import Options
 
 if TYPE_CHECKING:
     from whimbrel.client import Client
@@ -92,22 +93,17 @@ class Comparison:
     """Number of the text, or pair, with the largest difference."""
 
 
-def run(
-    model: str | None,
-    against: Server | None,
-    *,
-    device: str,
-    tokenizer: str = "auto",
-    accept_config: Sequence[str] = (),
-    as_json: bool,
-) -> int:
-    """Compare and print. Returns the exit code. Raises WhimbrelError for what cannot be compared."""
-    from whimbrel.cli import console
+def run(model: str | None, against: Server | None, arguments: Mapping[str, Any], *, as_json: bool) -> int:
+    """Compare and print. Returns the exit code. Raises WhimbrelError for what cannot be compared.
+
+    arguments: those of Engine, without a dtype.
+    """
     from whimbrel.engine.engine import Engine
     from whimbrel.tokenizer.probes import TEXTS
 
     checkpoint = resolve_checkpoint(model)
-    card = read_card(checkpoint.folder, checkpoint.name, accept_config=accept_config, tokenizer=tokenizer)
+    reading = arguments.get("tokenizer")
+    card = read_card(checkpoint.folder, checkpoint.name, accept_config=arguments["accept_config"], tokenizer=reading)
     output = choose_output(card)
     if against is None:
         check_reference(checkpoint, output)
@@ -117,56 +113,50 @@ def run(
     logits = against is None and output == "scores" and len(card.labels) > 1  # the libraries have other defaults here
     with console.signals_exit(), console.stderr_console().status("running the reference") as status:
         expected = _local(output, checkpoint, texts, pairs) if against is None else _remote(against, output, card, texts, pairs)
-        for dtype in dtypes(device):
+        for dtype in dtypes(arguments.get("device", "auto")):
 
             def show(phase: str, dtype: str = dtype) -> None:
                 status.update(f"{dtype}: {phase}")
 
-            options = Options(device=device, dtype=dtype, tokenizer=tokenizer, accept_config=tuple(accept_config))
-            with Engine(model, progress=show, **options) as engine:
+            chosen: dict[str, Any] = {**arguments, "dtype": dtype}
+            with Engine(model, progress=show, **chosen) as engine:
                 show("comparing")
                 results.append(compare(output, dtype, _results(engine, card, output, texts, pairs, logits=logits), expected))
-    skipped = [*(["the activation"] if logits else []), *(name for name in card.outputs if name != output)]
     not_compared = [
-        *skipped,
+        *(["the activation"] if logits else []),
+        *(name for name in card.outputs if name != output),
         *(["queries"] if output == "multi_vector" else []),
         *(["empty and long texts"] if against else []),
     ]
     compared = pairs if output == "scores" else texts
     reference = "Sentence Transformers, float32, CPU" if against is None else f"{against.url} ({against.dialect})"
+    about = {"model": card.name, "reference": reference}
     if as_json:
-        console.print_json(
-            {
-                "model": card.name,
-                "reference": reference,
-                "output": output,
-                "results": results,
-                "worst": [compared[each.worst] for each in results],
-                "not_compared": not_compared,
-            }
-        )
+        worst = [compared[each.worst] for each in results]
+        console.print_json({**about, "output": output, "results": results, "worst": worst, "not_compared": not_compared})
     else:
-        fields = {
-            "model": card.name,
-            "reference": reference,
-            "compared": f"{output} of {len(compared)} ",
-        }
-        fields["compared"] += "pairs of texts" if output == "scores" else "texts"
-        console.write_fields(fields | {"not compared": ", ".join(not_compared) or "nothing left out"})
-        typer.echo(f"\n  {'DTYPE':<10}{'DIFFERENCE':<12}{'COSINE':<12}{'ORDER':<11}PROMISE")
-        for each in results:
-            promise = f"{MAX_DIFFERENCE:.0e} difference" if each.dtype == "float32" else f"{MIN_COSINE} cosine"
-            order = "the same" if each.same_order else "differs"
-            end = f"{promise}: {'kept' if each.within else 'BROKEN'}"
-            typer.echo(f"  {each.dtype:<10}{each.difference:<12.1e}{each.cosine:<12.7f}{order:<11}{end}")
-        for each in results:
-            if not each.within:
-                typer.echo(f"\n  {each.dtype} differs most of {shorten(repr(compared[each.worst]), 200)}")
+        kind = "pairs of texts" if output == "scores" else "texts"
+        about["compared"] = f"{output} of {len(compared)} {kind}"
+        console.write_fields(about | {"not compared": ", ".join(not_compared) or "nothing left out"})
         reading = card.tokenizer.reading
         advice = _OTHER_IDS if against else _OTHER_READING.format(reading) if reading != "transformers" else ""
-        if advice and not all(each.within for each in results):
-            typer.echo("\n" + fill(advice, console.screen_width(), initial_indent="  ", subsequent_indent="  "))
+        _print_table(results, compared, advice)
     return 0 if all(each.within for each in results) else 1
+
+
+def _print_table(results: Sequence[Comparison], compared: Sequence[object], advice: str) -> None:
+    """Print a row per dtype; then the texts that differ most where a promise is broken, and the advice for that case."""
+    typer.echo(f"\n  {'DTYPE':<10}{'DIFFERENCE':<12}{'COSINE':<12}{'ORDER':<11}PROMISE")
+    for each in results:
+        promise = f"{MAX_DIFFERENCE:.0e} difference" if each.dtype == "float32" else f"{MIN_COSINE} cosine"
+        order = "the same" if each.same_order else "differs"
+        end = f"{promise}: {'kept' if each.within else 'BROKEN'}"
+        typer.echo(f"  {each.dtype:<10}{each.difference:<12.1e}{each.cosine:<12.7f}{order:<11}{end}")
+    broken = [each for each in results if not each.within]
+    for each in broken:
+        typer.echo(f"\n  {each.dtype} differs most of {shorten(repr(compared[each.worst]), 200)}")
+    if broken and advice:
+        typer.echo("\n" + fill(advice, console.screen_width(), initial_indent="  ", subsequent_indent="  "))
 
 
 def choose_output(card: Card) -> str:
@@ -211,7 +201,7 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
         raise WhimbrelError(f"{len(ours)} results against {len(expected)} of the reference.")
     if output == "sparse":
         width = max(row.size for row in (*ours, *expected))
-        ours, expected = _pad(ours, width), _pad(expected, width)
+        ours, expected = ([np.pad(row, (0, width - row.size)) for row in rows] for rows in (ours, expected))
     for number, (a, b) in enumerate(zip(ours, expected, strict=True)):
         if a.shape != b.shape:
             raise WhimbrelError(f"text {number}: the result has shape {list(a.shape)}, that of the reference {list(b.shape)}.")
@@ -228,12 +218,8 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
     is_exact = dtype == "float32"
     within = difference <= MAX_DIFFERENCE if is_exact else cosine >= MIN_COSINE
     order = same_order(mine, theirs, tolerance=2 * MAX_DIFFERENCE if is_exact else 1 - MIN_COSINE)
-    worst = max(range(len(ours)), key=lambda number: _difference(ours[number], expected[number]), default=0)
-    return Comparison(dtype, difference, cosine, order, bool(within), worst)
-
-
-def _difference(one: Float32Array, other: Float32Array) -> float:
-    return float(np.abs(one.astype(np.float64) - other).max(initial=0.0))
+    differences = [np.abs(a.astype(np.float64) - b).max(initial=0.0) for a, b in zip(ours, expected, strict=True)]
+    return Comparison(dtype, difference, cosine, order, bool(within), int(np.argmax([*differences, 0.0])))
 
 
 def same_order(ours: Any, theirs: Any, *, tolerance: float) -> bool:
@@ -284,10 +270,6 @@ def _spread(ids: Int32Array, weights: Float32Array) -> Float32Array:
     return row
 
 
-def _pad(rows: Sequence[Float32Array], width: int) -> list[Float32Array]:
-    return [np.pad(row, (0, width - row.size)) for row in rows]
-
-
 def _local(output: str, checkpoint: Checkpoint, texts: list[str], pairs: list[tuple[str, str]]) -> list[Float32Array]:
     from whimbrel.model import reference
 
@@ -307,10 +289,8 @@ def _remote(server: Server, output: str, card: Card, texts: list[str], pairs: li
             return _results(client, card, output, texts, pairs)
         if len(card.labels) > 1:
             raise SetupError("this dialect has no classes.", hint="leave out --against, or compare with --dialect whimbrel")
-        queries = dict.fromkeys(query for query, _ in pairs)
-        groups = {query: [text for other, text in pairs if other == query] for query in queries}
         rows: list[Float32Array] = []
-        for query, documents in groups.items():
-            ranked = sorted(client.rerank(query, documents), key=lambda each: each.index)
+        for query, of_query in groupby(pairs, key=itemgetter(0)):
+            ranked = sorted(client.rerank(query, [text for _, text in of_query]), key=lambda each: each.index)
             rows += [np.array(each.score, np.float32) for each in ranked]
         return rows

@@ -14,10 +14,9 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
-from logging.handlers import QueueHandler, QueueListener
 from queue import Empty, Full, Queue
 from typing import Any, Final, Literal, TextIO, TypeAlias
 
@@ -51,19 +50,15 @@ def configure(
     handler = LogHandler(_Formatter(options.format, process, secrets), stream or sys.stderr)
     root = logging.getLogger()
     root.addHandler(handler)
-    levels = _log.level, _access_log.level
+    end = ExitStack()
+    for each in (_log, _access_log):
+        end.callback(each.setLevel, each.level)
     _log.setLevel(options.level.upper())
     _access_log.setLevel(logging.INFO)  # whatever the level of other lines
-    end_requests = subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure)
-
-    def end() -> None:
-        end_requests()
-        root.removeHandler(handler)
-        handler.close()
-        _log.setLevel(levels[0])
-        _access_log.setLevel(levels[1])
-
-    return end
+    end.callback(handler.close)
+    end.callback(root.removeHandler, handler)
+    end.callback(subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure))
+    return end.close
 
 
 def _log_access(request: RequestFinished) -> None:
@@ -123,42 +118,30 @@ class LogThrottle:
         return [(kind, num_suppressed) for kind, num_suppressed in counts if num_suppressed > 0]
 
 
-class LogHandler(QueueHandler):
-    """Handler that formats records and queues the lines for the thread that writes them.
+class LogHandler(logging.Handler):
+    """Handler that formats records and queues the lines for a thread that writes them.
 
     The caller never waits: a stopped terminal or a pipe without a reader would otherwise stop event loops, lanes and the
     supervisor. Lines that do not fit into the queue are counted, and the next line that is written says how many were lost.
-    Warnings and errors pass a `LogThrottle`, where the message before its arguments is the kind.
+    Warnings and errors pass a `LogThrottle`, where the message before its arguments is the kind. The thread writes without a
+    handler: at exit `logging` locks and flushes every handler, and would wait for the reader.
     """
 
     def __init__(self, formatter: logging.Formatter, stream: TextIO, *, max_lines: int = 4096) -> None:
-        self._lines: Queue[Any] = Queue(max_lines)
-        super().__init__(self._lines)
+        super().__init__()
         self.setFormatter(formatter)
-        self.num_lost = 0
+        self._stream = stream
         self._throttle = LogThrottle()
-        self._listener = _Listener(self, self._lines, stream, self._throttle.window)
-        self._listener.start()
+        self._lines: Queue[str | None] = Queue(max_lines)
+        """Lines to write; None is the end."""
+        self._num_lost = 0
+        threading.Thread(target=self._write_lines, name="whimbrel-log", daemon=True).start()
 
     def emit(self, record: logging.LogRecord) -> None:
         now = time.monotonic()
         self._summarise(now)
         if record.levelno < logging.WARNING or self._throttle.admits(str(record.msg), now):
-            super().emit(record)
-
-    def enqueue(self, record: logging.LogRecord) -> None:
-        try:
-            self._lines.put_nowait(record)
-        except Full:
-            self.num_lost += 1
-
-    def on_idle(self) -> None:
-        """Summarise the windows that have ended, unless a caller is logging at this moment."""
-        if self._lock.acquire(blocking=False):
-            try:
-                self._summarise(time.monotonic())
-            finally:
-                self._lock.release()
+            self._queue(record)
 
     def flush(self, timeout: float = 1.0) -> None:
         """Wait until all lines are written, at most `timeout` seconds."""
@@ -170,7 +153,7 @@ class LogHandler(QueueHandler):
             self._summarise(float("inf"))
         self.flush()
         with suppress(Full):
-            self._listener.enqueue_sentinel()
+            self._lines.put_nowait(None)
         super().close()
 
     @property
@@ -178,40 +161,38 @@ class LogHandler(QueueHandler):
         lock: Any = self.lock
         return lock
 
+    def _queue(self, record: logging.LogRecord) -> None:
+        try:
+            self._lines.put_nowait(self.format(record))
+        except Full:
+            self._num_lost += 1
+        except Exception:
+            self.handleError(record)
+
     def _summarise(self, now: float) -> None:
         for kind, num_suppressed in self._throttle.flush_windows(now):
-            text = f"and {num_suppressed:,} more in {self._throttle.window:g} s: {kind or 'of other kinds'}"
-            record = _record(text)
+            record = _record(f"and {num_suppressed:,} more in {self._throttle.window:g} s: {kind or 'of other kinds'}")
             record.fields = {"left_out": num_suppressed}
-            super().emit(record)
+            self._queue(record)
 
-
-class _Listener(QueueListener):
-    """The thread that writes the queued lines. After each `idle_seconds` without one it calls `on_idle`.
-
-    It writes without a handler: at exit `logging` locks and flushes every handler, and would wait for the reader.
-    """
-
-    def __init__(self, handler: LogHandler, lines: Queue[Any], stream: TextIO, idle_seconds: float) -> None:
-        super().__init__(lines)
-        self._handler = handler
-        self._lines = lines
-        self._stream = stream
-        self._idle_seconds = idle_seconds
-        self._num_lost_reported = 0
-
-    def dequeue(self, block: bool) -> logging.LogRecord:
+    def _write_lines(self) -> None:
+        num_told = 0
         while True:
             try:
-                return self._lines.get(block, self._idle_seconds)
+                line = self._lines.get(timeout=self._throttle.window)
             except Empty:
-                self._handler.on_idle()
-
-    def handle(self, record: logging.LogRecord) -> None:
-        if num_lost := self._handler.num_lost - self._num_lost_reported:
-            self._num_lost_reported += num_lost
-            self._write(self._handler.format(_record(f"{num_lost:,} lines were lost: nobody read them")))
-        self._write(record.getMessage())
+                if self._lock.acquire(blocking=False):  # otherwise a caller is logging, and summarises
+                    self._summarise(time.monotonic())
+                    self._lock.release()
+                continue
+            if num_lost := self._num_lost - num_told:
+                num_told += num_lost
+                self._write(self.format(_record(f"{num_lost:,} lines were lost: nobody read them")))
+            if line is not None:
+                self._write(line)
+            self._lines.task_done()
+            if line is None:
+                return
 
     def _write(self, line: str) -> None:
         with suppress(OSError, ValueError):  # the reader has left, the disk is full or the stream is closed

@@ -26,7 +26,7 @@ from typing import Final, TypeAlias
 
 from whimbrel.errors import SetupError
 from whimbrel.telemetry import proc, trace
-from whimbrel.telemetry.prometheus_text import Family, Kind, content_type, render
+from whimbrel.telemetry.prometheus_text import Family, Kind, render
 from whimbrel.telemetry.series import Key, Series, SeriesFile, add_up
 from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFinished, RequestStarted, subscribe
 
@@ -214,14 +214,8 @@ class Metrics:
         return render([*self._families, *proc.FAMILIES], series, accept)
 
     def num_in_flight(self, routes: Container[str]) -> int:
-        """Return how many requests are in progress at these routes, in all processes of the server."""
         gauges = self._total(self._gauges_file, _GAUGES_FILE)
         return int(sum(values[0] for key, values in gauges.items() if key[0] == _IN_FLIGHT and key[1] in routes))
-
-    @staticmethod
-    def content_type(accept: str) -> str:
-        """Return the content type of the page for an Accept header, one of a few."""
-        return content_type(accept)
 
     def close(self) -> None:
         for end in self._unsubscribe:
@@ -290,7 +284,6 @@ def _key_label(tenant: str) -> str:
 
 
 def _processes() -> Iterator[tuple[str, str]]:
-    """Yield the names and pids of the server's processes."""
     if _own_files is None:
         yield "server", "self"
         return

@@ -45,7 +45,6 @@ def content_type(accept: str) -> str:
 
 
 def render(families: Iterable[Family], series: Mapping[Key, Sequence[float]], accept: str = "") -> tuple[bytes, str]:
-    """Return the page and its content type."""
     kind = content_type(accept)
     found: defaultdict[str, list[tuple[Key, Sequence[float]]]] = defaultdict(list)
     for key in sorted(series):

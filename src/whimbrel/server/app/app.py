@@ -1,32 +1,30 @@
 """The ASGI app over any AsyncEmbedders: POST routes of the dialects, and GET routes for models, health and metrics.
 
-POST routes are looked up in a dict, and Starlette routes the rest. The app knows no engines and no tensors.
+Routes are looked up in dicts. The app knows no engines and no tensors.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import inf, nan
 from typing import Any, Final
 
 import msgspec
-from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HTTPRequest
 from starlette.responses import RedirectResponse
 from starlette.responses import Response as HTTPResponse
-from starlette.routing import Match, Router
-from starlette.routing import Route as HTTPRoute
+from starlette.routing import Router
 from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
-from whimbrel.dialects.common.route import EngineCall, Parse
+from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.docs import docs_file
 from whimbrel.server.app.guards import GuardMiddleware
@@ -38,10 +36,10 @@ from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedde
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
 from whimbrel.telemetry.metrics import Metrics
+from whimbrel.telemetry.prometheus_text import content_type
 from whimbrel.telemetry.trace import Timer, gauge
 from whimbrel.types.machine_limits import usable_memory
-from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
-from whimbrel.types.result import Result
+from whimbrel.types.request import Request, TokenizeRequest
 from whimbrel.types.scheduling import Scheduling
 
 _UNKNOWN_PATIENCE: Final = b"60"
@@ -49,6 +47,8 @@ _UNKNOWN_PATIENCE: Final = b"60"
 _MOST_WAITED: Final = 3600.0
 _OF_BROWSERS: Final = (b"origin", b"referer", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest")
 """Headers of requests that pages make."""
+_OK: Final = b'{"status":"ok"}'
+_MODEL: Final = "/v1/models/{model}"
 
 
 class App:
@@ -56,21 +56,24 @@ class App:
 
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
-        posts = [HTTPRoute(path, self, methods=["POST"]) for path in ROUTES_BY_PATH]  # for 404 and 405; see _route
-        self.routes = [*posts, *_GetRoutes(served, limits).routes]
-        self._router = Router(self.routes, redirect_slashes=False)
-        self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.routes, limits)
+        self._pages = _Pages(served, limits).by_path
+        self.methods: dict[str, tuple[str, ...]] = dict.fromkeys(self._pages, ("GET", "HEAD"))
+        """Methods that each path takes, in order."""
+        self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
+        self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.template, limits)
+        self.refuse_line = self._app.memory.refuse_line
+        """Function that answers the requests that wait for memory, unread, with an error."""
         self._proxies = ProxyRules(limits)
-
-    def refuse_line(self, error: WhimbrelError) -> None:
-        """Answer the requests that wait for memory, unread, with `error`."""
-        self._app.refuse_line(error)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             await self._app(canonical(self._proxies.apply(scope)), receive, send)
         else:
-            await self._router(scope, receive, send)  # which answers the lifespan messages of other servers
+            await Router()(scope, receive, send)  # which answers the lifespan messages of other servers
+
+    def template(self, path: str) -> str:
+        """Return the template of the route that a path belongs to, a key of `methods`; empty if there is none."""
+        return path if path in self.methods else _MODEL if path.startswith("/v1/models/") else ""
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -81,22 +84,18 @@ class App:
             finally:
                 self._served.end()
             return
+        template, allow = self.template(path), ""
         try:
-            await self._router({**scope, "app": self}, receive, send)  # with "app", Starlette raises its refusals
+            if not template:
+                raise NotFound(f"no route {sanitize(path)}; /docs lists them.")
+            if method not in self.methods[template]:
+                allow = ", ".join(self.methods[template])
+                raise MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
+            response = await self._pages[template](HTTPRequest(scope))
         except WhimbrelError as error:
-            await send_error(error, scope, send)
-        except HTTPException as error:
-            if error.status_code == 405:
-                allow = ", ".join(self._methods(scope))
-                refusal = MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
-            else:
-                allow, refusal = "", NotFound(f"no route {sanitize(path)}; /docs lists them.")
-            await send_error(refusal, scope, send, allow=allow)
-
-    def _methods(self, scope: Scope) -> list[str]:
-        """Return the methods that a path takes: Starlette names those of its first route alone."""
-        routes = (route for route in self.routes if route.matches(scope)[0] is not Match.NONE)
-        return sorted({method for route in routes for method in route.methods or ()})
+            await send_error(error, scope, send, allow=allow)
+        else:
+            await response(scope, receive, send)
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
         context, body = context_of(scope), None
@@ -132,12 +131,14 @@ class App:
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
             request = _with_named_adapter(request, name, embedder)
-        if request is not None:
             priority: int | None = getattr(parsed.body, "priority", None)  # of the dialects that have it
             scheduling = Scheduling(priority or 0, deadline, context.tenant, _seconds_waited(context.request_headers))
-            result = await _run_while_connected(_run(embedder, request, scheduling), scope, context.receive)
-        if isinstance(result, Result):
+            result = await _run_while_connected(embedder.run(request, scheduling), scope, context.receive)
             context.note_result(result)
+        elif isinstance(request, TokenizeRequest):
+            result = await _run_while_connected(embedder.tokenize(request), scope, context.receive)
+        elif request is not None:
+            result = await _run_while_connected(embedder.decode(request), scope, context.receive)
         with Timer("write", into=context.stages):
             answer = route.render_response(parsed.body, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
@@ -208,14 +209,6 @@ def _parser(route: Route, headers: Mapping[bytes, bytes]) -> Parse:
     return route.accepts.get(kind, route.parse)
 
 
-def _run(embedder: AsyncEmbedder, request: EngineCall, scheduling: Scheduling) -> Awaitable[Any]:
-    if isinstance(request, TokenizeRequest):
-        return embedder.tokenize(request)
-    if isinstance(request, DetokenizeRequest):
-        return embedder.decode(request)
-    return embedder.run(request, scheduling)
-
-
 async def _run_while_connected(running: Awaitable[Any], scope: Scope, receive: Receive) -> Any:
     """Await `running`. If the client leaves first, cancel it and raise ClientDisconnect."""
     task, left, done = asyncio.current_task(), False, False
@@ -262,8 +255,8 @@ async def send_response(response: Response, scope: Scope, send: Send) -> None:
     await send({"type": "http.response.body", "body": chunk})
 
 
-class _GetRoutes:
-    """The GET routes: health, models, metrics and documentation."""
+class _Pages:
+    """Answers to GET: health, models, metrics and documentation."""
 
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
@@ -274,46 +267,46 @@ class _GetRoutes:
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
-        self._docs_file("")
-        handlers: dict[str, Any] = {page.path: partial(self._page, page) for page in GET_ROUTES}
-        handlers |= {
+        as_json: dict[str, Callable[[HTTPRequest], bytes]] = {
+            **{page.path: partial(self._page, page) for page in GET_ROUTES},
             "/v1/models": self._list_models,
-            "/v1/models/{model:path}": self._show_model,
+            _MODEL: self._show_model,
             "/health": self._check_ready,
-            "/health/live": self._check_live,
+            "/health/live": lambda _: _OK,
             "/health/ready": self._check_ready,
             "/ping": self._check_ready,
             "/info": self._info,
+            "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", "")),
+        }
+        self.by_path: dict[str, Callable[[HTTPRequest], Awaitable[HTTPResponse]]] = {
+            **{path: partial(_send_json, render) for path, render in as_json.items()},
+            **{path: partial(_send_file, name) for path, name in ASSET_PATHS.items()},
             "/": self._root,
-            "/load": self._count_requests,
+            "/load": self._load,
             "/metrics": self._render_metrics,
-            "/openapi.json": self._openapi,
             "/docs": self._docs,
         }
-        handlers |= {path: partial(_send_file, name) for path, name in ASSET_PATHS.items()}
-        self.routes = [HTTPRoute(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
-    async def _page(self, page: GetRoute, http: HTTPRequest) -> HTTPResponse:
-        return _json(page.render_response(list(self._served)))
+    def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
+        return page.render_response(list(self._served))
 
-    async def _list_models(self, http: HTTPRequest) -> HTTPResponse:
+    def _list_models(self, http: HTTPRequest) -> bytes:
         named = [(name, embedder) for embedder in self._served for name in served_names(embedder.plan)]
-        return _json(openai.render_models([self._model(*each) for each in named]))
+        return openai.render_models([openai.describe_model(*each, self._created) for each in named])
 
-    async def _show_model(self, http: HTTPRequest) -> HTTPResponse:
-        name: str = http.path_params["model"]
-        return _json(msgspec.json.encode(self._model(name, self._served.find(name))))
+    def _show_model(self, http: HTTPRequest) -> bytes:
+        name = http.scope["path"].removeprefix("/v1/models/")
+        return msgspec.json.encode(openai.describe_model(name, self._served.find(name), self._created))
 
-    def _model(self, name: str, embedder: AsyncEmbedder) -> openai.NamedModel:
-        return openai.describe_model(name, embedder, self._created)
-
-    async def _check_live(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(b'{"status":"ok"}')
-
-    async def _check_ready(self, http: HTTPRequest) -> HTTPResponse:
+    def _check_ready(self, http: HTTPRequest) -> bytes:
         if not self._served.ready:
             raise Unavailable(f"{self._served.status}.")
-        return _json(b'{"status":"ok"}')
+        return _OK
+
+    def _info(self, http: HTTPRequest) -> bytes:
+        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
+        of_tei = tei.describe(list(self._served)) if models else {}
+        return msgspec.json.encode({"version": __version__, "models": models} | of_tei)
 
     async def _root(self, http: HTTPRequest) -> HTTPResponse:
         if self._playground and accepted_media_type(http.headers.get("accept", ""), [HTML]) == HTML:
@@ -321,16 +314,11 @@ class _GetRoutes:
             if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
                 return RedirectResponse(f"{prefix}/")
             return await _send_file(PLAYGROUND, http)
-        return await self._check_ready(http)
+        return await _send_json(self._check_ready, http)
 
-    async def _info(self, http: HTTPRequest) -> HTTPResponse:
-        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
-        of_tei = tei.describe(list(self._served)) if models else {}
-        return _json(msgspec.json.encode({"version": __version__, "models": models} | of_tei))
-
-    async def _count_requests(self, http: HTTPRequest) -> HTTPResponse:
+    async def _load(self, http: HTTPRequest) -> HTTPResponse:
         count = await asyncio.to_thread(self._metrics.num_in_flight, ROUTES_BY_PATH)
-        return _json(msgspec.json.encode(ServerLoad(count)))
+        return HTTPResponse(msgspec.json.encode(ServerLoad(count)), media_type=JSON)
 
     async def _render_metrics(self, http: HTTPRequest) -> HTTPResponse:
         if not self._metrics.shared:  # the engines run in this process, and nothing else reports their gauges
@@ -340,26 +328,24 @@ class _GetRoutes:
                 gauge("max_batch_tokens", embedder.plan.max_batch_tokens, model=embedder.plan.served_name)
             gauge("memory_limit_bytes", usable_memory())
         accept = http.headers.get("accept", "")
-        kind = self._metrics.content_type(accept)
+        kind = content_type(accept)
         rendering = self._renderings.get(kind)
         if rendering is None:  # requests that come meanwhile get the same page
             rendering = asyncio.ensure_future(asyncio.to_thread(self._metrics.render, accept))
             self._renderings[kind] = rendering
             rendering.add_done_callback(lambda _: self._renderings.pop(kind))
-        content, content_type = await asyncio.shield(rendering)
-        return HTTPResponse(content, headers={"content-type": content_type})
-
-    async def _openapi(self, http: HTTPRequest) -> HTTPResponse:
-        return _json(openapi_json(http.scope.get("root_path", "")))
+        content, _ = await asyncio.shield(rendering)
+        return HTTPResponse(content, headers={"content-type": kind})
 
     async def _docs(self, http: HTTPRequest) -> HTTPResponse:
         if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
             return HTTPResponse(status_code=308, headers={"location": "../docs"})
-        return _send_page(self._docs_file(str(http.base_url).rstrip("/")), http)
+        file = await asyncio.to_thread(self._docs_file, str(http.base_url).rstrip("/"))  # the first one takes a while
+        return _send_page(file, http)
 
 
-def _json(content: bytes) -> HTTPResponse:
-    return HTTPResponse(content, media_type="application/json")
+async def _send_json(render: Callable[[HTTPRequest], bytes], http: HTTPRequest) -> HTTPResponse:
+    return HTTPResponse(render(http), media_type=JSON)
 
 
 async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:

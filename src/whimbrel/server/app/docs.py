@@ -13,7 +13,6 @@ import msgspec
 from whimbrel import __version__
 from whimbrel.dialects import APIS, Route
 from whimbrel.server.app.openapi import ABOUT_OWN, GETS, JSON, OF_OPENAI, OWN, openapi_json, post_operation
-from whimbrel.server.app.routing import PathRoutes
 from whimbrel.server.pages.files import PageFile, page_headers
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
 
@@ -21,7 +20,7 @@ _BASE_URL: Final = "{base_url}"
 
 
 def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
-    """Return /docs for a server that the client calls by this URL."""
+    """Return /docs for a server that the client calls by this URL. The first call of a process takes a while."""
     template, digest = _template(needs_key, playground)
     etag = sha256(f"{digest} {base_url}".encode()).hexdigest()
     return PageFile(template.replace(_BASE_URL, escape(base_url)).encode(), page_headers("text/html", etag))
@@ -29,21 +28,14 @@ def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
 
 @cache
 def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
-    """Return the page with a placeholder for the URL, and its digest. It takes some 50 ms to make, once per process."""
+    """Return the page with a placeholder for the URL, and its digest. It takes some 100 ms to make, once per process."""
     page = docs_page(msgspec.json.decode(openapi_json()), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
     return page, sha256(page.encode()).hexdigest()
 
 
-def docs_page(document: JSON, *, base_url: str, needs_key: bool = False, playground: bool = True) -> str:
-    """Return the OpenAPI document as a page to read. Its script adds search."""
-    return reference_html(
-        sections(document),
-        document["components"]["schemas"],
-        version=__version__,
-        base_url=base_url,
-        needs_key=needs_key,
-        playground=playground,
-    )
+def docs_page(document: JSON, **facts: Any) -> str:
+    """Return the OpenAPI document as a page to read, with the facts that `reference_html` takes. Its script adds search."""
+    return reference_html(sections(document), document["components"]["schemas"], version=__version__, **facts)
 
 
 def sections(document: JSON) -> list[Section]:
@@ -60,14 +52,15 @@ def sections(document: JSON) -> list[Section]:
         entries += [_get_entry([path], document) for path in gets]
         found.append(Section(api.name, api.about, entries))
     own: dict[str, list[str]] = {}
-    for path, summary, *_ in (each for each in GETS if each[0] not in OF_OPENAI):
-        own.setdefault(summary, []).append(path)
+    for page in GETS:
+        if page.path not in OF_OPENAI:
+            own.setdefault(page.summary, []).append(page.path)
     return [*found, Section(OWN, ABOUT_OWN, [_get_entry(paths, document) for paths in own.values()])]
 
 
 def _post_entry(routes: Sequence[Route], schemas: JSON) -> Entry:
     places = [Place(route.path, tuple(sorted(route.discriminators))) for route in routes]
-    return Entry("POST", places, post_operation(PathRoutes(routes[:1]), schemas), routes[0].made_for)
+    return Entry("POST", places, post_operation(routes[:1], schemas), routes[0].made_for)
 
 
 def _get_entry(paths: Sequence[str], document: JSON) -> Entry:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any, Final
 
 from whimbrel.errors import SetupError
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
@@ -15,6 +16,12 @@ from whimbrel.server.app.proxies import read_proxies, read_root_path
 from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.settings import Settings
 from whimbrel.types.plan import Options
+
+_OF_ENGINE: Final = (
+    "device", "dtype", "max_length", "max_batch_tokens", "max_request_tokens", "max_queue_tokens", "max_queue_seconds",
+    "matryoshka", "split_long", "document_cache_bytes", "prefix_cache_bytes", "chunked_prefill", "tokenizer", "accept_config",
+)  # fmt: skip
+"""Settings that are options of an engine under the same name."""
 
 
 def read_server_limits(
@@ -45,22 +52,8 @@ def read_server_limits(
 
 def engine_options(settings: Settings) -> Options:
     """Return the options that all models of a server share."""
-    return Options(
-        device=settings.device,
-        dtype=settings.dtype,
-        max_length=settings.max_length,
-        max_batch_tokens=settings.max_batch_tokens,
-        max_request_tokens=settings.max_request_tokens,
-        max_queue_tokens=settings.max_queue_tokens,
-        max_queue_seconds=settings.max_queue_seconds,
-        matryoshka=settings.matryoshka,
-        split_long=settings.split_long,
-        document_cache_bytes=settings.document_cache_bytes,
-        prefix_cache_bytes=settings.prefix_cache_bytes,
-        chunked_prefill=settings.chunked_prefill,
-        tokenizer=settings.tokenizer,
-        accept_config=settings.accept_config,
-    )
+    stated: Any = {key: getattr(settings, key) for key in _OF_ENGINE}
+    return Options(**stated)
 
 
 def _keys(stated: Sequence[str], file: Path | None, warn: Callable[[str], None]) -> tuple[str, ...]:

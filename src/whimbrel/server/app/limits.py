@@ -12,8 +12,6 @@ from whimbrel.server.http.limits import HttpLimits
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits(HttpLimits):
-    """Limits and access rules of a server process."""
-
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys, each of which opens every route. Without keys every route is open."""
     hosts: tuple[str, ...] | None = ()
@@ -21,15 +19,12 @@ class ServerLimits(HttpLimits):
     origins: tuple[str, ...] = ()
     """Origins of web pages that may call from a browser (CORS), as `https://host:port`. `*` allows any."""
     public_metrics: bool = False
-    """True if /metrics needs no key."""
     playground: bool = True
-    """True if / answers a browser with the playground."""
     root_path: str = ""
     """Prefix under which clients see the routes behind a proxy, without a slash at its end."""
     forwarded_allow_ips: tuple[str, ...] = ()
     """Addresses and networks of proxies whose X-Forwarded headers are believed. `unix`: peers on a Unix socket; `*`: any."""
     max_body_bytes: int = 32 * 2**20
-    """Size of one body."""
     max_inflight_bytes: int = 256 * 2**20
     """Size of the bodies and large answers of all requests in memory. Further bodies are read when there is room."""
 

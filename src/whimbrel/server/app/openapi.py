@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Annotated, Any, Final, TypeAlias, cast
+from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
@@ -21,9 +21,6 @@ from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 JSON: TypeAlias = dict[str, Any]
 
 _REF: Final = "#/components/schemas/{name}"
-_HTML: Final = "text/html"
-_METRICS: Final = ("text/plain", "application/openmetrics-text")
-_READY: Final = "Whether requests are answered: 200 or 503"
 
 
 class Status(msgspec.Struct):
@@ -38,21 +35,28 @@ class ServerLoad(msgspec.Struct):
     server_load: Annotated[int, msgspec.Meta(description="Requests that have not ended; requests for pages do not count.")]
 
 
-GETS: Final[tuple[tuple[str, str, Any, tuple[str, ...]], ...]] = (
-    ("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, (JSON_TYPE,)),
-    ("/v1/models/{model}", "One model.", openai.NamedModel, (JSON_TYPE,)),
-    *((path, f"{_READY}.", Status, (JSON_TYPE,)) for path in ("/health", "/health/ready", "/ping", "/")),
-    ("/health/live", "Whether the process runs.", Status, (JSON_TYPE,)),
-    (
-        "/info", "What the checkpoint says (card) and how it is run (plan); and what TEI says.",
-        dict[str, Any], (JSON_TYPE,),
-    ),
-    ("/load", "How many requests are in progress, of all processes (vLLM).", ServerLoad, (JSON_TYPE,)),
-    ("/metrics", "Prometheus metrics.", str, _METRICS),
-    ("/openapi.json", "This description of all routes.", dict[str, Any], (JSON_TYPE,)),
-    ("/docs", "The same as a page to read.", str, (_HTML,)),
-)  # fmt: skip
-"""Path, summary, type and media types of GET routes."""
+class Page(NamedTuple):
+    """A GET route in OpenAPI's terms."""
+
+    path: str
+    summary: str
+    kind: Any
+    media_types: tuple[str, ...] = (JSON_TYPE,)
+    error_type: type = OpenAIError
+
+
+GETS: Final = (
+    Page("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
+    Page("/v1/models/{model}", "One model.", openai.NamedModel),
+    *(Page(path, "Whether requests are answered: 200 or 503.", Status) for path in ("/health", "/health/ready", "/ping", "/")),
+    Page("/health/live", "Whether the process runs.", Status),
+    Page("/info", "What the checkpoint says (card) and how it is run (plan); and what TEI says.", dict[str, Any]),
+    Page("/load", "How many requests are in progress, of all processes (vLLM).", ServerLoad),
+    Page("/metrics", "Prometheus metrics.", str, ("text/plain", "application/openmetrics-text")),
+    Page("/openapi.json", "This description of all routes.", dict[str, Any]),
+    Page("/docs", "The same as a page to read.", str, ("text/html",)),
+)
+"""The server's own, and those of OpenAI."""
 
 _COMMON: Final = (
     (errors.MalformedHTTP("there are 2 Host headers; send one."), "The request is no valid HTTP."),
@@ -96,24 +100,25 @@ _TAGGED: Final = {
     "get": [
         *((api.name, {page.path for page in api.get_routes}) for api in APIS),
         (APIS[0].name, set(OF_OPENAI)),
-        (OWN, {path for path, *_ in GETS if path not in OF_OPENAI}),
+        (OWN, {page.path for page in GETS} - set(OF_OPENAI)),
     ],
 }
 """Names of APIs with their paths, by method."""
 
 
 def openapi_document() -> JSON:
-    gets = [*GETS, *((page.path, page.summary, page.response_type, (JSON_TYPE,)) for page in GET_ROUTES)]
+    of_dialects = (Page(each.path, each.summary, each.response_type, error_type=each.error_type) for each in GET_ROUTES)
+    pages = [*GETS, *of_dialects]
     types = [each for route in ROUTES for each in (route.request_type, route.response_type, route.error_type)]
-    types += [kind for _, _, kind, _ in gets]
+    types += [page.kind for page in pages]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = {name: _replaced(schema) for name, schema in schemas.items()}
     for kind in dict.fromkeys(_structs(msgspec.inspect.multi_type_info(types))):
         if rules := getattr(kind, "RULES", ()):
             schemas[kind.__name__]["allOf"] = list(rules)
-    paths: dict[str, JSON] = {path: {"post": post_operation(group, schemas)} for path, group in ROUTES_BY_PATH.items()}
-    for path, summary, kind, media_types in gets:
-        paths.setdefault(path, {})["get"] = _get(path, summary, kind, media_types)
+    paths: dict[str, JSON] = {path: {"post": post_operation(group.routes, schemas)} for path, group in ROUTES_BY_PATH.items()}
+    for page in pages:
+        paths.setdefault(page.path, {})["get"] = _get(page)
     for path, methods in paths.items():
         for method, operation in methods.items():
             operation["tags"] = list(dict.fromkeys(api for api, routes in _TAGGED[method] if path in routes))
@@ -166,20 +171,16 @@ def _reference(kind: Any) -> JSON:
     return ref
 
 
-def post_operation(group: PathRoutes, schemas: JSON) -> JSON:
-    routes = group.routes
+def post_operation(routes: Sequence[Route], schemas: JSON) -> JSON:
     schema = _body(routes)
-    body: JSON = {each: {"schema": schema} for each in group.media_types or (JSON_TYPE,)}
+    body: JSON = {each: {"schema": schema} for each in PathRoutes(routes).media_types or (JSON_TYPE,)}
     body[JSON_TYPE]["examples"] = {route.summary: {"value": msgspec.json.decode(route.example)} for route in routes}
-    answer: JSON = {"description": "The answer."}
-    binary = [kind for route in routes for kind in binary_types(_formats(route, schemas))]
-    answer["content"] = {JSON_TYPE: {"schema": _schema([route.response_type for route in routes])}} | {
-        kind: {} for kind in binary
-    }
+    binary: JSON = {kind: {} for route in routes for kind in binary_types(_formats(route, schemas))}
+    content = {JSON_TYPE: {"schema": _schema([route.response_type for route in routes])}} | binary
     return {
         "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
-        "responses": {"200": answer} | _errors(routes),
+        "responses": {"200": {"description": "The answer.", "content": content}} | _errors(routes),
     }
 
 
@@ -198,12 +199,8 @@ def _body(routes: Sequence[Route]) -> JSON:
 
 def _formats(route: Route, schemas: JSON) -> Sequence[str]:
     """Return the formats of answers that the body of a route may ask for."""
-    fields = schemas[route.request_type.__name__]["properties"]
-    return [name for option in _options(fields.get("encoding_format", {})) for name in option.get("enum", ())]
-
-
-def _options(schema: JSON) -> Sequence[JSON]:
-    return schema.get("anyOf", [schema])
+    field: JSON = schemas[route.request_type.__name__]["properties"].get("encoding_format", {})
+    return [name for option in field.get("anyOf", [field]) for name in option.get("enum", ())]
 
 
 def _errors(routes: Sequence[Route]) -> dict[str, JSON]:
@@ -230,20 +227,15 @@ def _described(responses: dict[str, JSON], status: str, text: str) -> JSON:
     return answer
 
 
-_PAGES: Final = {page.path: page for page in GET_ROUTES}
-
-
-def _get(path: str, summary: str, kind: Any, media_types: Sequence[str]) -> JSON:
-    content = {each: {"schema": _schema([kind])} for each in media_types}
-    operation: JSON = {"summary": summary, "responses": {"200": {"description": "The answer.", "content": content}}}
-    error_type = _PAGES[path].error_type if path in _PAGES else OpenAIError
-    kinds = [*_COMMON, *([_NO_MODEL] if "{model}" in path else [])]
+def _get(page: Page) -> JSON:
+    content = {each: {"schema": _schema([page.kind])} for each in page.media_types}
+    operation: JSON = {"summary": page.summary, "responses": {"200": {"description": "The answer.", "content": content}}}
     refusals: dict[str, JSON] = {}
-    for error, text in kinds:
-        if not (path in OPEN_PATHS and isinstance(error, errors.Unauthorized)):
-            _described(refusals, str(error.status), text)["content"] = {JSON_TYPE: {"schema": _schema([error_type])}}
+    for error, text in (*_COMMON, *([_NO_MODEL] if "{model}" in page.path else [])):
+        if not (page.path in OPEN_PATHS and isinstance(error, errors.Unauthorized)):
+            _described(refusals, str(error.status), text)["content"] = {JSON_TYPE: {"schema": _schema([page.error_type])}}
     operation["responses"] |= dict(sorted(refusals.items()))
-    if "{model}" in path:
+    if "{model}" in page.path:
         name: JSON = {"type": "string", "minLength": 1}
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
     return operation

@@ -11,14 +11,13 @@ import os
 import re
 import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import lru_cache
 from math import ceil, inf
 from typing import Final
 
 from starlette.requests import ClientDisconnect
-from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whimbrel.dialects.common.bodies import MalformedBody
@@ -89,12 +88,10 @@ class RequestContext:
         self.route: DialectRoute | None = None
         """The dialect's route, once the body has chosen it."""
         self.num_texts = 0
-        self.has_result = False
-        """True if the engine gave a result. Otherwise the token counts are unknown."""
         self.num_tokens = 0
         self.num_truncated = 0
-        self.listwise = False
-        """True if the scores depend on all documents of the request."""
+        self._counts: list[tuple[bytes, bytes]] = []
+        """Headers with the counts of the engine's result."""
         self.error = ""
         self.error_outcome: Outcome | None = None
         """Outcome of the error that was answered."""
@@ -122,8 +119,10 @@ class RequestContext:
         """Copy times and counts. A reference to the result would keep its vectors in memory."""
         timings = result.timings
         self.stages |= {"tokenize": timings.tokenize, "queue": timings.queue, "compute": timings.compute}
-        self.has_result, self.num_tokens, self.num_truncated = True, result.num_tokens, result.num_truncated
-        self.listwise = result.listwise
+        self.num_tokens, self.num_truncated = result.num_tokens, result.num_truncated
+        self._counts = [(b"x-whimbrel-tokens", b"%d" % self.num_tokens), (b"x-whimbrel-truncated", b"%d" % self.num_truncated)]
+        if result.listwise:  # the scores depend on all documents of the request
+            self._counts.append((b"x-whimbrel-listwise", b"true"))
 
     async def receive(self) -> Message:
         """Return the next piece of the body. Raises TooLarge, before reading if the length is announced."""
@@ -235,16 +234,10 @@ class RequestContext:
             self._hold(self._body_size + size)
 
     def _report(self) -> list[tuple[bytes, bytes]]:
-        """Return headers: the id, milliseconds per stage, and the numbers of tokens and of truncated texts."""
+        """Return headers: the id, milliseconds per stage, and the counts."""
         total = time.perf_counter() - self.started
         timing = _timing(tuple(self.stages)) % tuple([seconds * 1e3 for seconds in (*self.stages.values(), total)])
-        headers = [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing)]
-        if self.has_result:
-            headers.append((b"x-whimbrel-tokens", b"%d" % self.num_tokens))
-            headers.append((b"x-whimbrel-truncated", b"%d" % self.num_truncated))
-        if self.listwise:
-            headers.append((b"x-whimbrel-listwise", b"true"))
-        return headers
+        return [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing), *self._counts]
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Release the memory and return status and outcome. `lost` means that the process ends."""
@@ -294,23 +287,18 @@ async def send_error(error: WhimbrelError, scope: Scope, send: Send, *, body: by
 
 
 class RequestMiddleware:
-    """Outermost ASGI middleware. The templates of `routes` are the names that requests are counted by."""
+    """Outermost ASGI middleware. Requests are counted by the `template` of their path, "other" where it is empty."""
 
-    def __init__(self, app: ASGIApp, routes: Sequence[Route], limits: ServerLimits = DEFAULTS) -> None:
+    def __init__(self, app: ASGIApp, template: Callable[[str], str], limits: ServerLimits = DEFAULTS) -> None:
         self._app = app
+        self._template = template
         self._limits = limits
-        self._memory = RequestMemory(limits.max_inflight_bytes)
-        self._exact = frozenset(route.path for route in routes if not route.param_convertors)
-        self._patterns = [route for route in routes if route.param_convertors]
-
-    def refuse_line(self, error: WhimbrelError) -> None:
-        """Answer the requests that wait for memory, unread, with `error`."""
-        self._memory.refuse_line(error)
+        self.memory = RequestMemory(limits.max_inflight_bytes)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        context = RequestContext(scope, receive, send, self._limits, self._memory)
+        context = RequestContext(scope, receive, send, self._limits, self.memory)
         scope["state"] = {**scope.get("state", {}), "request_id": context.request_id, "context": context}
-        route, received = self._route(scope["path"]), time.time()
+        route, received = self._template(scope["path"]) or _OTHER, time.time()
         trace.request_started(route)
         lost = True  # unless _run returns: it handles every exception except those that end the process
         try:
@@ -362,9 +350,3 @@ class RequestMiddleware:
             with suppress(OSError):
                 answer = WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug.")
                 await send_error(answer, scope, context.send)
-
-    def _route(self, path: str) -> str:
-        """Return the template of the route that a path belongs to, even if the request does not get that far."""
-        if path in self._exact:
-            return path
-        return next((route.path_format for route in self._patterns if route.path_regex.match(path)), _OTHER)

@@ -156,7 +156,6 @@ class ModelRegistry:
         raise error
 
     def knows(self, name: str | None) -> bool:
-        """Return whether a model has this name."""
         return name is not None and self._named(name) is not None
 
     def _named(self, name: str) -> AsyncEmbedder | None:

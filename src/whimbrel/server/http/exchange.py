@@ -9,13 +9,15 @@ from collections.abc import Callable
 from email.utils import formatdate
 from functools import lru_cache
 from http import HTTPStatus
-from typing import Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from starlette.types import ASGIApp, Message, Scope
 
 from whimbrel.errors import BodyTimeout, WhimbrelError
-from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.http.states import ANSWER, BODY, COMPLETE, Answer, Body, Event, Reading
+
+if TYPE_CHECKING:
+    from whimbrel.server.http.connection import Connection
 
 Headers: TypeAlias = list[tuple[bytes, bytes]]
 
@@ -41,28 +43,10 @@ class ClientDisconnected(OSError):
     """The client has left, or was cut off."""
 
 
-class Transport(Protocol):
-    """The part of a `Connection` that an exchange uses."""
-
-    limits: HttpLimits
-    transport: asyncio.Transport
-    reading: Reading
-    room: asyncio.Future[None] | None
-    """While the buffers of the transport are full: done when there is room or the connection is lost."""
-    is_kept: bool
-
-    @property
-    def gives_way(self) -> bool: ...
-    def pause(self) -> None: ...
-    def resume(self) -> None: ...
-    def reset(self) -> None: ...
-    def finish(self, exchange: RequestResponseCycle) -> None: ...
-
-
 class RequestResponseCycle:
     """One exchange. The app calls `receive` and `send`, the connection `feed`, `end` and `abort`."""
 
-    def __init__(self, connection: Transport, scope: Scope, *, keep_alive: bool) -> None:
+    def __init__(self, connection: Connection, scope: Scope, *, keep_alive: bool) -> None:
         self._connection = connection
         self._loop = asyncio.get_running_loop()
         self.scope = scope
@@ -90,10 +74,8 @@ class RequestResponseCycle:
         self._num_unsent: int | None = None
         """Bytes of the body that the app has still to send, if it announced a length."""
         self._num_written = 0
-        self._full_since: float | None = None
-        self._last_progress = 0.0
-        self._num_buffered = 0
-        """Bytes in the transport's buffer at the time of the last progress."""
+        self._full_since = 0.0
+        """Time at which the buffers of the transport were first full."""
 
     async def run(self, app: ASGIApp) -> None:
         """Run `app`. If it does not answer completely, reset the connection."""
@@ -250,31 +232,22 @@ class RequestResponseCycle:
 
     async def _wait_for_room(self, room: asyncio.Future[None]) -> None:
         """Wait until the transport has room. The client must keep `write_pause` and, after that time, `min_write_rate`."""
-        connection, now = self._connection, self._loop.time()
-        if self._full_since is None:
-            self._full_since = now
-        self._last_progress, self._num_buffered = now, connection.transport.get_write_buffer_size()
-        self._timer = self._loop.call_later(connection.limits.write_pause / _CHECKS, self._check_progress)
-        try:
-            await room
-        finally:
-            self._timer.cancel()
+        connection, limits, transport = self._connection, self._connection.limits, self._connection.transport
+        since = self._full_since = self._full_since or self._loop.time()
+        last_progress, least_buffered = self._loop.time(), transport.get_write_buffer_size()
+        while not room.done():
+            await asyncio.wait([room], timeout=limits.write_pause / _CHECKS)
+            now, num_buffered = self._loop.time(), transport.get_write_buffer_size()
+            if num_buffered < least_buffered:
+                last_progress, least_buffered = now, num_buffered
+            rate_is_due = now - since > limits.write_pause
+            too_slow = rate_is_due and self._num_written - num_buffered < (now - since) * limits.min_write_rate
+            if not room.done() and (too_slow or now - last_progress > limits.write_pause):
+                _log.info("cut off a client that took its answer too slowly")
+                connection.reset()  # which ends the waiting
+                await room
         if connection.reading is Reading.CLOSED:
             raise ClientDisconnected
-
-    def _check_progress(self) -> None:
-        """Reset the connection if the client reads too slowly, which ends the waiting; otherwise check again later."""
-        connection, limits, now = self._connection, self._connection.limits, self._loop.time()
-        num_buffered = connection.transport.get_write_buffer_size()
-        if num_buffered < self._num_buffered:
-            self._last_progress, self._num_buffered = now, num_buffered
-        seconds = now - (self._full_since or now)
-        too_slow = seconds > limits.write_pause and self._num_written - num_buffered < seconds * limits.min_write_rate
-        if too_slow or now - self._last_progress > limits.write_pause:
-            _log.info("cut off a client that took its answer too slowly")
-            connection.reset()
-        else:
-            self._timer = self._loop.call_later(limits.write_pause / _CHECKS, self._check_progress)
 
 
 def encode_head(status: int, headers: Headers) -> bytes:

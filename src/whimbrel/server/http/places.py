@@ -64,8 +64,6 @@ class Timeouts:
 
 
 class Places:
-    """Bookkeeping of the open connections of one listener."""
-
     def __init__(self, limits: HttpLimits, num_places: int, on_release: Callable[[], None] = lambda: None) -> None:
         self._on_release = on_release
         self._loop = asyncio.get_running_loop()
@@ -86,7 +84,6 @@ class Places:
 
     @property
     def share(self) -> float:
-        """The share of the places that is taken."""
         return len(self.taken) / self._num_free_to_all
 
     def find_room(self) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Final, TypeAlias
+from typing import Final
 
 
 class Event(StrEnum):
@@ -87,50 +87,23 @@ class Answer(StrEnum):
     DONE = "done"
 
 
-ReadingTable: TypeAlias = Mapping[Reading, Mapping[Event, Reading]]
+_ANY: Final = {Event.LOST: Reading.CLOSED}
+_LISTENING: Final = _ANY | {
+    Event.MALFORMED: Reading.BROKEN,
+    Event.CLIENT_ENDS: Reading.ENDED,
+    Event.LAST_ANSWER: Reading.DISCARDING,
+}
+"""Steps from each of the states PARSED."""
 
-READING: Final[ReadingTable] = {
-    Reading.IDLE: {
-        Event.HEAD_BEGINS: Reading.HEAD,
-        Event.MALFORMED: Reading.BROKEN,
-        Event.CLIENT_ENDS: Reading.ENDED,
-        Event.LAST_ANSWER: Reading.DISCARDING,
-        Event.LOST: Reading.CLOSED,
-    },
-    Reading.HEAD: {
-        Event.HEAD_ENDS: Reading.BODY,
-        Event.MALFORMED: Reading.BROKEN,
-        Event.CLIENT_ENDS: Reading.ENDED,
-        Event.LAST_ANSWER: Reading.DISCARDING,
-        Event.LOST: Reading.CLOSED,
-    },
-    Reading.BODY: {
-        Event.BODY_ENDS: Reading.IDLE,
-        Event.UPGRADE: Reading.RESUMING,
-        Event.MALFORMED: Reading.BROKEN,
-        Event.CLIENT_ENDS: Reading.ENDED,
-        Event.LAST_ANSWER: Reading.DISCARDING,
-        Event.LOST: Reading.CLOSED,
-    },
-    Reading.RESUMING: {
-        Event.HEAD_BEGINS: Reading.RESUMING,
-        Event.HEAD_ENDS: Reading.BODY,
-        Event.MALFORMED: Reading.BROKEN,
-        Event.LOST: Reading.CLOSED,
-    },
-    Reading.BROKEN: {
-        Event.CLIENT_ENDS: Reading.BROKEN,
-        Event.LAST_ANSWER: Reading.DISCARDING,
-        Event.LOST: Reading.CLOSED,
-    },
-    Reading.ENDED: {
-        Event.LAST_ANSWER: Reading.ENDED,
-        Event.LOST: Reading.CLOSED,
-    },
-    Reading.DISCARDING: {
-        Event.CLIENT_ENDS: Reading.ENDED,
-        Event.LOST: Reading.CLOSED,
-    },
+READING: Final[Mapping[Reading, Mapping[Event, Reading]]] = {
+    Reading.IDLE: _LISTENING | {Event.HEAD_BEGINS: Reading.HEAD},
+    Reading.HEAD: _LISTENING | {Event.HEAD_ENDS: Reading.BODY},
+    Reading.BODY: _LISTENING | {Event.BODY_ENDS: Reading.IDLE, Event.UPGRADE: Reading.RESUMING},
+    Reading.RESUMING: _ANY
+    | {Event.HEAD_BEGINS: Reading.RESUMING, Event.HEAD_ENDS: Reading.BODY, Event.MALFORMED: Reading.BROKEN},
+    Reading.BROKEN: _ANY | {Event.CLIENT_ENDS: Reading.BROKEN, Event.LAST_ANSWER: Reading.DISCARDING},
+    Reading.ENDED: _ANY | {Event.LAST_ANSWER: Reading.ENDED},
+    Reading.DISCARDING: _ANY | {Event.CLIENT_ENDS: Reading.ENDED},
     Reading.CLOSED: {},
 }
 

@@ -28,17 +28,13 @@ class TlsFiles:
                 Path(file).read_bytes()
             except OSError as error:
                 raise SetupError(f"cannot read {file}: {error.strerror or error}.") from None
-        try:
-            context.load_cert_chain(self.certfile, self.keyfile, password=self._give_password)
+        try:  # without a password, OpenSSL would ask the terminal for it
+            context.load_cert_chain(self.certfile, self.keyfile, password=lambda: self.password or "")
         except ssl.SSLError as error:
             raise SetupError(
                 f"{self._describe(error)}.", hint="both are PEM files: the chain, server first, and its key"
             ) from None
         return context
-
-    def _give_password(self) -> str:
-        """Return the password, if OpenSSL asks for it; it would ask the terminal otherwise."""
-        return self.password or ""
 
     def _describe(self, error: ssl.SSLError) -> str:
         key = self.keyfile or self.certfile

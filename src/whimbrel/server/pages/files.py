@@ -25,15 +25,12 @@ _TYPES: Final = {".html": HTML, ".js": "text/javascript", ".css": "text/css", ".
 
 @dataclass(frozen=True, slots=True)
 class PageFile:
-    """A file of the pages and the headers of its answer."""
-
     content: bytes
     headers: dict[str, str]
 
 
 @cache
 def page_files() -> dict[str, PageFile]:
-    """Return all files of the pages by name."""
     paths = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in _TYPES)
     return {path.name: _read(path) for path in paths}
 
@@ -44,7 +41,6 @@ def _read(path: Path) -> PageFile:
 
 
 def page_headers(media_type: str, digest: str) -> dict[str, str]:
-    """Return the headers of a page or of a file that it loads."""
     return {
         "content-type": f"{media_type}; charset=utf-8",
         "content-security-policy": POLICY,

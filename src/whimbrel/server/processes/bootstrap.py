@@ -18,7 +18,6 @@ _PR_SET_PDEATHSIG: Final = 1
 
 
 def main() -> None:
-    """Run the engine or the worker that the arguments name."""
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
     if len(sys.argv) != 3 or sys.argv[1] not in ("engine", "worker"):

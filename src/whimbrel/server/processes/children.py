@@ -7,17 +7,18 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, Process
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import msgspec
 
+from whimbrel.errors import SetupError
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
-from whimbrel.server.processes.messages import CannotStart, EngineDown, Planned
+from whimbrel.server.processes.messages import EngineDown, Planned, ReportEngine, ReportWorker
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.server.settings_table import KEY_VARIABLE, PASSWORD_VARIABLE
 from whimbrel.telemetry import metrics
@@ -75,6 +76,8 @@ class Child:
     """A child process over all its lives, and the state of the present one."""
 
     kind: ClassVar[str]
+    reports: ClassVar[Any]
+    """Union of the messages that the process sends."""
     hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, PASSWORD_VARIABLE)
     """Variables of the supervisor's environment that the process does not get."""
 
@@ -87,15 +90,10 @@ class Child:
     ready: bool = False
     ready_since: float = 0.0
     kill_reason: str | None = None
-    error: CannotStart | None = None
+    error: SetupError | None = None
 
-    async def start(
-        self, kind: Any, metrics_folder: Path, on_message: Callable[[Any], None], *, secrets: Collection[str] = ()
-    ) -> None:
-        """Begin a life; `kind` is the union of the messages that the process sends. Raises OSError.
-
-        secrets: API keys, which its environment does not hold.
-        """
+    async def start(self, metrics_folder: Path, on_message: Callable[[Any], None], *, secrets: Collection[str]) -> None:
+        """Begin a life. Raises OSError. Its environment does not hold the `secrets`."""
         self.kill_reason = self.error = None
         self.ready = False
         self.eof.clear()
@@ -104,16 +102,16 @@ class Child:
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
-            environment = public_environment(os.environ, secrets, self.hidden) | {
-                CONTROL_FD: str(fd),
-                metrics.DIRECTORY: str(metrics_folder),
+            own = {CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
+            public = {
+                name: value for name, value in os.environ.items() if name not in self.hidden and value.strip() not in secrets
             }
             try:
-                self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=environment)
+                self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=public | own)
             except OSError:
                 ours.close()
                 raise
-        self.channel = AsyncChannel[Any](ours, kind, on_message=on_message, on_end=self._on_end)
+        self.channel = AsyncChannel[Any](ours, self.reports, on_message=on_message, on_end=self._on_end)
 
     async def wait(self) -> int:
         """Wait until the process has ended and its messages are handled. Return the exit code, negative for a signal."""
@@ -149,13 +147,13 @@ class Child:
 @dataclass(slots=True, eq=False)
 class EngineChild(Child):
     kind: ClassVar[str] = "engine"
+    reports: ClassVar[Any] = ReportEngine
 
     model: int = 0
     replica: int = 0
     planned: Planned | None = None
     board: StatusBoard | None = None
     board_fd: int = -1
-    board_bytes: int = 0
     last_down: EngineDown | None = None
     started_at: float = 0.0
     load_seconds: float = 5.0
@@ -168,6 +166,7 @@ class EngineChild(Child):
 @dataclass(slots=True, eq=False)
 class WorkerChild(Child):
     kind: ClassVar[str] = "worker"
+    reports: ClassVar[Any] = ReportWorker
     hidden: ClassVar[Collection[str]] = (KEY_VARIABLE, PASSWORD_VARIABLE, *_HUB_TOKENS)
 
     index: int = 0
@@ -176,11 +175,6 @@ class WorkerChild(Child):
     drained: bool = False
     connected: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Model and replica of the engines to which it sends requests."""
-
-
-def public_environment(environ: Mapping[str, str], secrets: Collection[str], hidden: Collection[str]) -> dict[str, str]:
-    """Return the variables but those that are `hidden`, and those whose value is a secret."""
-    return {name: value for name, value in environ.items() if name not in hidden and value.strip() not in secrets}
 
 
 def describe_exit(code: int) -> str:

@@ -14,12 +14,11 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from mmap import mmap
 from pathlib import Path
 from time import perf_counter
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -44,8 +43,7 @@ _BATCHES_PER_LANE: Final = 64
 """Limit of uncollected batches of one lane: two, and the small ones that overtook them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """The worker of a job, and its uid there. Jobs of the warm-up have no origin."""
 
     worker: int
@@ -57,7 +55,7 @@ class BoardObserver:
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
         num_batches = _BATCHES_PER_LANE * num_lanes
-        self.board, self.fd, self.size = StatusBoard.create(num_batches, max_batch_tokens)
+        self.board, self.fd = StatusBoard.create(num_batches, max_batch_tokens)
         self._free = list(range(num_batches))
 
     def started(self, items: BatchItems) -> int:
@@ -200,7 +198,7 @@ def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions
 
 
 def main() -> None:
-    """Load an engine and answer requests, until the supervisor sends Stop or ends."""
+    """Load an engine and answer requests, until the supervisor tells it to stop, or ends."""
     raise_file_limit()
     control = Channel[messages.ControlEngine](control_socket(), messages.ControlEngine)
     inbox = iter(control)
@@ -222,7 +220,7 @@ def main() -> None:
         exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_write_status, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
-    control.send(messages.Ready(observer.size, engine.plan), [observer.fd])
+    control.send(messages.Ready(engine.plan), [observer.fd])
     try:
         for message in inbox:
             if isinstance(message, messages.Attach):

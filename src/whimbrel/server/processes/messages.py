@@ -6,16 +6,18 @@ Large arrays travel beside the messages, in shared memory (shared_memory.py).
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, TypeAlias
+from pathlib import Path
+from typing import Final, Literal, TypeAlias
 
 import msgspec
 
 from whimbrel import errors
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.telemetry.logs import LogOptions
-from whimbrel.types.card import PoolingOption, RerankerName
+from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
 
 
@@ -106,6 +108,20 @@ class Failed(_Message):
     """The name of a Hint; the message is without its sentence."""
 
 
+class Notice(_Message):
+    """A message without further facts."""
+
+    name: Literal[
+        "stop",  # to an engine or a worker: finish the accepted requests, then end
+        "drain",  # to a worker: refuse new requests, finish the accepted ones, then send "drained"
+        "abort",  # to a worker: answer the remaining requests with an error
+        "reload certificate",  # to a worker: read its files again, for connections from then on
+        "started",  # of a worker: it answers requests
+        "drained",  # of a worker: it has answered every request
+        "alive",  # of a worker: its event loop turns
+    ]
+
+
 # Between the supervisor and an engine.
 
 
@@ -142,7 +158,6 @@ class Planned(_Message):
 class Ready(_Message):
     """The engine accepts requests. The descriptor of its status board comes with this message."""
 
-    board_bytes: int
     plan: Plan
     """The plan, with the facts that loading the weights has shown."""
 
@@ -160,10 +175,6 @@ class Attach(_Message):
     worker: int
 
 
-class Stop(_Message):
-    """Finish the accepted requests, then end."""
-
-
 # Between the supervisor and a worker.
 
 
@@ -171,8 +182,8 @@ class WorkerConfig(_Message):
     """The configuration of a worker; its first message. The descriptor of the listening socket comes with it."""
 
     options: ServeOptions
-    num_known: int
-    """Number of `ModelConfig` messages that follow at once, for the models whose plans are known already."""
+    known: dict[int, Planned]
+    """The models whose plans are known already."""
     name: str
     index: int
 
@@ -189,7 +200,6 @@ class EngineUp(_Message):
 
     model: int
     replica: int
-    board_bytes: int
     plan: Plan
 
 
@@ -213,22 +223,6 @@ class Quarantine(_Message):
     digest: bytes
 
 
-class ReloadCertificate(_Message):
-    """Read the files of the certificate again, for connections from then on."""
-
-
-class Drain(_Message):
-    """Refuse new requests, finish the accepted ones, then send Drained."""
-
-
-class AbortRequests(_Message):
-    """Answer the remaining requests with an error."""
-
-
-class Started(_Message):
-    """The worker answers requests."""
-
-
 class Connected(_Message):
     """The worker sends requests to an engine: its `EngineUp` has been handled."""
 
@@ -236,22 +230,26 @@ class Connected(_Message):
     replica: int
 
 
-class Drained(_Message):
-    """The worker has answered every request."""
-
-
-class Heartbeat(_Message):
-    """The worker's event loop is alive."""
+def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
+    """Return the card of a model, read as its engine has read it. Raises CheckpointError."""
+    plan = planned.plan
+    return read_card(
+        Path(planned.folder),
+        planned.card_name,
+        pooling=model.pooling,
+        reranker=model.reranker,
+        accept_config=plan.accept_config,
+        adapters=plan.adapters,
+        tokenizer=model.options.get("tokenizer"),
+    )
 
 
 ToEngine: TypeAlias = Submit | Cancel | Drop
 FromEngine: TypeAlias = EngineAnswer | Failed
-ControlEngine: TypeAlias = Load | Attach | Stop
+ControlEngine: TypeAlias = Load | Attach | Notice
 ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart
-ControlWorker: TypeAlias = (
-    WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | ReloadCertificate | Drain | AbortRequests | Stop
-)
-ReportWorker: TypeAlias = Started | Connected | Drained | Heartbeat | Quarantine
+ControlWorker: TypeAlias = WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | Notice
+ReportWorker: TypeAlias = Connected | Quarantine | Notice
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

@@ -87,20 +87,15 @@ class Replica:
         header, arrays, num_bytes = encode_request(request, replace(request.scheduling, suspects=pending.suspects))
         response_bytes = request.response.num_bytes
         segment = self._pool.take(num_bytes + response_bytes) if max(num_bytes, response_bytes) > SHARED_BYTES else None
-        fd = segment.take_fd() if segment is not None else None
-        memory = np.empty(num_bytes, np.uint8) if segment is None else np.frombuffer(segment.memory, np.uint8, num_bytes)
+        pending.segment, pending.response_start = segment, num_bytes
+        if segment is None:
+            memory, fd = np.empty(num_bytes, np.uint8), None
+            message = Submit(uid, 0, 0, memory.data, num_bytes, header, pending.admitted)
+        else:
+            memory, fd = np.frombuffer(segment.memory, np.uint8, num_bytes), segment.take_fd()
+            segment_bytes = 0 if fd is None else segment.size
+            message = Submit(uid, segment.number, segment_bytes, _EMPTY, num_bytes, header, pending.admitted)
         write_arrays(arrays, memory)
-        message = Submit(
-            uid=uid,
-            segment=segment.number if segment is not None else 0,
-            segment_bytes=segment.size if segment is not None and fd is not None else 0,
-            arrays=_EMPTY if segment is not None else memory.data,
-            response_start=num_bytes,
-            header=header,
-            admitted=pending.admitted,
-        )
-        pending.response_start = num_bytes
-        pending.segment = segment
         self.pending[uid] = pending
         self.outstanding_tokens += request.num_tokens
         pending.future.add_done_callback(lambda future: self._cancel(uid) if future.cancelled() else None)

@@ -41,8 +41,8 @@ def anonymous(size: int) -> int:
     return fd
 
 
-def map_memory(fd: int, size: int) -> mmap.mmap:
-    """Map the memory of a descriptor, and close the descriptor."""
+def map_memory(fd: int, size: int = 0) -> mmap.mmap:
+    """Map the memory of a descriptor, by default all of it, and close the descriptor."""
     try:
         return mmap.mmap(fd, size)
     finally:
@@ -178,14 +178,14 @@ class StatusBoard:
         self._entries = np.frombuffer(memory, _ENTRY, num_batches * capacity, start).reshape(num_batches, capacity)
 
     @staticmethod
-    def create(num_batches: int, capacity: int) -> tuple[StatusBoard, int, int]:
-        """Return a board for `num_batches` batches of up to `capacity` seqs, its descriptor and its bytes."""
+    def create(num_batches: int, capacity: int) -> tuple[StatusBoard, int]:
+        """Return a board for `num_batches` batches of up to `capacity` seqs, and its descriptor."""
         size = align(16) + align(_HEADER.itemsize) + align(_BATCH.itemsize * num_batches)
         size += _ENTRY.itemsize * num_batches * capacity
         fd = anonymous(size)
         memory = mmap.mmap(fd, size)
         np.frombuffer(memory, "i8", 2)[:] = num_batches, capacity
-        return StatusBoard(memory), fd, size
+        return StatusBoard(memory), fd
 
     def beat(self, now: float, *, queued: int, small: int, rate: float) -> None:
         """Write the time and the state of the queue, as a sign of life."""

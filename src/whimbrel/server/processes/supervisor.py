@@ -16,6 +16,7 @@ import socket
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -54,19 +55,13 @@ class Supervisor:
         options: messages.ServeOptions,
         listener: socket.socket,
         *,
-        on_phase: Callable[[int, str], None],
-        on_bytes: Callable[[int, int, int], None],
+        on_load: Callable[[int, messages.Phase | messages.BytesRead], None],
         on_ready: Callable[[list[messages.Planned]], None],
     ) -> None:
-        """`on_phase` gets a model's index and the phase of its load; `on_ready` gets all models when they are ready.
-
-        `on_bytes` gets a model's index, the bytes of its weights that were read, and the bytes of all its files. Of replicas,
-        the first one's load is told.
-        """
+        """`on_load` gets a model's index and the steps of its first replica's load; `on_ready` gets all models at the end."""
         self._options = options
         self._listener = listener
-        self._on_phase = on_phase
-        self._on_bytes = on_bytes
+        self._on_load = on_load
         self._on_ready = on_ready
         self._engines = [
             EngineChild(f"engine-{model}-{replica}", model=model, replica=replica)
@@ -134,7 +129,7 @@ class Supervisor:
                 child.kill()
                 if child.channel is not None:
                     await child.wait()
-                child.error = messages.CannotStart(f"{child.name} cannot be started: {error.strerror or error}.", None)
+                child.error = SetupError(f"{child.name} cannot be started: {error.strerror or error}.")
                 code = 1
             if self._stopped.is_set() or (self._draining and isinstance(child, WorkerChild) and child.drained):
                 return
@@ -146,8 +141,7 @@ class Supervisor:
         metrics.process_ended(child.name)
         reason = child.kill_reason or (child.error.message if child.error is not None else describe_exit(code))
         if not self._was_ready and not had_been_ready:
-            error = child.error or messages.CannotStart(f"{child.name} ended while it started: {reason}.", None)
-            self._fail(SetupError(error.message, hint=error.hint))
+            self._fail(child.error or SetupError(f"{child.name} ended while it started: {reason}."))
             return 0.0
         if self._draining:
             self._end_if_drained()
@@ -163,12 +157,7 @@ class Supervisor:
     # Engines
 
     async def _start_engine(self, engine: EngineChild) -> None:
-        await engine.start(
-            messages.ReportEngine,
-            self._metrics_folder,
-            lambda message: self._handle_engine(engine, message),
-            secrets=self._options.limits.api_keys,
-        )
+        await engine.start(self._metrics_folder, partial(self._handle_engine, engine), secrets=self._options.limits.api_keys)
         engine.started_at = perf_counter()
         model = self._pinned(engine.model)
         options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
@@ -186,22 +175,18 @@ class Supervisor:
         return next((each.planned for each in self._engines if each.model == number and each.planned is not None), None)
 
     def _handle_engine(self, engine: EngineChild, message: messages.ReportEngine) -> None:
-        if isinstance(message, messages.Phase):
+        if isinstance(message, messages.Phase | messages.BytesRead):
             if not self._was_ready and not engine.replica:
-                self._on_phase(engine.model, message.text)
-        elif isinstance(message, messages.BytesRead):
-            if not self._was_ready and not engine.replica:
-                self._on_bytes(engine.model, message.done, message.total)
+                self._on_load(engine.model, message)
         elif isinstance(message, messages.Planned):
             first = self._planned(engine.model) or message
             engine.planned = msgspec.structs.replace(message, card_name=first.card_name)  # that of a link, not of its target
             self._refuse_shared_names()
-            for worker in self._workers:
-                worker.send(messages.ModelConfig(engine.model, engine.planned))
+            self._tell_workers(messages.ModelConfig(engine.model, engine.planned))
         elif isinstance(message, messages.Ready):
             self._engine_ready(engine, message)
         else:
-            engine.error = message
+            engine.error = SetupError(message.message, hint=message.hint)
 
     def _refuse_shared_names(self) -> None:
         """Fail if two models have a name in common. Their plans have the names, also those that no option gives."""
@@ -219,8 +204,8 @@ class Supervisor:
         engine.backoff.ready()
         if engine.board_fd >= 0:
             os.close(engine.board_fd)
-        engine.board_fd, engine.board_bytes = engine.channel.take_fd(), message.board_bytes
-        engine.board = StatusBoard(map_memory(os.dup(engine.board_fd), engine.board_bytes))
+        engine.board_fd = engine.channel.take_fd()
+        engine.board = StatusBoard(map_memory(os.dup(engine.board_fd)))
         engine.last_down = None
         self._gauge_engines(engine)
         gauge("max_batch_tokens", message.plan.max_batch_tokens, model=message.plan.served_name)
@@ -233,7 +218,7 @@ class Supervisor:
             return
         ours, theirs = pair()
         engine.send(messages.Attach(worker.index), ours.detach())
-        up = messages.EngineUp(engine.model, engine.replica, engine.board_bytes, engine.planned.plan)
+        up = messages.EngineUp(engine.model, engine.replica, engine.planned.plan)
         worker.send(up, theirs.detach(), os.dup(engine.board_fd))
 
     def _gauge_engines(self, engine: EngineChild) -> None:
@@ -247,25 +232,21 @@ class Supervisor:
         engine.last_down = messages.EngineDown(
             engine.model, engine.replica, reason, blame, failing, delay + engine.load_seconds
         )
-        for worker in self._workers:
-            worker.send(engine.last_down)
+        self._tell_workers(engine.last_down)
 
     # Workers
 
+    def _tell_workers(self, message: msgspec.Struct) -> None:
+        for worker in self._workers:
+            worker.send(message)
+
     async def _start_worker(self, worker: WorkerChild) -> None:
-        await worker.start(
-            messages.ReportWorker,
-            self._metrics_folder,
-            lambda message: self._handle_worker(worker, message),
-            secrets=self._options.limits.api_keys,
-        )
+        await worker.start(self._metrics_folder, partial(self._handle_worker, worker), secrets=self._options.limits.api_keys)
         worker.last_message, worker.drained = perf_counter(), False
         worker.connected.clear()
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
-        config = messages.WorkerConfig(self._options, len(known), worker.name, worker.index)
+        config = messages.WorkerConfig(self._options, known, worker.name, worker.index)
         worker.send(config, os.dup(self._listener.fileno()))
-        for model, planned in known.items():
-            worker.send(messages.ModelConfig(model, planned))
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)
@@ -277,20 +258,23 @@ class Supervisor:
 
     def _handle_worker(self, worker: WorkerChild, message: messages.ReportWorker) -> None:
         worker.last_message = perf_counter()
-        if isinstance(message, messages.Started):
-            worker.ready, worker.ready_since = True, perf_counter()
-            worker.backoff.ready()
-            if self._draining:
-                worker.send(messages.Drain())
-            self._report_ready()
-        elif isinstance(message, messages.Connected):
-            worker.connected.add((message.model, message.replica))
-            self._report_ready()
-        elif isinstance(message, messages.Drained):
-            worker.drained = True
-            self._end_if_drained()
-        elif isinstance(message, messages.Quarantine):
-            self._quarantine(message, worker)
+        match message:
+            case messages.Notice("started"):
+                worker.ready, worker.ready_since = True, perf_counter()
+                worker.backoff.ready()
+                if self._draining:
+                    worker.send(messages.Notice("drain"))
+                self._report_ready()
+            case messages.Connected(model, replica):
+                worker.connected.add((model, replica))
+                self._report_ready()
+            case messages.Notice("drained"):
+                worker.drained = True
+                self._end_if_drained()
+            case messages.Quarantine():
+                self._quarantine(message, worker)
+            case _:  # it is alive
+                pass
 
     def _end_if_drained(self) -> None:
         if all(worker.drained or worker.channel is None for worker in self._workers):
@@ -337,8 +321,7 @@ class Supervisor:
         if not any(worker.ready for worker in self._workers):
             self._finish(0)
             return
-        for worker in self._workers:
-            worker.send(messages.Drain())
+        self._tell_workers(messages.Notice("drain"))
         self._start_task(self._limit_drain())
 
     def _reload_certificate(self, files: TlsFiles) -> None:
@@ -348,14 +331,12 @@ class Supervisor:
             _log.error("SIGHUP: the certificate is kept: %s", error)
             return
         _log.info("SIGHUP: new connections get the certificate as it is now in %s", files.certfile)
-        for worker in self._workers:
-            worker.send(messages.ReloadCertificate())
+        self._tell_workers(messages.Notice("reload certificate"))
 
     async def _limit_drain(self) -> None:
         await asyncio.sleep(max(self._options.drain_seconds, _MIN_DRAIN_SECONDS))
         _log.error("requests were left after %.0f s of draining; they are answered with 503.", self._options.drain_seconds)
-        for worker in self._workers:
-            worker.send(messages.AbortRequests())
+        self._tell_workers(messages.Notice("abort"))
         self._exit_code = 1
         await asyncio.sleep(_STOP_SECONDS)
         self._finish(1)
@@ -377,7 +358,7 @@ class Supervisor:
         for child in children:
             late = self._exit_code == 1 and isinstance(child, EngineChild)  # it still computes requests that were aborted
             if child.ready and not at_once and not late:
-                child.send(messages.Stop())
+                child.send(messages.Notice("stop"))
             else:
                 child.kill()
         if waits := [asyncio.ensure_future(child.process.wait()) for child in children if child.process is not None]:

@@ -13,7 +13,6 @@ from typing import Any, Final
 
 import uvloop
 
-from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import SetupError, Unavailable
 from whimbrel.server.app.app import create_app
@@ -52,17 +51,15 @@ class Worker:
         end_spans = otel.start() if options.otel else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), config.name)
         self._served = ModelRegistry(num_models=len(options.models))
-        for _ in range(config.num_known):
-            model, _ = await self._inbox.get()
-            assert isinstance(model, messages.ModelConfig)
-            await self._add_model(model)
+        for model, planned in config.known.items():
+            await self._add_model(model, planned)
         self._app = app = create_app(self._served, guards=options.limits)
         tls = None if options.tls is None else options.tls.load()
         self._server = Server(app, fds[0], options.limits, render_error, tls)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
-        self._control.send(messages.Started())
+        self._control.send(messages.Notice("started"))
         await serving
         if end_spans is not None:
             await asyncio.to_thread(end_spans)
@@ -75,61 +72,51 @@ class Worker:
         """Handle the supervisor's messages one after another: a model is loaded before its engines are attached."""
         while True:
             message, fds = await self._inbox.get()
-            if isinstance(message, messages.ModelConfig):
-                await self._add_model(message)
-            elif isinstance(message, messages.EngineUp | messages.EngineDown | messages.Quarantine):
-                self._handle_engine(message, fds)
-            elif isinstance(message, messages.ReloadCertificate):
-                self._reload_certificate()
-            elif isinstance(message, messages.Drain):
-                self._start_task(self._drain())
-            elif isinstance(message, messages.AbortRequests):
-                stopped = Unavailable("the server has stopped.", retry_after=5.0)
-                self._app.refuse_line(stopped)
-                for engine in self._engines.values():
-                    engine.fail_all(stopped)
-            else:
-                self._server.stop()
+            match message:
+                case messages.ModelConfig(model, planned):
+                    await self._add_model(model, planned)
+                case messages.EngineUp(model):
+                    board = StatusBoard(map_memory(fds[1]))
+                    self._engines[model].plan = message.plan
+                    self._engines[model].attach(message.replica, socket.socket(fileno=fds[0]), board)
+                    self._control.send(messages.Connected(model, message.replica))
+                case messages.EngineDown(model):
+                    if model in self._engines:
+                        self._engines[model].down(message)
+                case messages.Quarantine(model, digest):
+                    self._engines[model].quarantine(digest)
+                case messages.Notice("drain"):
+                    self._start_task(self._drain())
+                case messages.Notice("abort"):
+                    self._abort(Unavailable("the server has stopped.", retry_after=5.0))
+                case messages.Notice("reload certificate"):
+                    self._reload_certificate()
+                case _:
+                    self._server.stop()
 
-    def _handle_engine(self, message: messages.EngineUp | messages.EngineDown | messages.Quarantine, fds: list[int]) -> None:
-        if isinstance(message, messages.EngineUp):
-            board = StatusBoard(map_memory(fds[1], message.board_bytes))
-            self._engines[message.model].plan = message.plan
-            self._engines[message.model].attach(message.replica, socket.socket(fileno=fds[0]), board)
-            self._control.send(messages.Connected(message.model, message.replica))
-        elif isinstance(message, messages.Quarantine):
-            self._engines[message.model].quarantine(message.digest)
-        elif (engine := self._engines.get(message.model)) is not None:
-            engine.down(message)
+    def _abort(self, error: Unavailable) -> None:
+        self._app.refuse_line(error)
+        for engine in self._engines.values():
+            engine.fail_all(error)
 
-    async def _add_model(self, model: messages.ModelConfig) -> None:
-        if model.model in self._engines:  # known from an earlier life of its engine
+    async def _add_model(self, model: int, planned: messages.Planned) -> None:
+        if model in self._engines:  # known from an earlier life of its engine
             return
-        options, planned = self._config.options, model.planned
-        own, folder = options.models[model.model], Path(planned.folder)
-        card = await asyncio.to_thread(
-            read_card,
-            folder,
-            planned.card_name,
-            pooling=own.pooling,
-            reranker=own.reranker,
-            accept_config=planned.plan.accept_config,
-            adapters=planned.plan.adapters,
-            tokenizer=own.options.get("tokenizer"),
-        )
+        options = self._config.options
+        card = await asyncio.to_thread(messages.read_planned_card, options.models[model], planned)
         engine = await asyncio.to_thread(
             RemoteEngine,
             self._config.index,
             card,
             planned.plan,
-            folder,
+            Path(planned.folder),
             num_replicas=options.num_replicas,
             max_segments=max_segments(max(options.num_workers, len(options.models) * options.num_replicas)),
-            on_quarantine=lambda digest: self._control.send(messages.Quarantine(model.model, digest)),
+            on_quarantine=lambda digest: self._control.send(messages.Quarantine(model, digest)),
             broken=partial(_exit, "an engine"),
         )
-        self._engines[model.model] = engine
-        self._served.add(model.model, engine)
+        self._engines[model] = engine
+        self._served.add(model, engine)
 
     def _reload_certificate(self) -> None:
         assert self._config.options.tls is not None
@@ -141,11 +128,11 @@ class Worker:
     async def _drain(self) -> None:
         self._served.draining = True
         await self._served.wait_until_idle()
-        self._control.send(messages.Drained())
+        self._control.send(messages.Notice("drained"))
 
     async def _send_heartbeats(self) -> None:
         while True:
-            self._control.send(messages.Heartbeat())
+            self._control.send(messages.Notice("alive"))
             gauge("connections", len(self._server.places.taken))
             for engine in self._engines.values():  # engines report the tokens that they have
                 gauge("queue_tokens", engine.waiting_tokens, model=engine.plan.served_name)
