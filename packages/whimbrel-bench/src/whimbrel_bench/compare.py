@@ -59,12 +59,7 @@ class ServerContender:
         result = self.target.run(self.samples, self.load)
         if result.interrupted:
             raise KeyboardInterrupt
-        if result.failed:
-            reason = next(filter(None, result.errors))
-            raise WhimbrelError(
-                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason.rstrip('.')}."
-            )
-        return result.duration
+        return result.all_answered().duration
 
 
 class EngineContender:

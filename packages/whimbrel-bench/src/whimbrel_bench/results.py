@@ -15,6 +15,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.errors import WhimbrelError
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.load import Report
 from whimbrel_bench.tables import table
@@ -109,6 +110,14 @@ class Result:
     @property
     def sequence_throughput(self) -> float:
         return self.total_input_sequences / self.duration
+
+    def all_answered(self) -> Result:
+        """Return the result. Raises WhimbrelError with the first reason if a request failed."""
+        if self.failed:
+            reason = next(filter(None, self.errors)).rstrip(".")
+            number = f"{self.failed:,} of {self.failed + self.completed:,}"
+            raise WhimbrelError(f"{self.setting.server}: {number} requests failed: {reason}.")
+        return self
 
     def milliseconds(self) -> dict[str, float]:
         """Return mean, median, standard deviation and percentiles of the latency by vLLM's names. Without successes, 0."""
