@@ -12,6 +12,7 @@ used the cores. That slows Sentence Transformers more, because its threads wait 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from statistics import median
 from time import perf_counter
@@ -50,39 +51,35 @@ WORKLOADS: Final[dict[str, Calls]] = {
 """Lists of texts. Each list is the argument of one call, and calls run one after another."""
 
 
-def make_engine(dtype: str) -> Callable[[Calls], Timed]:
+def make_engine(folder: str, dtype: str) -> Callable[[Calls], Timed]:
     """Load the Engine."""
     from whimbrel import Engine
 
-    return time_calls(Engine(dtype=dtype).embed)
+    return partial(time_calls, Engine(folder, dtype=dtype).embed)
 
 
-def make_sentence_transformers(dtype: str) -> Callable[[Calls], Timed]:
+def make_sentence_transformers(folder: str, dtype: str) -> Callable[[Calls], Timed]:
     """Load Sentence Transformers."""
     import torch
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(NUM_CORES)
-    model: Any = SentenceTransformer(str(FOLDER), model_kwargs={"dtype": dtype})
-    return time_calls(model.encode)
+    model: Any = SentenceTransformer(folder, model_kwargs={"dtype": dtype})
+    return partial(time_calls, model.encode)
 
 
-def time_calls(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
-    """Return the seconds for all calls, and their vectors."""
-
-    def run(calls: Calls) -> Timed:
-        started = perf_counter()
-        vectors = [encode(texts) for texts in calls]
-        return perf_counter() - started, np.concatenate(vectors)
-
-    return run
+def time_calls(encode: Callable[[list[str]], Float32Array], calls: Calls) -> Timed:
+    """Return the seconds for all calls, one after another, and their vectors."""
+    started = perf_counter()
+    vectors = [encode(texts) for texts in calls]
+    return perf_counter() - started, np.concatenate(vectors)
 
 
 def main() -> None:
     """Run the benchmark."""
     args = options(__doc__, rounds=7).parse_args()
     plan = default_plan(args.dtype)
-    workers = Worker(make_engine, plan.dtype), Worker(make_sentence_transformers, plan.dtype)
+    workers = [Worker(make, str(FOLDER), plan.dtype) for make in (make_engine, make_sentence_transformers)]
     rows: list[list[str]] = []
     for name, calls in WORKLOADS.items():
         note(name)

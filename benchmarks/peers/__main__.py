@@ -29,11 +29,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import note, options
-from engines import Measured, measure_model
+from engines import measure_engines
 from environments import Builder, Peer, PeerFailure, read_table
+from measure import Measured
 from models import write_models
-from report import print_report, setting
-from servers import SERVED, Served, measure_servers
+from report import print_report, setting, to_rows
+from servers import SERVED, measure_servers
 from workloads import MODELS, make_calibration, make_workloads
 
 HERE = Path(__file__).parent
@@ -75,11 +76,11 @@ def run_engines(
         if task in args.tasks and workloads:
             folder = write_models(builder.build / "models", [model])[model]
             able = export([peer for peer in peers if task in peer.tasks], model, folder, builder, failures)
-            measure_model(folder, able, builder, workloads, args.rounds, found=found, failures=failures)
+            measure_engines(folder, able, builder, workloads, args.rounds, found=found, failures=failures)
 
 
 def run_servers(
-    peers: list[Peer], args: argparse.Namespace, builder: Builder, *, found: list[Served], failures: dict[str, str]
+    peers: list[Peer], args: argparse.Namespace, builder: Builder, *, found: list[Measured], failures: dict[str, str]
 ) -> None:
     """Measure all servers, one task after another."""
     for task, model in SERVED.items():
@@ -103,7 +104,7 @@ def main() -> None:
     wanted = [peer for peer in table.peers if not args.only or any(name in peer.name for name in args.only)]
     failures: dict[str, str] = {}
     peers = install([peer for peer in wanted if set(peer.tasks) & set(args.tasks)], builder, failures)
-    measured, served = list[Measured](), list[Served]()
+    measured, served = list[Measured](), list[Measured]()
     try:
         if peers and args.kind != "servers":
             run_engines(peers, args, builder, found=measured, failures=failures)
@@ -111,9 +112,10 @@ def main() -> None:
             run_servers(peers, args, builder, found=served, failures=failures)
     except KeyboardInterrupt:
         note("interrupted: here are the rounds so far")
-    measured, served = [row for row in measured if row.seconds], [row for row in served if row.rounds]
     results: dict[str, Any] = setting(builder, wanted, failures, args.rounds)
-    print_report(measured, served, failures, results)
+    results |= {"engines": to_rows([row for row in measured if row.rounds])}
+    results |= {"servers": to_rows([row for row in served if row.rounds])}
+    print_report(results)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(results, indent=1) + "\n")

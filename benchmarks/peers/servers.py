@@ -1,21 +1,19 @@
-"""Servers against servers: each on its own port, one under load at a time, rounds in rotating order."""
+"""Servers of peers, each on its own port, under load."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
-from common import MIXED, SHORT, chunks, make_texts, min_cosine, note
+from common import MIXED, SHORT, chunks, make_texts, note
 from environments import OURS, Builder, Peer, PeerFailure, reason_of
+from measure import Measured, Round, Rows, measure
 
-from whimbrel.errors import SetupError, WhimbrelError
+from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.processes import cpu_seconds
 from whimbrel_bench.results import Result
 from whimbrel_bench.server import Serving, running
 from whimbrel_bench.target import Load, Target, TargetOptions
@@ -23,32 +21,51 @@ from whimbrel_bench.target import Load, Target, TargetOptions
 _START_SECONDS: Final = 600
 SERVED: Final = {"dense": "minilm", "rerank": "cross-encoder"}
 """Checkpoint that servers get for each task."""
-_BACKENDS: Final = {"dense": "openai-embeddings", "rerank": "rerank"}
 
 
 class Work(NamedTuple):
-    """Requests, the connections on which they are sent, and the format of the vectors."""
+    """Requests of a round, and the connections on which they are sent."""
 
-    samples: list[Sample]
+    rounds: Sequence[Sequence[Sample]]
+    """Requests of each round, the first of which is compared; they are repeated."""
     connections: int
-    encoding_format: str | None = None
+    backend: str
+    path: str | None = None
+    extra: Mapping[str, Any] = {}
+    """Further fields of the bodies."""
+    decode: Callable[[np.ndarray], np.ndarray] = np.asarray
+    """Rows to compare of those that the server gives."""
 
 
-@dataclass(slots=True)
-class Served:
-    """Rounds of one server with one workload."""
+class Server:
+    """Server of one peer with its workloads."""
 
-    peer: Peer
-    workload: str
-    texts: int
-    cosine: float | None = None
-    rounds: list[Result] = field(default_factory=list[Result])
-    cpu: list[float] = field(default_factory=list[float])
-    """Processor seconds of the server and its processes in each round."""
+    def __init__(self, peer: Peer, server: Serving, works: Sequence[Work]) -> None:
+        self.peer = peer
+        self.pid = server.pid
+        self._works = works
+        self._url = server.url
+        self._turns = [0] * len(works)
 
-    @property
-    def median(self) -> float:
-        return median(each.duration for each in self.rounds)
+    def _run(self, number: int, *, keep_bodies: bool) -> tuple[Target, Result]:
+        work, turn = self._works[number], self._turns[number]
+        self._turns[number] += 1
+        extra = {"truncate_prompt_tokens": None, **work.extra}
+        target = Target(self._url, TargetOptions(work.backend, work.path, "model", extra_body=extra), name=self.peer.name)
+        load = Load(concurrency=work.connections, processes=1, keep_bodies=keep_bodies)
+        return target, target.run(work.rounds[turn % len(work.rounds)], load).all_answered()
+
+    def check(self, number: int) -> Rows:
+        target, result = self._run(number, keep_bodies=True)
+        rows = [np.atleast_2d(row) for _, answer in sorted(target.rows(result).items()) for row in answer]
+        return Rows(self._works[number].decode(np.concatenate(rows)), np.array([len(each) for each in rows]))
+
+    def time(self, number: int) -> Round:
+        _, result = self._run(number, keep_bodies=False)
+        return Round(result.duration, result.latencies.tolist(), result.client.busiest)
+
+    def stop(self) -> None:
+        """Leave the server to `started`."""
 
 
 @contextmanager
@@ -69,18 +86,22 @@ def started(peer: Peer, builder: Builder, folder: Path) -> Generator[Serving]:
         raise PeerFailure(f"start: {reason_of(error.message)}") from error
 
 
-def make_work(task: str, *, quick: bool) -> dict[str, Work]:
+def make_work(task: str, path: str, *, quick: bool) -> dict[str, Work]:
     """Return each workload of a task."""
     if task == "rerank":
         query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(80 if quick else 160, words=MIXED, seed=5)
         samples = [Sample(tuple(each), query) for each in chunks(documents, len(documents) // 8)]
-        return {"rerank, 8 connections, one request each": Work(samples, 8)}
+        return {"rerank, 8 connections, one request each": Work([samples], 8, "rerank", path)}
     mixed = [Sample(tuple(each)) for each in chunks(make_texts(256 if quick else 512, words=MIXED), 32)]
     short = [Sample((each,)) for each in make_texts(64 if quick else 320, words=SHORT, seed=2)]
+    rows = (
+        ("8 connections, 32 mixed texts, base64", mixed, 8, "base64"),
+        ("8 connections, 32 mixed texts, JSON", mixed, 8, "float"),
+        ("16 connections, one short text", short, 16, "base64"),
+    )
     return {
-        "8 connections, 32 mixed texts, base64": Work(mixed, 8, "base64"),
-        "8 connections, 32 mixed texts, JSON": Work(mixed, 8, "float"),
-        "16 connections, one short text": Work(short, 16, "base64"),
+        name: Work([samples], connections, "openai-embeddings", path, {"encoding_format": encoding})
+        for name, samples, connections, encoding in rows
     }
 
 
@@ -92,57 +113,19 @@ def measure_servers(
     rounds: int,
     *,
     quick: bool,
-    found: list[Served],
+    found: list[Measured],
     failures: dict[str, str],
 ) -> None:
-    """Add the rounds of all servers with one task to `found`, and the reasons of those that fail to `failures`."""
+    """Measure all servers with one task. The reference is ours."""
     with ExitStack() as stack:
-        servers: dict[str, Serving] = {}
+        servers: list[Server] = []
+        works = make_work(task, "", quick=quick)
         for peer in peers:
             if task in peer.server.get("paths", ()):
+                own = make_work(task, peer.server["paths"][task], quick=quick)
                 try:
-                    servers[peer.name] = stack.enter_context(started(peer, builder, folder))
+                    servers.append(Server(peer, stack.enter_context(started(peer, builder, folder)), list(own.values())))
                 except PeerFailure as failure:
                     failures[f"{peer.name}, server, {task}"] = str(failure)
-        for name, work in make_work(task, quick=quick).items():
-            note(f"{task}, {name}")
-            texts = sum(len(sample.texts) for sample in work.samples)
-            rows = [Served(peer, name, texts) for peer in peers if peer.name in servers]
-            targets = {row.peer.name: _target(task, row.peer, servers[row.peer.name], work) for row in rows}
-            able = _compare(rows, targets, work, failures)
-            found += able
-            for turn in range(rounds):
-                for row in [*able[turn % len(able) :], *able[: turn % len(able)]] if able else []:
-                    before = cpu_seconds(servers[row.peer.name].pid)
-                    row.rounds.append(run(targets[row.peer.name], work))
-                    row.cpu.append(cpu_seconds(servers[row.peer.name].pid) - before)
-
-
-def _target(task: str, peer: Peer, server: Serving, work: Work) -> Target:
-    extra = {"encoding_format": work.encoding_format, "truncate_prompt_tokens": None}
-    options = TargetOptions(_BACKENDS[task], peer.server["paths"][task], "model", extra_body=extra)
-    return Target(server.url, options, name=peer.name)
-
-
-def run(target: Target, work: Work, *, keep: bool = False) -> Result:
-    """Send all requests once. Raises PeerFailure if one fails."""
-    result = target.run(work.samples, Load(concurrency=work.connections, processes=1, keep_bodies=keep))
-    if result.failed:
-        raise PeerFailure(f"run: {next(filter(None, result.errors))}"[:240])
-    return result
-
-
-def _compare(rows: list[Served], targets: dict[str, Target], work: Work, failures: dict[str, str]) -> list[Served]:
-    """Warm all servers up, and compare their answers with those of ours. Return the rows of those that answer."""
-    answers: dict[str, np.ndarray] = {}
-    for row in rows:
-        try:
-            found = targets[row.peer.name].rows(run(targets[row.peer.name], work, keep=True))
-        except (PeerFailure, WhimbrelError) as failure:
-            failures[f"{row.peer.name}, server, {row.workload}"] = str(failure)
-        else:
-            answers[row.peer.name] = np.stack([each for index in sorted(found) for each in found[index]])
-    able = [row for row in rows if row.peer.name in answers]
-    for row in able if OURS in answers else ():
-        row.cosine = min_cosine(answers[row.peer.name], answers[OURS])
-    return able
+        sizes = [(name, folder.name, sum(len(each.texts) for each in work.rounds[0])) for name, work in works.items()]
+        measure(servers, sizes, rounds, reference=OURS, found=found, failures=failures)
