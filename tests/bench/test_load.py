@@ -183,7 +183,7 @@ def test_rows_are_counted_across_pieces_of_a_body() -> None:
     rows = b'{"index": 0, "text": "\\"index\\": 7"}, {"index": 1}, {"index": 2}'
     body = b'{"data": [' + rows + b"]}"
     for size in (1, 2, 3, 7, 8, 50, 1000):
-        connection = Connection(lambda *_: None, row_mark=ROW_MARK)
+        connection = Connection(row_mark=ROW_MARK)
         for start in range(0, len(body), size):
             connection.on_body(body[start : start + size])
         assert connection._answer.num_rows == 3  # pyright: ignore[reportPrivateUsage]

@@ -25,9 +25,7 @@ from whimbrel_bench.words import local_words
 
 def options(model: str | None = None, **changes: int) -> OfflineOptions:
     """Return a short run."""
-    return OfflineOptions(
-        model, DatasetOptions(num_prompts=8, input_len=16), **{"rounds": 2, "texts_per_request": 4, **changes}
-    )  # pyright: ignore[reportArgumentType]
+    return OfflineOptions(model, DatasetOptions(num_prompts=8, input_len=16, batch_size=4), **{"rounds": 2, **changes})  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.bfloat16

@@ -6,7 +6,6 @@ Names and meaning are those of vLLM's benchmark. The same seed gives the same sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import ceil, floor
 from pathlib import Path
@@ -17,24 +16,8 @@ import orjson
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
+from whimbrel_bench.options import DatasetOptions
 from whimbrel_bench.words import Words
-
-
-@dataclass(frozen=True)
-class DatasetOptions:
-    """Choice of a dataset and its sizes."""
-
-    name: str = "random"
-    path: Path | None = None
-    num_prompts: int = 1000
-    seed: int = 0
-    input_len: int = 128
-    range_ratio: float = 0.0
-    batch_size: int = 1
-
-    @property
-    def is_random(self) -> bool:
-        return self.name.startswith("random")
 
 
 def make_samples(options: DatasetOptions, words: Words | None) -> list[Sample]:

@@ -22,9 +22,10 @@ from whimbrel.errors import WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.plan import Options
 from whimbrel_bench.cosines import cosines
-from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.datasets import make_samples
 from whimbrel_bench.flops import flops_per_token
-from whimbrel_bench.words import local_words
+from whimbrel_bench.options import DatasetOptions
+from whimbrel_bench.words import model_words
 
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
@@ -46,12 +47,9 @@ class OfflineOptions:
     model: str | None
     dataset: DatasetOptions
     device: str = "auto"
-    texts_per_request: int = 32
     rounds: int = 3
     max_length: int | None = None
     max_batch_tokens: int | None = None
-    tokenizer: str | None = None
-    """Model whose tokenizer counts random texts; None: the model's own."""
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,9 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
         max_batch_tokens=options.max_batch_tokens,
         max_queue_tokens=_NO_LIMIT,
     )
-    texts = [text for sample in make_samples(options.dataset, _words(options)) for text in sample.texts]
+    chunks = [list(each.texts) for each in make_samples(options.dataset, model_words(options.dataset, options.model))]
     with Engine(options.model, **engine_options) as engine:
         loaded, load_seconds = _peak_rss(), perf_counter() - begin
-        chunks = [texts[i : i + options.texts_per_request] for i in range(0, len(texts), options.texts_per_request)]
         first = run_requests(engine, chunks)  # not counted: first-time work
         stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
@@ -162,7 +159,7 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
         plan, card = engine.plan, engine.card
         flops = flops_per_token(Path(engine.folder) / card.path, card)
         result = OfflineResult(
-            card.name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), len(texts),
+            card.name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), sum(map(len, chunks)),
             sum(result.num_tokens for result in first), [], stages, 0, None, flops, load_seconds, 0, loaded, interrupted=True,
             vectors=rows_of(first),
         )  # fmt: skip
@@ -175,11 +172,6 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
             yield result
         end()
         yield replace(result, peak_flops=measure_peak(plan.dtype, plan.device, plan.num_lanes), interrupted=False)
-
-
-def _words(options: OfflineOptions) -> Any:
-    name = options.tokenizer or options.model
-    return local_words(None if name == "packaged" else name) if options.dataset.is_random else None
 
 
 def main_output(outputs: Outputs) -> str:

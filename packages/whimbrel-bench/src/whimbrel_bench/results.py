@@ -100,6 +100,10 @@ class Result:
     notes: tuple[str, ...] = field(default_factory=tuple)
 
     @property
+    def name(self) -> str:
+        return self.setting.server or self.setting.model
+
+    @property
     def request_throughput(self) -> float:
         return self.completed / self.duration
 
@@ -318,7 +322,7 @@ def cells(results: Sequence[Result]) -> list[list[str]]:
         setting, ms = result.setting, result.milliseconds()
         rows.append(
             [
-                setting.server or setting.model,
+                result.name,
                 "inf" if isinf(setting.request_rate) else f"{setting.request_rate:g}",
                 str(setting.max_concurrency or "none"),
                 f"{result.request_throughput:,.1f}",

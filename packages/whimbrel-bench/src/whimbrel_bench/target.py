@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 import orjson
@@ -29,6 +29,7 @@ from whimbrel_bench.backends import (
     read_url,
 )
 from whimbrel_bench.load import Job
+from whimbrel_bench.options import Load, TargetOptions
 from whimbrel_bench.results import Result, Setting, make_result
 
 _HINTS: Final[Mapping[int, str]] = {
@@ -43,42 +44,6 @@ _PATIENCE: Final = 60.0
 """Seconds for an answer without work: the names of models, tokens of words."""
 _MAY_CUT: Final = frozenset({"top_n", "top_k"})
 """Fields of a body after which an answer may have fewer rows than the request has texts."""
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """Choice of the server's kind, and what goes with every request."""
-
-    backend: str = "openai-embeddings"
-    endpoint: str | None = None
-    """Path in place of the backend's."""
-    model: str | None = None
-    """Model name in the bodies; None: the first that /v1/models names."""
-    api_key: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    verify_tls: bool = True
-    ready_seconds: float = 0.0
-    """Seconds for which an unreachable server is waited for."""
-    timeout: float = 600.0
-    """Seconds after which a request has failed."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """Course of a run, without its texts."""
-
-    rate: float = float("inf")
-    burstiness: float = 1.0
-    concurrency: int | None = None
-    num_warmups: int = 0
-    seed: int = 0
-    processes: int | None = None
-    """Number of client processes; None: chosen by the load."""
-    percentiles: tuple[float, ...] = (99.0,)
-    new_connections: bool = False
-    duration: float | None = None
-    keep_bodies: bool = False
 
 
 class Target:

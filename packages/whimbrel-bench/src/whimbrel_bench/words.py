@@ -15,6 +15,7 @@ import httpx2
 import orjson
 
 from whimbrel.errors import SetupError
+from whimbrel_bench.options import DatasetOptions
 
 CANDIDATES: Final = tuple(
     """
@@ -71,11 +72,16 @@ def select_words(tokenize: Tokenize, source: str) -> Words:
 
 
 def local_words(model: str | None) -> Words:
-    """Return the words by the tokenizer of a checkpoint: a folder, a hub id, or None for the packaged model."""
+    """Return the words by the tokenizer of a checkpoint: a folder, a hub id, or "packaged" or None for the packaged model."""
     from whimbrel.checkpoint.locate import resolve_checkpoint
 
-    checkpoint = resolve_checkpoint(model, weights=False)
+    checkpoint = resolve_checkpoint(None if model == "packaged" else model, weights=False)
     return select_words(_file_tokenizer(checkpoint.folder), f"tokenizer of {checkpoint.name}")
+
+
+def model_words(dataset: DatasetOptions, model: str | None) -> Words | None:
+    """Return the words of random prompts for a model on this machine; None if the dataset is a file."""
+    return local_words(dataset.tokenizer or model) if dataset.is_random else None
 
 
 def _file_tokenizer(folder: Path) -> Tokenize:
