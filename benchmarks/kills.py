@@ -75,7 +75,7 @@ def main() -> None:
         found = running.result()
     wrong, _ = count_wrong(target, [(found, samples)], plan.dtype)
     (report,) = found.reports
-    ends = np.sort([report.started + done for done, status in zip(report.done, report.status, strict=True) if status == 200])
+    ends = np.sort([report.started + each.done for each in report.outcomes if each.status == 200])
     nexts = [float(ends[np.searchsorted(ends, new)]) - killed for killed, new in kills]
     rows: list[list[str]] = []
     for name, each in (("killed without load, until ready", loads), ("killed under load, until the next answer", nexts)):

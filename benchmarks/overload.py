@@ -50,19 +50,16 @@ def main() -> None:
         cores = (cpu_seconds(server.pid) - before) / over.duration
     wrong, compared = count_wrong(target, [(over, arrivals)], plan.dtype)
     milliseconds: dict[str, list[float]] = defaultdict(list)
-    ends: list[float] = []
-    for report in over.reports:
-        for due, sent, done, status in zip(report.scheduled, report.sent, report.done, report.status, strict=True):
-            name = "no answer" if status == NO_STATUS else str(status)
-            milliseconds[name].append(1e3 * (done - (due if status == 200 else sent)))
-            ends += [done] if status == 200 else []
+    for each in over.outcomes:
+        name = "no answer" if each.status == NO_STATUS else str(each.status)
+        milliseconds[name].append(1e3 * (each.done - (each.scheduled if each.status == 200 else each.sent)))
     rows: list[list[str]] = []
     for name, each in sorted(milliseconds.items()):
         percentiles = (f"{x:,.1f}" for x in np.percentile(each, [50, 99, 100]))
         rows.append([name, f"{len(each):,}", f"{len(each) / len(arrivals):.1%}", *percentiles])
     print_table(["outcome", "requests", "share", "p50, ms", "p99, ms", "slowest, ms"], rows)
     begin = args.seconds / 10
-    goodput = sum(begin <= end < args.seconds for end in ends) / (args.seconds - begin)
+    goodput = sum(each.status == 200 and begin <= each.done < args.seconds for each in over.outcomes) / (args.seconds - begin)
     maximum, good = capacity * args.texts, goodput * args.texts
     print(f"\nMaximum {maximum:,.0f} texts/s, goodput {good:,.0f}: **{goodput / capacity:.3f}** of it.")
     late = np.percentile(over.queue_times, [50, 99, 100]) * 1e3

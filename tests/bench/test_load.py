@@ -328,7 +328,7 @@ def test_an_answer_just_before_a_new_connection_takes_no_room_from_the_next_requ
         asyncio.get_running_loop().create_connection = create_connection  # pyright: ignore[reportAttributeAccessIssue]
         return await Driver(Job("", 0, [b"?"] * 3, concurrency=2, new_connections=True)).run(time.monotonic())
 
-    assert asyncio.run(asyncio.wait_for(main(), 5)).status == [200] * 3
+    assert [each.status for each in asyncio.run(asyncio.wait_for(main(), 5)).outcomes] == [200] * 3
 
 
 def test_what_breaks_a_reader_of_answers_does_not_keep_the_run_from_its_end() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from whimbrel_bench.backends import Sample
 from whimbrel_bench.cli.output import command_line
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.intervals import ratio_of_medians
-from whimbrel_bench.load import Report
+from whimbrel_bench.load import Outcome, Report
 from whimbrel_bench.options import read_rate, read_rates
 from whimbrel_bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
 
@@ -31,16 +32,24 @@ def setting(**changes: object) -> Setting:
     return Setting(**{**fields, "max_concurrency": 8, "percentiles": (50.0, 99.0, 99.9), "server": "ours", **changes})  # pyright: ignore[reportArgumentType]
 
 
-def report(latencies: list[float], **changes: object) -> Report:
+def report(
+    latencies: list[float], *, errors: Mapping[int, str] | None = None, tokens: Sequence[int] = (), **changes: object
+) -> Report:
     """Return a report of requests that were due every 10 ms."""
-    count = len(latencies)
-    due = [0.01 * i for i in range(count)]
-    fields = {
-        "index": [i % 2 for i in range(count)], "scheduled": due, "sent": [each + 0.001 for each in due],
-        "done": [each + latency for each, latency in zip(due, latencies, strict=True)], "status": [200] * count,
-        "size": [100] * count, "tokens": [7] * count, "lag": [0.001, 0.002],
-    }  # fmt: skip
-    return Report(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+    outcomes = [
+        Outcome(
+            i % 2,
+            0.01 * i,
+            0.01 * i + 0.001,
+            0.01 * i + latency,
+            200,
+            100,
+            tokens[i] if tokens else 7,
+            (errors or {}).get(i, ""),
+        )
+        for i, latency in enumerate(latencies)
+    ]
+    return Report(outcomes, **{"lag": [0.001, 0.002], **changes})  # pyright: ignore[reportArgumentType]
 
 
 def example() -> Result:
@@ -86,10 +95,11 @@ P99.9 E2EL (ms):                         399.80
 
 def three() -> Report:
     """Return three requests of 200 and 400 ms, and one that failed."""
-    return Report(
-        index=[0, 1, 0], scheduled=[0.0, 0.1, 0.2], sent=[0.0, 0.1, 0.2], done=[0.2, 0.5, 0.3], status=[200, 200, 500],
-        size=[1, 1, 1], tokens=[7, 7, -1], errors={2: "HTTP 500: no"}, lag=[0.0],
-    )  # fmt: skip
+    outcomes = [
+        Outcome(0, 0.0, 0.0, 0.2, 200, 1, 7), Outcome(1, 0.1, 0.1, 0.5, 200, 1, 7),
+        Outcome(0, 0.2, 0.2, 0.3, 500, 1, -1, "HTTP 500: no"),
+    ]  # fmt: skip
+    return Report(outcomes, lag=[0.0])
 
 
 def test_the_block_is_vllms_to_the_letter() -> None:

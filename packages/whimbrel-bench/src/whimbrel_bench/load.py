@@ -59,26 +59,35 @@ class Job:
             raise ValueError("a duration needs a concurrency: requests that are sent at once have no end")
 
 
+class Outcome(NamedTuple):
+    """End of one request. Times are seconds after the start."""
+
+    index: int
+    """Number of the payload."""
+    scheduled: float
+    sent: float
+    done: float
+    status: int = NO_STATUS
+    size: int = 0
+    """Bytes of the body."""
+    tokens: int = -1
+    """Tokens by the server's count, or -1."""
+    reason: str = ""
+    """Reason of a failure."""
+
+
 @dataclass
 class Report:
-    """Outcome of a job: its requests in the order in which they ended. Times are seconds after the start."""
+    """Outcome of a job."""
 
-    index: list[int] = field(default_factory=list[int])
-    scheduled: list[float] = field(default_factory=list[float])
-    sent: list[float] = field(default_factory=list[float])
-    done: list[float] = field(default_factory=list[float])
-    status: list[int] = field(default_factory=list[int])
-    size: list[int] = field(default_factory=list[int])
-    tokens: list[int] = field(default_factory=list[int])
-    """Tokens by the server's count, or -1."""
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    """Its requests in the order in which they ended."""
     bodies: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """First answer to each payload, if they are kept."""
     changed: set[int] = field(default_factory=set[int])
     """Payloads with different answers, if they are kept."""
     started: float = 0.0
     """The start by the monotonic clock, which all processes of a machine share."""
-    errors: dict[int, str] = field(default_factory=dict[int, str])
-    """Reasons by position in the lists."""
     num_resent: int = 0
     """Requests that were sent again, since the server had closed the idle connection."""
     unfinished: int = 0
@@ -111,6 +120,7 @@ class Driver:
         self._room = asyncio.Semaphore(job.concurrency or 2**31)
         self._num_running = 0
         """Requests that are due and have not ended."""
+        self._num_failed = 0
 
     async def run(self, start: float) -> Report:
         """Begin at `start` (monotonic), and return when all requests have ended or `stop` was called."""
@@ -216,22 +226,16 @@ class Driver:
         connection.close()
 
     def _record(self, index: int, due: float | None, found: _Exchange) -> None:
-        report, job, answer, reason, tokens = self.report, self._job, found.answer, found.reason, -1
+        job, answer, reason, sent = self._job, found.answer, found.reason, found.sent - self._start
+        outcome = Outcome(index, sent if due is None else due, sent, found.done - self._start, reason=reason)
         if answer is not None:
             reason = refusal(answer, job.shape, job.num_texts[index] if job.num_texts else 0)
             tokens = -1 if reason else USAGES[job.usage](answer)
-        if reason:
-            report.errors[len(report.index)] = reason
-        elif answer is not None and job.keep_bodies:
-            self._keep(index, b"".join(answer.body))
-        sent = found.sent - self._start
-        report.index.append(index)
-        report.sent.append(sent)
-        report.scheduled.append(sent if due is None else due)
-        report.done.append(found.done - self._start)
-        report.status.append(NO_STATUS if answer is None else answer.status)
-        report.size.append(0 if answer is None else answer.size)
-        report.tokens.append(tokens)
+            outcome = outcome._replace(status=answer.status, size=answer.size, tokens=tokens, reason=reason)
+            if job.keep_bodies and not reason:
+                self._keep(index, b"".join(answer.body))
+        self._num_failed += bool(reason)
+        self.report.outcomes.append(outcome)
 
     def _keep(self, index: int, body: bytes) -> None:
         """Keep the first answer to a payload. Others are compared from the first list on: ids and dates come before."""
@@ -246,4 +250,4 @@ class Driver:
             await asyncio.sleep(_TICK)
             self.report.lag.append(max(0.0, monotonic() - before - _TICK))
             if ticks % 20 == 0 and self._on_progress is not None:
-                self._on_progress(len(self.report.index), len(self.report.errors))
+                self._on_progress(len(self.report.outcomes), self._num_failed)

@@ -7,6 +7,7 @@ nothing. The weights are blocks of one random array, so that files of many GB ar
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -81,17 +82,25 @@ def write_tokenizer(folder: Path, *, most: int = 32768) -> int:
     return len(tokenizer["model"]["vocab"])
 
 
+def write_kinds(folder: Path, kinds: Mapping[str, str], *, most: int) -> None:
+    """Write the modules of Sentence Transformers, their types by folder, and the limit of tokens."""
+    rows = enumerate(kinds.items())
+    modules: list[Json] = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in rows]
+    write_json(folder / "modules.json", modules)
+    write_limit(folder, most)
+
+
+def write_limit(folder: Path, most: int) -> None:
+    """Write the limit of tokens as Sentence Transformers does."""
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": most, "do_lower_case": False})
+
+
 def write_modules(folder: Path, mode: str, width: int, *, most: int = 32768) -> None:
     """Write the modules of Sentence Transformers: the transformer, a mode of pooling, and the norm."""
-    kinds = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
-    modules: list[Json] = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(kinds)
-    ]
-    write_json(folder / "modules.json", modules)
+    kind = "sentence_transformers.models."
+    write_kinds(folder, {"": f"{kind}Transformer", "1_Pooling": f"{kind}Pooling", "2_Normalize": f"{kind}Normalize"}, most=most)
     pooling = {"word_embedding_dimension": width} | {f"pooling_mode_{each}": each == mode for each in _MODES}
     write_json(folder / "1_Pooling/config.json", pooling)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": most, "do_lower_case": False})
 
 
 def _write_decoder(folder: Path, size: Size, config: Json, *, head_norms: bool, prefix: str) -> None:

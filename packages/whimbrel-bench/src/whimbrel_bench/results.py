@@ -8,8 +8,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from math import isinf
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
@@ -17,7 +19,7 @@ from numpy.typing import NDArray
 
 from whimbrel.errors import WhimbrelError
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.load import Report
+from whimbrel_bench.load import Outcome, Report
 from whimbrel_bench.tables import table
 
 _WIDTH: Final = 50
@@ -78,26 +80,56 @@ class Result:
     """Numbers of one run. Throughputs are per second of `duration`; latencies are of successful requests, in seconds."""
 
     setting: Setting
-    duration: float
-    completed: int
-    failed: int
-    unfinished: int
-    total_input: int
+    outcomes: Sequence[Outcome]
+    input_lens: Sequence[int]
+    """Tokens of each request; 0 if it failed."""
     total_input_sequences: int
-    latencies: NDArray[np.float64]
-    input_lens: list[int]
-    all_latencies: list[float]
-    queue_times: list[float]
-    errors: list[str]
     client: Client
     counted_by: str
     """The side that counted the tokens: server, client, or both."""
-    interrupted: bool = False
-    num_bytes: int = 0
-    num_resent: int = 0
-    reports: Sequence[Report] = ()
+    reports: Sequence[Report]
     """Reports of the client processes, whose indices are those of the samples."""
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def latencies(self) -> NDArray[np.float64]:
+        return np.array([each.done - each.scheduled for each in self.outcomes if not each.reason])
+
+    @property
+    def queue_times(self) -> list[float]:
+        return [each.sent - each.scheduled for each in self.outcomes]
+
+    @property
+    def errors(self) -> list[str]:
+        return [each.reason for each in self.outcomes]
+
+    @property
+    def completed(self) -> int:
+        return len(self.latencies)
+
+    @property
+    def failed(self) -> int:
+        return len(self.outcomes) - self.completed
+
+    @property
+    def duration(self) -> float:
+        return max((each.done for each in self.outcomes), default=1e-9)
+
+    @property
+    def total_input(self) -> int:
+        return sum(self.input_lens)
+
+    @property
+    def interrupted(self) -> bool:
+        return any(report.interrupted for report in self.reports)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(report.unfinished for report in self.reports)
+
+    @property
+    def num_resent(self) -> int:
+        return sum(report.num_resent for report in self.reports)
 
     @property
     def name(self) -> str:
@@ -136,54 +168,27 @@ def word(percentile: float) -> str:
     return str(int(percentile)) if int(percentile) == percentile else str(percentile)
 
 
-def make_result(setting: Setting, samples: Sequence[Sample], reports: Sequence[Report], **more: Any) -> Result:
+def make_result(
+    setting: Setting, samples: Sequence[Sample], reports: Sequence[Report], *, notes: tuple[str, ...] = ()
+) -> Result:
     """Return the result of the reports of all client processes."""
-    done = max((time for report in reports for time in report.done), default=0.0)
-    rows: list[tuple[float, float, int, str]] = []
-    tokens = sequences = by_client = 0
-    latencies: list[float] = []
-    for report in reports:
-        for place, number in enumerate(report.index):
-            sample, reason = samples[number], report.errors.get(place, "")
-            latency = report.done[place] - report.scheduled[place]
-            count = report.tokens[place]
-            if not reason:
-                latencies.append(latency)
-                sequences += len(sample.texts)
-                if count < 0:
-                    count, by_client = sample.num_tokens or 0, by_client + 1
-                tokens += count
-            rows.append((latency, report.sent[place] - report.scheduled[place], max(count, 0), reason))
-    counted_by = "server" if not by_client else "client" if by_client == len(latencies) else "server and client"
-    values = np.array(latencies)
-    return Result(
-        setting,
-        max(done, 1e-9),
-        completed=len(latencies),
-        failed=len(rows) - len(latencies),
-        unfinished=sum(report.unfinished for report in reports),
-        total_input=tokens,
-        total_input_sequences=sequences,
-        latencies=values,
-        input_lens=[row[2] for row in rows],
-        all_latencies=[row[0] for row in rows],
-        queue_times=[row[1] for row in rows],
-        errors=[row[3] for row in rows],
-        client=judge_client(reports, float(np.median(values)) if values.size else 0.0),
-        counted_by=counted_by,
-        interrupted=any(report.interrupted for report in reports),
-        num_bytes=sum(sum(report.size) for report in reports),
-        num_resent=sum(report.num_resent for report in reports),
-        reports=reports,
-        **more,
-    )
+    outcomes = [each for report in reports for each in report.outcomes]
+    good = [each for each in outcomes if not each.reason]
+    tokens = [
+        0 if each.reason else each.tokens if each.tokens >= 0 else samples[each.index].num_tokens or 0 for each in outcomes
+    ]
+    by_client = sum(each.tokens < 0 for each in good)
+    counted_by = "server" if not by_client else "client" if by_client == len(good) else "server and client"
+    client = judge_client(reports, median(each.done - each.scheduled for each in good) if good else 0.0)
+    sequences = sum(len(samples[each.index].texts) for each in good)
+    return Result(setting, outcomes, tokens, sequences, client, counted_by, reports, notes)
 
 
-def judge_client(reports: Sequence[Report], median: float) -> Client:
+def judge_client(reports: Sequence[Report], latency: float) -> Client:
     """Return whether the client was the limit: a busy process, or a loop that is late by a tenth of the median latency."""
     busiest = max((report.cpu_share for report in reports), default=0.0)
     late = max((float(np.percentile(report.lag, 99)) for report in reports if report.lag), default=0.0)
-    return Client(len(reports), busiest, late, busiest > _BUSY or late > max(_LATE, 0.1 * median))
+    return Client(len(reports), busiest, late, busiest > _BUSY or late > max(_LATE, 0.1 * latency))
 
 
 # Text
@@ -286,7 +291,7 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
     if detailed:
         record |= {
             "input_lens": result.input_lens,
-            "latencies": result.all_latencies,
+            "latencies": [each.done - each.scheduled for each in result.outcomes],
             "queue_times": result.queue_times,
             "errors": result.errors,
         }
@@ -301,7 +306,7 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
                 "unfinished": result.unfinished,
                 "resent": result.num_resent,
                 "interrupted": result.interrupted,
-                "bytes_received": result.num_bytes,
+                "bytes_received": sum(each.size for each in result.outcomes),
                 "tokens_counted_by": result.counted_by,
                 "client_processes": client.processes,
                 "client_core_share": client.busiest,

@@ -164,7 +164,7 @@ class Target:
             return
         job = self.job([samples[0]] * load.num_warmups, _closed(load))
         reports = clients.run_load(job)
-        failed = [reason for report in reports for reason in report.errors.values()]
+        failed = [each.reason for report in reports for each in report.outcomes if each.reason]
         if failed:
             raise WhimbrelError(f"{len(failed)} of {load.num_warmups} warm-up requests failed: {failed[0]}")
         if any(report.interrupted for report in reports):
