@@ -1,6 +1,6 @@
 """Shared prefixes and long texts of causal models: a rerank, short queries beside long texts, and texts split and whole.
 
-    python benchmarks/prefixes.py [--dtype auto] [--rounds 5] [--tables 1,2,3,4] [--vllm] [--build build/peers] [--quick]
+    python benchmarks/prefixes.py [--dtype auto] [--rounds 5] [--tables 1,2,3] [--quick]
 
 The model is random, in the layout of Qwen/Qwen3-Reranker-0.6B, with 4 layers of 512 columns.
 Its tokenizer is the packaged model's with the template's control tokens, because lookups cost next to nothing. Speed does not
@@ -12,8 +12,7 @@ depend on the weights. Contenders take turns, A B A B, after a round that is not
 2. Queries of 12 words, one after another, alone and while texts of 8,192 tokens run one after another. The time of a
    piece is that of a batch of as many tokens as a batch has at most.
 3. The texts of vLLM #39533, 16 of 8 to 192 sentences, as documents: whole, and in pieces of 512 and of 128 tokens.
-4. Its workload over HTTP: token vectors of these texts as base64, for four clients at once; and with --vllm vLLM's CPU build,
-   also for the rerank. Its environment is built below --build (prefix_servers.py).
+   Its workload over HTTP is `whimbrel bench serve --preset token-vectors`.
 
 --quick is a small model and few rounds, to test that everything runs; its numbers mean nothing.
 """
@@ -35,7 +34,6 @@ import torch
 import transformers
 from common import FOLDER, make_texts, note, print_setting, print_table, turns
 from common import options as arguments
-from prefix_servers import builder_in, served_rerank, split_texts
 from sentence_transformers import CrossEncoder
 from sentence_transformers.base.modules import Transformer
 from sentence_transformers.cross_encoder.modules import LogitScore
@@ -58,12 +56,12 @@ QUICK: Final = Size(128, 256, 2, 8, 4, 64)
 
 
 def write_checkpoint(folder: Path, size: Size, *, positions: int) -> None:
-    """Write a random reranker as its hub has it, and as Sentence Transformers saves it."""
+    """Write a random reranker as Sentence Transformers saves it."""
     tokenizer = Tokenizer.from_file(str(FOLDER / "tokenizer.json"))
     tokenizer.add_special_tokens([AddedToken(name, normalized=False) for name in CONTROLS])
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    base = folder / "base"
+    base = str(folder / "base")
     fast = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="[PAD]", model_max_length=positions)
     fast.chat_template = CHAT
     fast.save_pretrained(base)
@@ -74,7 +72,7 @@ def write_checkpoint(folder: Path, size: Size, *, positions: int) -> None:
     )  # fmt: skip
     transformers.AutoModelForCausalLM.from_config(config).save_pretrained(base)
     vocab = fast.get_vocab()
-    modules = [Transformer(str(base), transformer_task="text-generation"), LogitScore(vocab["yes"], vocab["no"])]
+    modules = [Transformer(base, transformer_task="text-generation"), LogitScore(vocab["yes"], vocab["no"])]
     CrossEncoder(modules=modules, activation_fn=torch.nn.Identity()).save(str(folder / "saved"))
 
 
@@ -177,8 +175,7 @@ def split_and_whole(folder: str, rounds: int, options: dict[str, Any], *, size: 
 
 def main() -> None:
     """Print all tables."""
-    build = Path(__file__).parents[1] / "build/peers"
-    args = arguments(__doc__, quick=False, rounds=5, vllm=False, build=build, tables="1,2,3,4").parse_args()
+    args = arguments(__doc__, quick=False, rounds=5, tables="1,2,3").parse_args()
     rounds, long_tokens, size = (1, 2048, QUICK) if args.quick else (args.rounds, 8192, NORMAL)
     options: dict[str, Any] = {"dtype": args.dtype}
     with TemporaryDirectory() as name:
@@ -197,15 +194,6 @@ def main() -> None:
             note("split and whole")
             rows = [row for limit in (512, 128) for row in split_and_whole(folder, rounds, options, size=limit)]
             print_table(["texts of 8 to 192 sentences", "ms", "this / whole"], rows)
-        if "4" in args.tables:
-            builder, model = builder_in(Path(name) / "build" if args.quick else args.build), Path(name) / "token-vectors"
-            model.mkdir()
-            columns = ["ms", "this / first", "rounds", "processor, s", "agreement"]
-            rows = split_texts(model, size, builder, dtype=args.dtype, rounds=rounds, vllm=args.vllm)
-            print_table(["token vectors of #39533, four clients", *columns], rows)
-            if args.vllm:
-                rows = served_rerank(Path(name), builder, dtype=args.dtype, rounds=rounds)
-                print_table(["a rerank over HTTP", *columns], rows)
 
 
 if __name__ == "__main__":

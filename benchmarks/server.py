@@ -30,7 +30,7 @@ from common import (
 )  # fmt: skip
 
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.compare import EngineContender, ServerContender, compare
+from whimbrel_bench.compare import ServerContender, compare, engine_contenders
 from whimbrel_bench.processes import cpu_seconds, mebibytes
 from whimbrel_bench.server import total
 from whimbrel_bench.target import Load
@@ -48,7 +48,7 @@ def main() -> None:
     whole = [Sample(tuple(texts))]
     with (
         served(plan.dtype, encoding_format=args.format) as (server, target),
-        EngineContender(None, plan.dtype, plan.device, whole, 1) as engine,
+        engine_contenders([(None, plan.dtype)], plan.device, whole, num_checked=1) as (engine,),
     ):
         side = ServerContender(target, samples, Load(concurrency=args.connections), _CHECKED // args.texts)
         found = compare(engine, side, rounds=args.rounds, threshold=0.999, on_round=lambda number: note(f"round {number}"))

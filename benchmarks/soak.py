@@ -37,7 +37,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-import msgspec
 import uvloop
 from common import MIXED, SHORT, default_plan, make_texts, note, print_setting, print_table
 from common import options as arguments
@@ -76,8 +75,6 @@ class Options:
     dtype: str = "auto"
     serve: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=lambda: LIMITS)
-    series: Path | None = None
-    """JSON Lines file for every sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,9 +114,6 @@ def soak(options: Options) -> Report:
             kill = len(samples) % options.kill_every == 1 and (run < options.seconds / 2 or not tally.kills)
             uvloop.run(_round(clients, server, options.round_seconds, tally, kill_after=rng.random() if kill else None))
             samples.append(_rest(server, family, tally))
-            if options.series is not None:
-                with options.series.open("ab") as file:
-                    file.write(msgspec.json.encode(samples[-1]) + b"\n")
             note(f"{run:6.0f} s  {tally.requests:,} requests, {tally.kills} kills, {len(tally.wrong)} wrong")
         _stop(server, family, tally)
     return Report(tally, trends(samples, options.limits), len(samples), perf_counter() - started)
@@ -237,13 +231,10 @@ def report(found: Report) -> None:
 
 def main() -> None:
     """Run the soak test from the command line."""
-    parser = arguments(__doc__, seconds=300.0, round=10.0, clients=6, kill_every=4, seed=0, serve="", series=Path())
+    parser = arguments(__doc__, seconds=300.0, round=10.0, clients=6, kill_every=4, seed=0, serve="")
     args = parser.parse_args()
-    options = Options(
-        args.seconds, args.round, args.clients, args.kill_every, args.seed, args.dtype, tuple(shlex.split(args.serve)),
-        series=args.series if args.series != Path() else None,
-    )  # fmt: skip
-    found = soak(options)
+    serve = tuple(shlex.split(args.serve))
+    found = soak(Options(args.seconds, args.round, args.clients, args.kill_every, args.seed, args.dtype, serve))
     report(found)
     print_setting(default_plan(args.dtype), clients=args.clients, round=f"{args.round:g} s", seed=args.seed)
     sys.exit(1 if found.failures else 0)

@@ -71,11 +71,7 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
         return {"object": "list", "data": data, "model": "model", "usage": usage}
 
     written = {name: partial(answer, name) for name in ("float", "base64", "bytes")}
-    return {
-        **written,
-        "tolist, orjson": lambda: orjson.dumps(listed()),
-        "tolist, json": lambda: json.dumps(listed()).encode(),
-    }
+    return {**written, "tolist, orjson": lambda: orjson.dumps(listed()), "tolist, json": lambda: json.dumps(listed()).encode()}
 
 
 def seconds_of(function: Callable[[], object]) -> float:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 from common import MIXED, SHORT, chunks, make_texts, note
@@ -14,7 +14,6 @@ from measure import Measured, Round, Rows, measure
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.results import Result
 from whimbrel_bench.server import Serving, running
 from whimbrel_bench.target import Load, Target, TargetOptions
 
@@ -24,44 +23,35 @@ SERVED: Final = {"dense": "minilm", "rerank": "cross-encoder"}
 
 
 class Work(NamedTuple):
-    """Requests of a round, and the connections on which they are sent."""
+    """Requests of a round, the connections on which they are sent, and the format of the vectors."""
 
-    rounds: Sequence[Sequence[Sample]]
-    """Requests of each round, the first of which is compared; they are repeated."""
+    samples: Sequence[Sample]
     connections: int
     backend: str
-    path: str | None = None
-    extra: Mapping[str, Any] = {}
-    """Further fields of the bodies."""
-    decode: Callable[[np.ndarray], np.ndarray] = np.asarray
-    """Rows to compare of those that the server gives."""
+    encoding_format: str | None = None
 
 
 class Server:
     """Server of one peer with its workloads."""
 
-    def __init__(self, peer: Peer, server: Serving, works: Sequence[Work]) -> None:
+    def __init__(self, peer: Peer, server: Serving, path: str, works: Sequence[Work]) -> None:
         self.peer = peer
         self.pid = server.pid
-        self._works = works
-        self._url = server.url
-        self._turns = [0] * len(works)
+        self._works = [(work, self._target(server.url, path, work)) for work in works]
 
-    def _run(self, number: int, *, keep_bodies: bool) -> tuple[Target, Result]:
-        work, turn = self._works[number], self._turns[number]
-        self._turns[number] += 1
-        extra = {"truncate_prompt_tokens": None, **work.extra}
-        target = Target(self._url, TargetOptions(work.backend, work.path, "model", extra_body=extra), name=self.peer.name)
-        load = Load(concurrency=work.connections, processes=1, keep_bodies=keep_bodies)
-        return target, target.run(work.rounds[turn % len(work.rounds)], load).all_answered()
+    def _target(self, url: str, path: str, work: Work) -> Target:
+        extra = {"truncate_prompt_tokens": None, "encoding_format": work.encoding_format}
+        return Target(url, TargetOptions(work.backend, path, "model", extra_body=extra), name=self.peer.name)
 
     def check(self, number: int) -> Rows:
-        target, result = self._run(number, keep_bodies=True)
-        rows = [np.atleast_2d(row) for _, answer in sorted(target.rows(result).items()) for row in answer]
-        return Rows(self._works[number].decode(np.concatenate(rows)), np.array([len(each) for each in rows]))
+        work, target = self._works[number]
+        result = target.run(work.samples, Load(concurrency=work.connections, processes=1, keep_bodies=True)).all_answered()
+        rows = np.stack([row for _, answer in sorted(target.rows(result).items()) for row in answer])
+        return Rows(rows, np.ones(len(rows), np.int64))
 
     def time(self, number: int) -> Round:
-        _, result = self._run(number, keep_bodies=False)
+        work, target = self._works[number]
+        result = target.run(work.samples, Load(concurrency=work.connections, processes=1)).all_answered()
         return Round(result.duration, result.latencies.tolist(), result.client.busiest)
 
     def stop(self) -> None:
@@ -86,22 +76,18 @@ def started(peer: Peer, builder: Builder, folder: Path) -> Generator[Serving]:
         raise PeerFailure(f"start: {reason_of(error.message)}") from error
 
 
-def make_work(task: str, path: str, *, quick: bool) -> dict[str, Work]:
-    """Return each workload of a task."""
+def make_works(task: str, *, quick: bool) -> dict[str, Work]:
+    """Return the workloads of a task."""
     if task == "rerank":
         query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(80 if quick else 160, words=MIXED, seed=5)
         samples = [Sample(tuple(each), query) for each in chunks(documents, len(documents) // 8)]
-        return {"rerank, 8 connections, one request each": Work([samples], 8, "rerank", path)}
+        return {"rerank, 8 connections, one request each": Work(samples, 8, "rerank")}
     mixed = [Sample(tuple(each)) for each in chunks(make_texts(256 if quick else 512, words=MIXED), 32)]
     short = [Sample((each,)) for each in make_texts(64 if quick else 320, words=SHORT, seed=2)]
-    rows = (
-        ("8 connections, 32 mixed texts, base64", mixed, 8, "base64"),
-        ("8 connections, 32 mixed texts, JSON", mixed, 8, "float"),
-        ("16 connections, one short text", short, 16, "base64"),
-    )
     return {
-        name: Work([samples], connections, "openai-embeddings", path, {"encoding_format": encoding})
-        for name, samples, connections, encoding in rows
+        "8 connections, 32 mixed texts, base64": Work(mixed, 8, "openai-embeddings", "base64"),
+        "8 connections, 32 mixed texts, JSON": Work(mixed, 8, "openai-embeddings", "float"),
+        "16 connections, one short text": Work(short, 16, "openai-embeddings", "base64"),
     }
 
 
@@ -119,13 +105,13 @@ def measure_servers(
     """Measure all servers with one task. The reference is ours."""
     with ExitStack() as stack:
         servers: list[Server] = []
-        works = make_work(task, "", quick=quick)
+        works = make_works(task, quick=quick)
         for peer in peers:
-            if task in peer.server.get("paths", ()):
-                own = make_work(task, peer.server["paths"][task], quick=quick)
+            if path := peer.server.get("paths", {}).get(task):
                 try:
-                    servers.append(Server(peer, stack.enter_context(started(peer, builder, folder)), list(own.values())))
+                    server = stack.enter_context(started(peer, builder, folder))
+                    servers.append(Server(peer, server, path, list(works.values())))
                 except PeerFailure as failure:
                     failures[f"{peer.name}, server, {task}"] = str(failure)
-        sizes = [(name, folder.name, sum(len(each.texts) for each in work.rounds[0])) for name, work in works.items()]
+        sizes = [(name, folder.name, sum(len(sample.texts) for sample in work.samples)) for name, work in works.items()]
         measure(servers, sizes, rounds, reference=OURS, found=found, failures=failures)

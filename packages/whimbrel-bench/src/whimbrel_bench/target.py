@@ -109,15 +109,12 @@ class Target:
             with self.client() as client:
                 headers = {"content-type": "application/json"}
                 response = client.post(self.endpoint.url + self.path, content=body, headers=headers, timeout=timeout)
-        except httpx2.TimeoutException:
-            raise SetupError(
-                f"{self.name} gives no answer to the first request within {timeout:g} s.",
-                hint="see the server's log; --timeout waits longer",
-            ) from None
         except httpx2.HTTPError as error:
-            reason = str(error).rstrip(".") or type(error).__name__
+            is_late = isinstance(error, httpx2.TimeoutException)
+            reason = f" within {timeout:g} s" if is_late else f": {str(error).rstrip('.') or type(error).__name__}"
             raise SetupError(
-                f"{self.name} gives no answer to the first request: {reason}.", hint="see the server's log"
+                f"{self.name} gives no answer to the first request{reason}.",
+                hint="see the server's log" + ("; --timeout waits longer" if is_late else ""),
             ) from None
         if response.status_code != 200:
             raise SetupError(

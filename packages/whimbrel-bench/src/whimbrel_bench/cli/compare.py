@@ -113,7 +113,7 @@ def _engines(
     models: Sequence[str], dtypes: Sequence[str], dataset: DatasetOptions, *, device: str, num_checked: int
 ) -> Generator[tuple[Contender, Contender]]:
     need("torch")
-    from whimbrel_bench.compare import engine_pair
+    from whimbrel_bench.compare import engine_contenders
     from whimbrel_bench.datasets import make_samples
     from whimbrel_bench.words import model_words
 
@@ -122,7 +122,8 @@ def _engines(
             f"{len(models)} models and {len(dtypes)} dtypes make no two sides.",
             hint="whimbrel bench compare URL URL, or MODEL MODEL, or MODEL --dtype float32 --dtype bfloat16",
         )
-    sides: list[str | None] = [*models] or [None]
-    samples = make_samples(dataset, model_words(dataset, sides[0]))
-    with engine_pair(sides, dtypes or ["auto"], device, samples, num_checked=num_checked) as pair:
-        yield pair
+    names: list[str | None] = [*models] or [None]
+    samples = make_samples(dataset, model_words(dataset, names[0]))
+    sides = [(names[i % len(names)], dtypes[i % len(dtypes)] if dtypes else "auto") for i in range(2)]
+    with engine_contenders(sides, device, samples, num_checked=num_checked) as (first, second):
+        yield first, second

@@ -10,15 +10,7 @@ import typer
 from whimbrel.cli.shared_options import flag, need, option
 from whimbrel_bench.cli.bench_options import check_metrics, check_options, make_targets, read_urls
 from whimbrel_bench.cli.groups import spread
-from whimbrel_bench.options import (
-    RESULTS_PANEL,
-    SERVER_PANEL,
-    DatasetOptions,
-    Load,
-    OutputOptions,
-    SweepOptions,
-    TargetOptions,
-)
+from whimbrel_bench.options import RESULTS_PANEL, SERVER_PANEL, DatasetOptions, Load, OutputOptions, SweepOptions, TargetOptions
 
 _PRESET_PANEL = "Preset"
 _PRESETS = "Published workload: gritlm, token-vectors or rerank. Starts a server, unless --url names one."
