@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 from common import NUM_CORES, count_tokens, note
 from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_of
-from measure import Measured, Round, Rows, measure
+from measure import Round, Rows, Run, measure
 from models import MAX_TOKENS
 from workloads import MODELS, Workload
 
@@ -93,29 +93,18 @@ class Engine:
             self._process.wait()
 
 
-def measure_engines(
-    folder: Path,
-    peers: Sequence[Peer],
-    builder: Builder,
-    workloads: Sequence[Workload],
-    rounds: int,
-    *,
-    found: list[Measured],
-    failures: dict[str, str],
-) -> None:
+def measure_engines(run: Run, folder: Path, peers: Sequence[Peer], workloads: Sequence[Workload]) -> None:
     """Measure the peers with the workloads of one checkpoint. The reference is Sentence Transformers in float32."""
-    path = builder.build / f"workloads-{folder.name}.json"
+    path = run.builder.build / f"workloads-{folder.name}.json"
     path.write_text(json.dumps([each.calls for each in workloads]))
     engines: list[Engine] = []
     try:
         for peer in peers:
             note(f"{folder.name}: loading {peer.name}")
-            try:
-                engines.append(Engine(peer, builder, folder, path))
-            except PeerFailure as failure:
-                failures[f"{peer.name}, {folder.name}"] = str(failure)
+            with run.noting(f"{peer.name}, {folder.name}"):
+                engines.append(Engine(peer, run.builder, folder, path))
         works = [(each.name, each.model, count_tokens(each.texts, MAX_TOKENS)) for each in workloads]
-        measure(engines, works, rounds, reference=REFERENCE, found=found, failures=failures)
+        measure(run, "engines", engines, works, reference=REFERENCE)
     finally:
         for engine in engines:
             engine.stop()

@@ -110,7 +110,9 @@ class Builder:
         stamp.write_text(json.dumps(wanted))
 
     def export(self, name: str, folder: Path, task: str, texts: Path) -> None:
-        """Export a checkpoint for a runtime unless that is done. Raises PeerFailure."""
+        """Export a checkpoint for a runtime, if it has a name, unless that is done. Raises PeerFailure."""
+        if not name:
+            return
         wanted = self.table.exports[name]
         source = (ADAPTERS / wanted["script"]).read_text()
         stamp, log = folder / f"exported-by-{name}", self.build / "logs" / f"export-{name}-{folder.name}.log"

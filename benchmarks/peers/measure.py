@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
@@ -10,7 +11,7 @@ from typing import Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from common import min_cosine, note
-from environments import Peer, PeerFailure
+from environments import Builder, Peer, PeerFailure
 from numpy.typing import NDArray
 
 from whimbrel.errors import WhimbrelError
@@ -83,29 +84,45 @@ class Measured:
         return self.cosine is not None and not self.cosine >= MIN_COSINES[self.peer.dtype]
 
 
+@dataclass(slots=True)
+class Run:
+    """A comparison: what it has found so far, and the reasons of the peers that failed."""
+
+    builder: Builder
+    rounds: int
+    quick: bool
+    measured: dict[str, list[Measured]] = field(default_factory=lambda: {"engines": [], "servers": []})
+    failures: dict[str, str] = field(default_factory=dict[str, str])
+
+    @contextmanager
+    def noting(self, name: str) -> Generator[None]:
+        """Turn a failure of a peer into a reason under this name."""
+        try:
+            yield
+        except (PeerFailure, WhimbrelError) as failure:
+            self.failures[name] = str(failure)[:240]
+
+
 def measure(
-    contenders: Sequence[Contender],
-    workloads: Sequence[tuple[str, str, int]],
-    rounds: int,
-    *,
-    reference: str,
-    found: list[Measured],
-    failures: dict[str, str],
+    run: Run, kind: str, contenders: Sequence[Contender], workloads: Sequence[tuple[str, str, int]], *, reference: str
 ) -> None:
     """Measure the contenders with workloads, each given by name, model and tokens.
 
-    Rows are added to `found` and filled round by round, so that an interrupted run keeps its complete part. A contender that
-    fails is stopped, and its reason goes to `failures`. Results are compared with those of the peer called `reference`.
+    Rows are added to those of the kind and filled round by round, so that an interrupted run keeps its complete part. A
+    contender that fails is stopped. Results are compared with those of the peer called `reference`.
     """
     running = {each.peer.name: each for each in contenders}
 
     def ask(row: Measured, question: Callable[[Contender], T]) -> T | None:
-        try:
-            return question(running[row.peer.name]) if row.peer.name in running else None
-        except (PeerFailure, WhimbrelError) as failure:
-            failures[f"{row.peer.name}, {row.workload}"] = str(failure)[:240]
-            running.pop(row.peer.name).stop()
+        contender = running.pop(row.peer.name, None)
+        if contender is None:
             return None
+        with run.noting(f"{row.peer.name}, {row.workload}"):
+            answer = question(contender)
+            running[row.peer.name] = contender
+            return answer
+        contender.stop()
+        return None
 
     parts: list[list[Measured]] = []
     for number, (name, model, tokens) in enumerate(workloads):
@@ -117,10 +134,10 @@ def measure(
             same = np.array_equal(result.sizes, expected.sizes)
             row.cosine = min_cosine(result.rows, expected.rows) if same else float("nan")
         parts.append([row for row, _ in results])
-    found += [row for part in parts for row in part]
-    for turn in range(rounds):
+    run.measured[kind] += [row for part in parts for row in part]
+    for turn in range(run.rounds):
         for number, part in enumerate(parts):
-            note(f"{workloads[number][0]}: round {turn + 1} of {rounds}")
+            note(f"{workloads[number][0]}: round {turn + 1} of {run.rounds}")
             first = turn % max(1, len(part))
             for row in [*part[first:], *part[:first]]:
                 others = [each.pid for each in running.values() if each.peer is not row.peer]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,18 +37,16 @@ _QWEN3: Final[dict[str, Any]] = {
 }  # fmt: skip
 
 
-def write_models(root: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Write these checkpoints below `root` unless this file has written them, and return the folder of each."""
-    source = Path(__file__).read_text()
-    folders = {name: root / name for name in names}
-    for name in folders:
-        stamp = root / name / "written-by"
-        if not stamp.exists() or stamp.read_text() != source:
-            shutil.rmtree(root / name, ignore_errors=True)
-            (root / name).mkdir(parents=True)
-            WRITERS[name](root / name)
-            stamp.write_text(source)
-    return folders
+def write_model(root: Path, name: str) -> Path:
+    """Write a checkpoint below `root` unless this file has written it, and return its folder."""
+    source, folder = Path(__file__).read_text(), root / name
+    stamp = folder / "written-by"
+    if not stamp.exists() or stamp.read_text() != source:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        WRITERS[name](folder)
+        stamp.write_text(source)
+    return folder
 
 
 def _write_minilm(folder: Path) -> None:

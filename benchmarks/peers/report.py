@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from common import NUM_CORES, commit, print_table
 from environments import OURS, SINGLE, Builder, Peer
-from measure import MIN_COSINES, Measured
+from measure import MIN_COSINES, Measured, Run
 
 from whimbrel_bench.processes import others_cores
 
@@ -33,21 +33,21 @@ _COLUMNS: Final = {
 """Columns of the tables by their key in the JSON."""
 
 
-def setting(builder: Builder, peers: Sequence[Peer], failures: dict[str, str], rounds: int) -> dict[str, Any]:
+def setting(run: Run, peers: Sequence[Peer]) -> dict[str, Any]:
     """Return the command, the commit, the hardware and the versions."""
     name = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     found = torch.cpu.get_capabilities()  # of lesser_cpu.py too, which /proc/cpuinfo knows nothing of
     features = [each for each in _FEATURES if found.get(each)]
-    environments = {peer.environment for peer in peers if builder.python(peer.environment).exists()}
+    environments = {peer.environment for peer in peers if run.builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),
         "commit": commit(),
         "hardware": {"cpu": name[1] if name else platform.machine(), "cores": NUM_CORES, "features": features},
         "others_cores": round(others_cores(), 2),
         "python": sys.version.split()[0],
-        "rounds": rounds,
-        "versions": {each: _versions(builder, each) for each in sorted(environments)},
-        "failures": failures,
+        "rounds": run.rounds,
+        "versions": {each: _versions(run.builder, each) for each in sorted(environments)},
+        "failures": run.failures,
     }
 
 
@@ -60,7 +60,8 @@ def _versions(builder: Builder, environment: str) -> dict[str, str]:
 
 def to_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     """Return the rows of the JSON. Ratios are to Whimbrel's row for the same workload, in bfloat16 if there is one."""
-    return [_row(row, {each.peer.name: each for each in measured if each.workload == row.workload}) for row in measured]
+    timed = [row for row in measured if row.rounds]
+    return [_row(row, {each.peer.name: each for each in timed if each.workload == row.workload}) for row in timed]
 
 
 def _row(row: Measured, same: dict[str, Measured]) -> dict[str, Any]:

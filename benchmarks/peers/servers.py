@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 import numpy as np
 from common import MIXED, SHORT, chunks, make_texts, note
 from environments import OURS, Builder, Peer, PeerFailure, reason_of
-from measure import Measured, Round, Rows, measure
+from measure import Round, Rows, Run, measure
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
@@ -91,27 +91,15 @@ def make_works(task: str, *, quick: bool) -> dict[str, Work]:
     }
 
 
-def measure_servers(
-    task: str,
-    folder: Path,
-    peers: Sequence[Peer],
-    builder: Builder,
-    rounds: int,
-    *,
-    quick: bool,
-    found: list[Measured],
-    failures: dict[str, str],
-) -> None:
+def measure_servers(run: Run, task: str, folder: Path, peers: Sequence[Peer]) -> None:
     """Measure all servers with one task. The reference is ours."""
+    works = make_works(task, quick=run.quick)
     with ExitStack() as stack:
         servers: list[Server] = []
-        works = make_works(task, quick=quick)
         for peer in peers:
             if path := peer.server.get("paths", {}).get(task):
-                try:
-                    server = stack.enter_context(started(peer, builder, folder))
+                with run.noting(f"{peer.name}, server, {task}"):
+                    server = stack.enter_context(started(peer, run.builder, folder))
                     servers.append(Server(peer, server, path, list(works.values())))
-                except PeerFailure as failure:
-                    failures[f"{peer.name}, server, {task}"] = str(failure)
         sizes = [(name, folder.name, sum(len(sample.texts) for sample in work.samples)) for name, work in works.items()]
-        measure(servers, sizes, rounds, reference=OURS, found=found, failures=failures)
+        measure(run, "servers", servers, sizes, reference=OURS)
