@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 
 from whimbrel_bench.answers import ROW_MARK, Shape, refusal
 from whimbrel_bench.connection import CLOSED, Answer, Connection, NoAnswer
-from whimbrel_bench.usage import USAGES
+from whimbrel_bench.usage import read_tokens
 
 NO_STATUS: Final = 0
 _TICK: Final = 0.01
@@ -45,8 +45,8 @@ class Job:
     """Every request has a connection of its own."""
     duration: float | None = None
     """Seconds for which the payloads are repeated, with a concurrency; None: each is sent once."""
-    usage: str = "openai"
-    """Place of the number of tokens in an answer: a key of USAGES."""
+    usage: str = "prompt_tokens"
+    """Key of the number of tokens in an answer; "" where a header states it."""
     keep_bodies: bool = False
     """The report has the first answer to each payload, and the payloads whose later answers were others."""
     tls: SSLContext | None = None
@@ -230,7 +230,7 @@ class Driver:
         outcome = Outcome(index, sent if due is None else due, sent, found.done - self._start, reason=reason)
         if answer is not None:
             reason = refusal(answer, job.shape, job.num_texts[index] if job.num_texts else 0)
-            tokens = -1 if reason else USAGES[job.usage](answer)
+            tokens = -1 if reason else read_tokens(answer, job.usage)
             outcome = outcome._replace(status=answer.status, size=answer.size, tokens=tokens, reason=reason)
             if job.keep_bodies and not reason:
                 self._keep(index, b"".join(answer.body))
