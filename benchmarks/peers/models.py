@@ -8,6 +8,8 @@
 - `modernbert`: random weights in the shape of answerdotai/ModernBERT-base, with mean pooling and the packaged tokenizer.
 - `qwen3`, `qwen3-reranker`: random weights in the shape of Qwen3-Embedding-0.6B and of its reranker with one class, of whose 28
   layers there are 8, with the packaged tokenizer.
+- `deberta`: random weights in the shape of DeBERTa-v3-base with one class, as mxbai-rerank-base-v1 is, with the packaged
+  tokenizer.
 """
 
 from __future__ import annotations
@@ -129,6 +131,17 @@ def _write_qwen3_reranker(folder: Path) -> None:
     _write_transformers(folder, Qwen3ForSequenceClassification(Qwen3Config(**_QWEN3, num_labels=1)))
 
 
+def _write_deberta(folder: Path) -> None:
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    config = DebertaV2Config(
+        vocab_size=VOCABULARY, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+        max_position_embeddings=512, type_vocab_size=0, relative_attention=True, position_buckets=256, share_att_key=True,
+        norm_rel_ebd="layer_norm", pos_att_type="p2c|c2p", position_biased_input=False, num_labels=1,
+    )  # fmt: skip
+    _write_transformers(folder, DebertaV2ForSequenceClassification(config))
+
+
 def _write_transformers(folder: Path, model: Any) -> None:
     """Write a model of transformers with weights with which the results of different texts differ."""
     generator = torch.Generator().manual_seed(0)
@@ -150,4 +163,5 @@ WRITERS: Final[dict[str, Callable[[Path], None]]] = {
     "modernbert": _write_modernbert,
     "qwen3": _write_qwen3,
     "qwen3-reranker": _write_qwen3_reranker,
+    "deberta": _write_deberta,
 }
