@@ -6,25 +6,22 @@ Each dtype runs in a process of its own, so that its peak memory is its own.
 from __future__ import annotations
 
 import resource
-import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from whimbrel.errors import WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.plan import Options
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.datasets import make_samples
 from whimbrel_bench.flops import flops_per_token
 from whimbrel_bench.options import DatasetOptions
+from whimbrel_bench.processes import Worker
 from whimbrel_bench.words import model_words
 
 if TYPE_CHECKING:
@@ -94,42 +91,23 @@ def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int]
 
     Return the result, after Ctrl-C that of the rounds so far, or None if there are none. Raises WhimbrelError.
     """
-    context = get_context("spawn")
-    answers, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, options, dtype), daemon=True)
-    process.start()
-    theirs.close()
+    worker = Worker(_start, options, dtype)
     last: OfflineResult | None = None
     try:
         while last is None or last.interrupted:
-            answer = answers.recv()
-            if isinstance(answer, BaseException):
-                raise answer
-            last = cast(OfflineResult, answer)
+            last = cast(OfflineResult, worker.ask())
             if on_round is not None:
                 on_round(len(last.rounds))
-    except EOFError:
-        process.join()
-        raise WhimbrelError(
-            f"the process of {dtype} died (exit code {process.exitcode}), perhaps for want of memory."
-        ) from None
     except KeyboardInterrupt:
         pass
     finally:
-        process.terminate()
-        process.join()
-        answers.close()
+        worker.stop()
     return last
 
 
-def _work(answers: Connection, options: OfflineOptions, dtype: str) -> None:
-    """Send the result after each round, and the whole result last."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    try:
-        for result in measure(options, dtype):
-            answers.send(result)
-    except Exception as error:
-        answers.send(error)
+def _start(options: OfflineOptions, dtype: str) -> Callable[[None], OfflineResult]:
+    results = measure(options, dtype)
+    return lambda _: next(results)
 
 
 def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:

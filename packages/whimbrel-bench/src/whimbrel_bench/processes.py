@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+
+from whimbrel.errors import WhimbrelError
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -17,26 +19,45 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class Worker:
     """Process that calls `make(*args)` once, and the returned function once per `ask`.
 
-    `make` must be a top-level function of a module. The process ends with its parent.
+    `make` must be a top-level function of a module. The process ends with its parent, which alone heeds Ctrl-C.
     """
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        context.Process(target=_work, args=(theirs, make, args), daemon=True).start()
+        self._process = context.Process(target=_work, args=(theirs, make, args), daemon=True)
+        self._process.start()
         theirs.close()
 
-    def ask(self, message: Any) -> Any:
-        """Call the function with `message` and wait. Raises EOFError if it failed; the traceback is on stderr."""
-        self._pipe.send(message)
-        return self._pipe.recv()
+    def ask(self, message: Any = None) -> Any:
+        """Call the function with `message` and wait. Raises its WhimbrelError, or one if the process died."""
+        try:
+            self._pipe.send(message)
+            answer = self._pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._process.join()
+            raise WhimbrelError(f"a process died (exit code {self._process.exitcode}), perhaps for want of memory.") from None
+        if isinstance(answer, WhimbrelError):
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        """End the process at once."""
+        self._process.terminate()
+        self._process.join()
+        self._pipe.close()
 
 
 def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
-    function = make(*args)
-    with suppress(EOFError):  # the parent has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        function = make(*args)
         while True:
             pipe.send(function(pipe.recv()))
+    except WhimbrelError as error:
+        pipe.send(error)
+    except EOFError:  # the parent has ended
+        return
 
 
 def _read(path: Path) -> str:
