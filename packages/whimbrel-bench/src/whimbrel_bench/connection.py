@@ -110,9 +110,6 @@ class Connection(asyncio.Protocol):
             self._complete = False
             self._end(self._answer, "")
 
-    def eof_received(self) -> None:
-        return None
-
     def connection_lost(self, exc: Exception | None) -> None:
         if self._waiter is not None and self._received and self._ends_with_connection():
             self._answer.status = self._parser.get_status_code()

@@ -31,6 +31,7 @@ _LATE: Final = 0.01
 _MAX_REASONS: Final = 10
 _STATUS_AND_CODE: Final = re.compile(r"""(HTTP \d+): .*?"(?:code|error_type|type)"\s*:\s*"([^"]+)\"""")
 _NUMBER: Final = re.compile(r"\d[\d,.]*")
+_CONNECT: Final = "see whether the server still runs and how many connections it takes; --max-concurrency limits them."
 _REMEDIES: Final = (
     ("HTTP 5", "see the server's log."),
     ("HTTP 429", "the server refuses work above its limits: offer less, or raise its limits."),
@@ -38,11 +39,8 @@ _REMEDIES: Final = (
     ("HTTP 200", "see the server's log, or choose the --backend that suits it."),
     ("no answer within", "offer less with --max-concurrency or --request-rate, or wait longer with --timeout."),
     ("closed the connection", "see the server's log: it ended, restarted or limits its connections."),
-    ("cannot connect", "see whether the server still runs and how many connections it takes; --max-concurrency limits them."),
-    (
-        "no connection within",
-        "see whether the server still runs and how many connections it takes; --max-concurrency limits them.",
-    ),
+    ("cannot connect", _CONNECT),
+    ("no connection within", _CONNECT),
 )
 """Words of a reason, and what to do then."""
 
