@@ -52,14 +52,12 @@ WORKLOADS: Final[dict[str, Calls]] = {
 
 
 def make_engine(folder: str, dtype: str) -> Callable[[Calls], Timed]:
-    """Load the Engine."""
     from whimbrel import Engine
 
     return partial(time_calls, Engine(folder, dtype=dtype).embed)
 
 
 def make_sentence_transformers(folder: str, dtype: str) -> Callable[[Calls], Timed]:
-    """Load Sentence Transformers."""
     import torch
     from sentence_transformers import SentenceTransformer
 
@@ -76,7 +74,6 @@ def time_calls(encode: Callable[[list[str]], Float32Array], calls: Calls) -> Tim
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, rounds=7).parse_args()
     plan = default_plan(args.dtype)
     workers = [Worker(make, str(FOLDER), plan.dtype) for make in (make_engine, make_sentence_transformers)]

@@ -75,7 +75,6 @@ def in_turns(contenders: list[tuple[Worker, int]], calls: list[list[str]], round
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, models="minilm,bge-base,qwen3", tokens="32,128,512", rounds=5, quick=False).parse_args()
     together: list[list[str]] = []
     alone: list[list[str]] = []

@@ -52,7 +52,6 @@ def wait_ready(server: Serving) -> float:
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, kills=10, clients=8, serve="").parse_args()
     plan, rng = default_plan(args.dtype), random.Random(0)
     texts = make_texts(512, words=MIXED)

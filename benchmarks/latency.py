@@ -42,7 +42,6 @@ def wait_for_queue(server: Serving, *, busy: bool) -> None:
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, rounds=5, queries=300, bulk=2, serve="").parse_args()
     plan = default_plan(args.dtype)
     found: dict[str, list[tuple[Result, list[Sample]]]] = {"idle": [], "beside bulk": []}

@@ -79,7 +79,6 @@ def run(level: str, command: Sequence[str]) -> int:
 
 
 def main() -> None:
-    """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("level", choices=list(LEVELS))
     parser.add_argument("command", nargs=argparse.REMAINDER)

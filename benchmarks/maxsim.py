@@ -147,7 +147,6 @@ def product(m: int, k: int, n: int) -> Callable[[], None]:
 
 
 def report(threads: int, found: Measurement) -> None:
-    """Print the first table."""
     base, flop = found.seconds[OURS], 2 * QUERY_TOKENS * WIDTH * found.num_tokens
     rows: list[list[str]] = []
     for name, each in found.seconds.items():
@@ -179,7 +178,6 @@ def rerank(rounds: int, count: int, size: Size, dtype: str) -> None:
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, threads=f"1,{NUM_CORES}" if NUM_CORES > 1 else "1", rounds=15, quick=False).parse_args()
     documents, count, size = 1000, 100, Size(384, 1536, 6, 12)
     if args.quick:

@@ -88,7 +88,6 @@ def three(engine: Engine, texts: list[Int64Array], rounds: int) -> list[str]:
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, layers=12, width=768, device="auto", texts=64, rounds=15, quick=False).parse_args()
     if args.quick:
         args.layers, args.width, args.texts, args.rounds = 2, 128, 16, 2

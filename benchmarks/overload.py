@@ -32,7 +32,6 @@ NUM_REQUESTS: Final = 64
 
 
 def main() -> None:
-    """Run the benchmark."""
     defaults = {"seconds": 60.0, "factor": 10.0, "texts": 8, "connections": 16, "serve": "--max-queue-seconds 30"}
     args = options(__doc__, **defaults).parse_args()
     plan = default_plan(args.dtype)

@@ -174,7 +174,6 @@ def split_and_whole(folder: str, rounds: int, options: dict[str, Any], *, size: 
 
 
 def main() -> None:
-    """Print all tables."""
     args = arguments(__doc__, quick=False, rounds=5, tables="1,2,3").parse_args()
     rounds, long_tokens, size = (1, 2048, QUICK) if args.quick else (args.rounds, 8192, NORMAL)
     options: dict[str, Any] = {"dtype": args.dtype}

@@ -40,7 +40,6 @@ _CHECKED: Final = 64
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, connections=16, texts=32, requests=2, format="base64", rounds=7).parse_args()
     plan = default_plan(args.dtype)
     texts = make_texts(args.connections * args.requests * args.texts, words=SHORT if args.texts == 1 else MIXED)

@@ -84,7 +84,6 @@ def seconds_of(function: Callable[[], object]) -> float:
 
 
 def measure_printing(rounds: int) -> None:
-    """Measure part 1."""
     tune_glibc_malloc()  # as a worker does
     rng = np.random.default_rng(0)
     columns: list[dict[str, float]] = []
@@ -125,7 +124,6 @@ def from_raw(content: bytes) -> Float32Array:
 
 
 def measure_article(ours: str, theirs: str | None, rounds: int) -> None:
-    """Measure part 2."""
     cases: dict[str, Case] = {}
     for count in (32, 256):
         if theirs and count == 32:
@@ -156,7 +154,6 @@ async def by_client(url: str, texts: list[str]) -> Any:
 
 
 def measure_clients(url: str, count: int, rounds: int) -> None:
-    """Measure part 3."""
     texts = [f"text number {number}" for number in range(count)]
     contenders: dict[str, tuple[Case, list[str]]] = {"AsyncClient": (by_client, texts)}
     contenders |= {f"AsyncOpenAI, {size:,} texts in a request": (partial(by_sdk, size), texts) for size in _BATCHES}
@@ -179,7 +176,6 @@ def measure_clients(url: str, count: int, rounds: int) -> None:
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, rounds=15, texts=50_000, quick=False).parse_args()
     rounds, texts = (1, 2000) if args.quick else (args.rounds, args.texts)
     measure_printing(rounds)

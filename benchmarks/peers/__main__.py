@@ -66,7 +66,6 @@ def run_servers(run: Run, peers: list[Peer], args: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Run the comparison."""
     parser = options(
         __doc__, workload="", kind="", rounds=3, quick=False, build=ROOT / "build/peers", table=HERE / "peers.toml"
     )

@@ -94,7 +94,6 @@ def _row(row: Measured, same: dict[str, Measured]) -> dict[str, Any]:
 
 
 def print_report(results: dict[str, Any]) -> None:
-    """Print all tables."""
     for kind, unit in (("engines", "tokens"), ("servers", "texts")):
         if rows := results[kind]:
             _print_kind(kind, unit, rows)

@@ -15,9 +15,8 @@ from ssl import SSLContext
 from time import monotonic, process_time
 from typing import Final, NamedTuple
 
-from whimbrel_bench.answers import ROW_MARK, Shape, refusal
+from whimbrel_bench.answers import ROW_MARK, UNKNOWN, Shape, read_tokens, refusal
 from whimbrel_bench.connection import CLOSED, Answer, Connection, NoAnswer
-from whimbrel_bench.usage import read_tokens
 
 NO_STATUS: Final = 0
 _TICK: Final = 0.01
@@ -70,8 +69,8 @@ class Outcome(NamedTuple):
     status: int = NO_STATUS
     size: int = 0
     """Bytes of the body."""
-    tokens: int = -1
-    """Tokens by the server's count, or -1."""
+    tokens: int = UNKNOWN
+    """Tokens by the server's count."""
     reason: str = ""
     """Reason of a failure."""
 
@@ -230,7 +229,7 @@ class Driver:
         outcome = Outcome(index, sent if due is None else due, sent, found.done - self._start, reason=reason)
         if answer is not None:
             reason = refusal(answer, job.shape, job.num_texts[index] if job.num_texts else 0)
-            tokens = -1 if reason else read_tokens(answer, job.usage)
+            tokens = UNKNOWN if reason else read_tokens(answer, job.usage)
             outcome = outcome._replace(status=answer.status, size=answer.size, tokens=tokens, reason=reason)
             if job.keep_bodies and not reason:
                 self._keep(index, b"".join(answer.body))
