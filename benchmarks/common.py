@@ -83,10 +83,10 @@ def count_tokens(texts: Sequence[str], max_length: int | None = None) -> int:
     return Preprocessor(FOLDER, card, plan).preprocess(Request(texts)).num_tokens
 
 
-def options(doc: str | None, *, dtype: str = "auto", **defaults: Any) -> argparse.ArgumentParser:
+def options(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """Return a parser with --dtype, and an option of the same type for each default; False is a flag."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default=dtype, help="default: %(default)s")
+    parser.add_argument("--dtype", default="auto", help="default: %(default)s")
     for name, default in defaults.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:

@@ -28,7 +28,6 @@ import torch
 from common import MIXED, make_texts, note, options, print_setting, print_table, ratios, turns
 
 from whimbrel import Engine
-from whimbrel.types.arrays import Int64Array
 from whimbrel.types.card import OutputName
 from whimbrel.types.request import Request
 from whimbrel_bench.random_models import Size, write_bert
@@ -47,44 +46,40 @@ def write_checkpoint(folder: Path, *, layers: int, width: int) -> None:
         torch.save(tensors, folder / f"{name}.pt")
 
 
-def row(name: str, fast: Sequence[float], slow: Sequence[float]) -> list[str]:
-    """Return a row of the table: slow over fast."""
-    ratio, _, between = ratios(fast, slow)
-    return [name, f"{1000 * median(fast):.2f}", f"{1000 * median(slow):.2f}", ratio, between]
+def together(engine: Engine, requests: Sequence[Request]) -> Callable[[], None]:
+    """Return a function that runs the requests at once."""
 
-
-def mixed(engine: Engine, texts: list[Int64Array], rounds: int) -> list[list[str]]:
-    """Run the first comparison."""
-    full = engine.card.encoder.hidden_size
-    widths = (None, full // 2, full // 4, full // 8)
-
-    def run(requests: Sequence[Request]) -> None:
+    def run() -> None:
         for future in [engine.submit(request) for request in requests]:
             future.result()
 
-    def uniform(name: OutputName) -> Callable[[], None]:
-        requests = [Request([text], (name,)) for text in texts]
-        return lambda: run(requests)
+    return run
 
+
+def row(name: str, first: Sequence[float], second: Sequence[float]) -> list[str]:
+    ratio, _, between = ratios(first, second)
+    return [name, f"{1000 * median(first):.2f}", f"{1000 * median(second):.2f}", ratio, between]
+
+
+def measure(engine: Engine, texts: list[np.ndarray], rounds: int) -> list[list[str]]:
+    """Return the rows of both comparisons."""
+    full, amount = engine.card.encoder.hidden_size, f"{len(texts)} texts"
+    widths = (None, full // 2, full // 4, full // 8)
     kinds = [
         Request([text], (ALL[i % 3],), dimensions=None if ALL[i % 3] == "sparse" else widths[i // 3 % 4])
         for i, text in enumerate(texts)
     ]
-    ours, *theirs = turns(lambda: run(kinds), *(uniform(name) for name in ALL), rounds=rounds)
-    mean = [sum(seconds) / len(ALL) for seconds in zip(*theirs, strict=True)]
-    found = [row(f"{len(texts)} texts: all {name}, mixed", one, ours) for name, one in zip(ALL, theirs, strict=True)]
-    return [*found, row(f"{len(texts)} texts: mean of these, mixed", mean, ours)]
-
-
-def three(engine: Engine, texts: list[Int64Array], rounds: int) -> list[str]:
-    """Run the second comparison."""
-
-    def passes() -> None:
-        for name in ALL:
-            engine.run(Request(texts, (name,)))
-
-    seconds = turns(lambda: engine.run(Request(texts, ALL)), passes, rounds=rounds)
-    return row(f"{len(texts)} texts, three outputs: one pass, three passes", *seconds)
+    uniform = [[Request([text], (name,)) for text in texts] for name in ALL]
+    mixed, *others = turns(*(together(engine, requests) for requests in (kinds, *uniform)), rounds=rounds)
+    found = [row(f"{amount}: all {name}, mixed", one, mixed) for name, one in zip(ALL, others, strict=True)]
+    mean = [sum(seconds) / len(ALL) for seconds in zip(*others, strict=True)]
+    one_pass, passes = Request(texts, ALL), [Request(texts, (name,)) for name in ALL]
+    seconds = turns(lambda: engine.run(one_pass), lambda: [engine.run(each) for each in passes], rounds=rounds)
+    return [
+        *found,
+        row(f"{amount}: mean of these, mixed", mean, mixed),
+        row(f"{amount}, three outputs: one pass, three passes", *seconds),
+    ]
 
 
 def main() -> None:
@@ -97,7 +92,7 @@ def main() -> None:
         with Engine(name, device=args.device, dtype=args.dtype, matryoshka=True) as engine:
             request = Request(make_texts(args.texts, words=MIXED))
             texts = [seq.ids.astype(np.int64) for seq in engine.preprocessor.preprocess(request).seqs]
-            rows = [*mixed(engine, texts, args.rounds), three(engine, texts, args.rounds)]
+            rows = measure(engine, texts, args.rounds)
             print_table(["what: first, second", "first, ms", "second, ms", "second / first", "rounds"], rows)
             print_setting(engine.plan, layers=args.layers, width=args.width, rounds=args.rounds)
 
