@@ -148,10 +148,9 @@ def main() -> None:
     plan, is_packaged = default_plan(args.dtype), args.models == _PACKAGED
     rows: list[list[str]] = []
     for name in args.models.split(","):
-        with tempfile.TemporaryDirectory() as folder:
-            if is_packaged:
-                folder, workloads = str(FOLDER), packaged_workloads()
-            else:
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, workloads = (str(FOLDER), packaged_workloads()) if is_packaged else (temporary, [])
+            if not is_packaged:
                 (write_qwen3 if name == "qwen3" else write_bert)(Path(folder), (_SMALL if args.quick else SIZES)[name])
                 amount = 2**10 if args.quick else 2**17 if name == "qwen3" else 2**18
                 lengths = map(int, args.tokens.split(","))
