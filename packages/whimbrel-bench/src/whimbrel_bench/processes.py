@@ -60,29 +60,30 @@ def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tup
         return
 
 
-def _read(path: Path) -> str:
-    """Return the contents of a file in /proc, or "" if the process has just ended."""
+def read_file(pid: int, name: str) -> str:
+    """Return the contents of a file of a process in /proc, or "" if the process has just ended."""
     try:
-        return path.read_text()
+        return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:
         return ""
 
 
 def family(pid: int) -> list[int]:
     """Return a process and its descendants."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [pid, *(i for task in tasks for child in _read(task).split() for i in family(int(child)))]
+    tasks = (path.name for path in Path(f"/proc/{pid}/task").glob("*"))
+    children = [int(child) for task in tasks for child in read_file(pid, f"task/{task}/children").split()]
+    return [pid, *(each for child in children for each in family(child))]
 
 
 def cpu_seconds(pid: int) -> float:
     """Return the processor time of a process and its descendants, including those that ended."""
-    stats = [_read(Path(f"/proc/{i}/stat")).rpartition(")")[2].split() for i in family(pid)]
+    stats = [read_file(i, "stat").rpartition(")")[2].split() for i in family(pid)]
     return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
 
 
 def mebibytes(pid: int, file: str, name: str) -> float:
     """Return the sum of a line of /proc/PID/FILE over a process and its descendants: VmHWM of status, Pss of smaps_rollup."""
-    lines = [line for i in family(pid) for line in _read(Path(f"/proc/{i}/{file}")).splitlines()]
+    lines = [line for i in family(pid) for line in read_file(i, file).splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 
