@@ -82,7 +82,7 @@ def run_load(job: Job, *, processes: int = 1, progress: Progress | None = None) 
             worker.process.join(_PATIENCE)
             worker.pipe.close()
     for report, part in zip(reports, parts, strict=True):
-        report.outcomes = [each._replace(index=part[each.index]) for each in report.outcomes]
+        report.outcomes = [each._replace(payload=part[each.payload]) for each in report.outcomes]
         report.bodies = {part[each]: body for each, body in report.bodies.items()}
         report.changed = {part[each] for each in report.changed}
     return reports

@@ -61,8 +61,8 @@ class Job:
 class Outcome(NamedTuple):
     """End of one request. Times are seconds after the start."""
 
-    index: int
-    """Number of the payload."""
+    payload: int
+    """Index of the payload."""
     scheduled: float
     sent: float
     done: float

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf, isfinite
+from operator import not_
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NamedTuple
 
@@ -124,7 +125,7 @@ class TargetOptions:
     verify_tls: Annotated[
         bool,
         flag("--insecure", "Accept any TLS certificate.", panel=SERVER_PANEL),
-        Read(bool, False, lambda insecure: not insecure),
+        Read(bool, False, not_),
     ] = True
     ready_seconds: Annotated[float, _server("SECONDS", _READY, "--ready-check-timeout-sec", min=0, callback=finite)] = 0.0
     timeout: Annotated[float, _load("SECONDS", "Time after which a request has failed.", min=0.1, callback=finite)] = 600.0

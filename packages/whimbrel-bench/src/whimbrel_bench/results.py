@@ -173,12 +173,12 @@ def make_result(
     outcomes = [each for report in reports for each in report.outcomes]
     good = [each for each in outcomes if not each.reason]
     tokens = [
-        0 if each.reason else each.tokens if each.tokens >= 0 else samples[each.index].num_tokens or 0 for each in outcomes
+        0 if each.reason else each.tokens if each.tokens >= 0 else samples[each.payload].num_tokens or 0 for each in outcomes
     ]
     by_client = sum(each.tokens < 0 for each in good)
     counted_by = "server" if not by_client else "client" if by_client == len(good) else "server and client"
     client = judge_client(reports, median(each.done - each.scheduled for each in good) if good else 0.0)
-    sequences = sum(len(samples[each.index].texts) for each in good)
+    sequences = sum(len(samples[each.payload].texts) for each in good)
     return Result(setting, outcomes, tokens, sequences, client, counted_by, reports, notes)
 
 

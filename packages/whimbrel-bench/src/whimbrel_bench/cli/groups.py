@@ -30,7 +30,7 @@ def flags_of(options: type[Any]) -> dict[str, _Flag]:
         if info is not None:
             reading = next((each for each in extras if isinstance(each, Read)), None)
             kind, default, read = reading or (kind, defaults[key], None)
-            name = info.param_decls[0] if info.param_decls else key
+            name = info.default if isinstance(info.default, str) else key  # typer has the first name there
             found[key] = _Flag(name.lstrip("-").replace("-", "_"), Annotated[kind, info], default, read)
     return found
 
