@@ -4,7 +4,7 @@
     python benchmarks/engine.py --models minilm,bge-base,qwen3 [--tokens 32,128,512] [--quick]
 
 The first command runs the packaged all-MiniLM-L6-v2 on texts of mixed lengths. The second is for a GPU: random weights of real
-sizes, on texts of exactly so many tokens in one call, and one text at a time. There the engine also gets the texts in requests
+sizes, on texts of one length in a single call, and one text at a time. There the engine also gets the texts in requests
 of 256 from eight threads, and Sentence Transformers also runs 256 texts at a time, beside its default of 32. `--quick` takes
 small models and few texts, to try it on a CPU.
 

@@ -7,6 +7,7 @@ usage and the message of an error, unless all is asked for.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Final, cast
 
@@ -24,23 +25,21 @@ class NoAnswer(Exception):
     """A request has no answer, for the reason in words."""
 
 
+@dataclass(slots=True)
 class Answer:
     """Response to one request."""
 
-    __slots__ = ("body", "head", "headers", "num_rows", "size", "status", "tail")
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.head = b""
-        """The first bytes of the body."""
-        self.tail = b""
-        """The last bytes of the body."""
-        self.size = 0
-        self.num_rows = 0
-        """Number of row marks in the body, if they are counted."""
-        self.body: list[bytes] = []
-        """All of the body, if it is kept."""
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    head: bytes = b""
+    """The first bytes of the body."""
+    tail: bytes = b""
+    """The last bytes of the body."""
+    size: int = 0
+    num_rows: int = 0
+    """Number of row marks in the body, if they are counted."""
+    body: list[bytes] = field(default_factory=list[bytes])
+    """All of the body, if it is kept."""
 
 
 class Connection(asyncio.Protocol):

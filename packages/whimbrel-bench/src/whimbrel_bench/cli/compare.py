@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from whimbrel_bench.compare import Contender
 
-_CHECKED = "Requests whose results are compared before any time is taken."
+_CHECKED: Final = "Requests whose results are compared before any time is taken."
 
 
 @spread(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -12,11 +12,11 @@ from whimbrel_bench.cli.bench_options import check_metrics, check_options, make_
 from whimbrel_bench.cli.groups import spread
 from whimbrel_bench.options import RESULTS_PANEL, SERVER_PANEL, DatasetOptions, Load, OutputOptions, SweepOptions, TargetOptions
 
-_PRESET_PANEL = "Preset"
-_PRESETS = "Published workload: gritlm, token-vectors or rerank. Starts a server, unless --url names one."
-_SCALE = "full: for a GPU; small: a small random model, for a CPU."
-_RANDOM = "Random weights in the real model's size, made here, in place of the Hub's."
-_ARGUMENTS = "Further arguments of the preset's `whimbrel serve`."
+_PRESET_PANEL: Final = "Preset"
+_PRESETS: Final = "Published workload: gritlm, token-vectors or rerank. Starts a server, unless --url names one."
+_SCALE: Final = "full: for a GPU; small: a small random model, for a CPU."
+_RANDOM: Final = "Random weights in the real model's size, made here, in place of the Hub's."
+_ARGUMENTS: Final = "Further arguments of the preset's `whimbrel serve`."
 
 
 @spread()
