@@ -134,13 +134,12 @@ def _collect(workers: Sequence[_Worker], progress: Progress | None) -> list[Repo
 def _work(pipe: Connection, job: Job, ready: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_file_limit()
-    if job.verify_tls is not None:
-        job = replace(job, tls=_tls_context(verify=job.verify_tls))
+    tls = None if job.verify_tls is None else _tls_context(verify=job.verify_tls)
     gc.collect()
     gc.freeze()
     gc.disable()  # a pause would count as latency
     ready.wait(_START_SECONDS)
-    report = _run(_drive(job, pipe))
+    report = _run(_drive(job, tls, pipe))
     with suppress(BrokenPipeError):
         pipe.send(report)
 
@@ -153,12 +152,12 @@ def _run(main: Any) -> Report:
     return uvloop.run(main)
 
 
-async def _drive(job: Job, pipe: Connection) -> Report:
+async def _drive(job: Job, tls: ssl.SSLContext | None, pipe: Connection) -> Report:
     def tell(done: int, failed: int) -> None:
         with suppress(BrokenPipeError):
             pipe.send((done, failed))
 
-    driver, loop, parent = Driver(job, on_progress=tell), asyncio.get_running_loop(), parent_process()
+    driver, loop, parent = Driver(job, tls=tls, on_progress=tell), asyncio.get_running_loop(), parent_process()
     assert parent is not None
     running = asyncio.ensure_future(driver.run(monotonic() + _HEAD_START))
     loop.add_signal_handler(signal.SIGTERM, driver.stop)

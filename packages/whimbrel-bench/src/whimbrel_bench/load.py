@@ -48,8 +48,6 @@ class Job:
     """Key of the number of tokens in an answer; "" where a header states it."""
     keep_bodies: bool = False
     """The report has the first answer to each payload, and the payloads whose later answers were others."""
-    tls: SSLContext | None = None
-    """Built in the process that uses it."""
     verify_tls: bool | None = None
     """None for plain HTTP; else whether the server's certificate is checked."""
 
@@ -110,8 +108,11 @@ class _Exchange(NamedTuple):
 class Driver:
     """Runs one job in the present event loop."""
 
-    def __init__(self, job: Job, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, job: Job, *, tls: SSLContext | None = None, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
         self.report = Report()
+        self._tls = tls
         self._job = job
         self._on_progress = on_progress
         self._idle: list[Connection] = []
@@ -216,7 +217,7 @@ class Driver:
         job = self._job
         mark = ROW_MARK if job.shape is not None and job.shape.counts_rows else b""
         make = partial(Connection, keep_bodies=job.keep_bodies, row_mark=mark)
-        _, connection = await asyncio.get_running_loop().create_connection(make, job.host, job.port, ssl=job.tls)
+        _, connection = await asyncio.get_running_loop().create_connection(make, job.host, job.port, ssl=self._tls)
         self._connections.add(connection)
         return connection
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from time import monotonic, sleep
 from typing import Final
 
@@ -159,13 +160,13 @@ class Target:
         self.ask(samples[0])
         if not load.num_warmups:
             return
-        job = self.job([samples[0]] * load.num_warmups, _closed(load))
-        reports = clients.run_load(job)
-        failed = [each.reason for report in reports for each in report.outcomes if each.reason]
-        if failed:
-            raise WhimbrelError(f"{len(failed)} of {load.num_warmups} warm-up requests failed: {failed[0]}")
-        if any(report.interrupted for report in reports):
+        closed = replace(load, rate=inf, concurrency=load.concurrency or 16, duration=None, processes=1)
+        result = self.run([samples[0]] * load.num_warmups, closed)
+        if result.interrupted:
             raise KeyboardInterrupt
+        if result.failed:
+            reason = next(filter(None, result.errors))
+            raise WhimbrelError(f"{result.failed} of {load.num_warmups} warm-up requests failed: {reason}")
 
     def run(
         self,
@@ -201,7 +202,3 @@ class Target:
         if changed:
             raise SetupError(f"{self.name} answers request {changed[0]} differently each time.")
         return {index: read_rows(self.backend, body) for index, body in bodies.items()}
-
-
-def _closed(load: Load) -> Load:
-    return replace(load, rate=float("inf"), concurrency=load.concurrency or 16, duration=None)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import partial
-from math import inf
+from math import inf, isfinite
 
 import typer
 
@@ -19,7 +18,6 @@ from whimbrel_bench.datasets import make_samples
 from whimbrel_bench.machine import describe_machine, gpu_name
 from whimbrel_bench.options import DatasetOptions, Load, SweepOptions, TargetOptions
 from whimbrel_bench.results import Result
-from whimbrel_bench.sweep import run_sweep
 from whimbrel_bench.target import Target
 from whimbrel_bench.words import Words, approximate, local_words, server_words
 
@@ -32,10 +30,36 @@ def run_plan(dataset: DatasetOptions, load: Load, sweep: SweepOptions, targets: 
         output.say(_describe(dataset, samples[target.name], words[target.name], target))
         target.warm_up(samples[target.name], load)
     named = len(targets) > 1 or sweep.rates is not None
-    run = partial(run_once, output=output, words=words, named=named, tokenizer=dataset.tokenizer or "")
-    rates = [load.rate] if sweep.rates is None else sweep.rates
-    seconds = inf if sweep.rates is None else sweep.seconds
-    return output.finish(run_sweep(targets, samples, load, rates, run=run, seconds=seconds))
+
+    def run(target: Target, rate: float) -> Result:
+        own = samples[target.name]
+        if sweep.rates is not None and isfinite(rate):
+            own = own[: max(1, round(rate * sweep.seconds))]
+        tokenizer = dataset.tokenizer or ""
+        changed = replace(load, rate=rate)
+        return run_once(target, own, changed, output=output, words=words[target.name], named=named, tokenizer=tokenizer)
+
+    return output.finish(run_rates(targets, sweep.rates or [load.rate], run))
+
+
+def run_rates(targets: Sequence[Target], rates: Sequence[float], run: Callable[[Target, float], Result]) -> list[Result]:
+    """Run every rate on every server, in turns, so that a change of the machine touches all of them alike.
+
+    A server that does not keep up with a rate is not asked for higher ones but the infinite one. A run that was stopped is the
+    last.
+    """
+    results: list[Result] = []
+    behind: set[str] = set()
+    for rate in rates:
+        for target in targets:
+            if target.name in behind and isfinite(rate):
+                continue
+            results.append(run(target, rate))
+            if results[-1].interrupted:
+                return results
+            if results[-1].request_throughput < 0.7 * rate:
+                behind.add(target.name)
+    return results
 
 
 def find_words(dataset: DatasetOptions, target: Target) -> Words | None:
@@ -62,13 +86,12 @@ def run_once(
     load: Load,
     *,
     output: Output,
-    words: dict[str, Words | None],
-    named: bool,
+    words: Words | None = None,
+    named: bool = False,
     tokenizer: str = "",
 ) -> Result:
     """Run one load with a progress bar, and show its result."""
-    own = words.get(target.name)
-    notes = (f"Lengths are approximate: {own.source}.",) if own is not None and not own.exact else ()
+    notes = (f"Lengths are approximate: {words.source}.",) if words is not None and not words.exact else ()
     total = len(samples) if load.duration is None else None
     rate = "" if load.rate == inf else f" at {load.rate:g}/s"
     with progress_bar(output.console, total, f"{target.name}{rate}") as progress:
@@ -104,7 +127,7 @@ def run_preset(
         target = Target(url, replace(options, backend=preset.backend, extra_body=extra), name=label)
         target.connect()
         target.warm_up(preset.samples, preset.load)
-        found = run_once(target, preset.samples, preset.load, output=output, words={}, named=False)
+        found = run_once(target, preset.samples, preset.load, output=output)
     early = ", stopped early" if found.interrupted else ""
     amount = f"{found.completed:,} requests, {found.total_input_sequences:,} texts, {found.total_input:,} tokens{early}"
     machine = "of that server" if servers else gpu_name() or describe_machine()
