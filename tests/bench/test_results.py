@@ -20,16 +20,16 @@ from whimbrel_bench.cli.output import command_line
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.intervals import ratio_of_medians
 from whimbrel_bench.load import Outcome, Report
-from whimbrel_bench.options import read_rate, read_rates
+from whimbrel_bench.options import Load, read_rate, read_rates
 from whimbrel_bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
 
 SAMPLES = [Sample(("a", "b"), num_tokens=10), Sample(("c",), num_tokens=5)]
 
 
-def setting(**changes: object) -> Setting:
+def setting(*, server: str = "ours", **changes: object) -> Setting:
     """Return a setting of a run."""
-    fields = {"backend": "openai-embeddings", "model": "m/x", "tokenizer": "m/x", "num_prompts": 3, "request_rate": 20.0}
-    return Setting(**{**fields, "max_concurrency": 8, "percentiles": (50.0, 99.0, 99.9), "server": "ours", **changes})  # pyright: ignore[reportArgumentType]
+    load = Load(**{"rate": 20.0, "concurrency": 8, "percentiles": (50.0, 99.0, 99.9), **changes})  # pyright: ignore[reportArgumentType]
+    return Setting(server, "openai-embeddings", "m/x", "m/x", 3, load)
 
 
 def report(
@@ -104,9 +104,7 @@ def three() -> Report:
 
 def test_the_block_is_vllms_to_the_letter() -> None:
     assert block(make_result(setting(), SAMPLES, [three()])) == GOLDEN
-    plain = block(
-        make_result(setting(max_concurrency=None, request_rate=float("inf"), percentiles=(99.0,)), SAMPLES, [three()])
-    )
+    plain = block(make_result(setting(concurrency=None, rate=float("inf"), percentiles=(99.0,)), SAMPLES, [three()]))
     lines = GOLDEN.splitlines()
     assert plain.splitlines() == [line for line in lines if not re.match(r"Maximum|Request rate|P50|P99\.9", line)]
 
@@ -124,7 +122,7 @@ def test_the_json_has_vllms_keys() -> None:
     assert set(detailed) == {*keys, "whimbrel", "input_lens", "latencies", "queue_times", "errors", "version"}
     assert detailed["errors"] == ["", "", "HTTP 500: no"]
     assert detailed["latencies"] == pytest.approx([0.2, 0.4, 0.1])
-    assert to_json(make_result(setting(request_rate=float("inf")), SAMPLES, [three()]), date="")["request_rate"] == "inf"
+    assert to_json(make_result(setting(rate=float("inf")), SAMPLES, [three()]), date="")["request_rate"] == "inf"
     json.dumps(detailed)
 
 
@@ -247,7 +245,7 @@ def sweep_results() -> list[Result]:
     found = []
     for server, slow in (("ours", 1.0), ("a <b> & c", 3.0)):
         for rate in (5.0, 50.0, float("inf")):
-            change = setting(request_rate=rate, server=server, percentiles=(50.0, 99.0))
+            change = setting(rate=rate, server=server, percentiles=(50.0, 99.0))
             found.append(make_result(change, SAMPLES, [report([0.01 * slow * each for each in range(1, 50)])]))
     return found
 

@@ -71,8 +71,8 @@ def _draw(out: Path | StringIO, results: Sequence[Result], about: Mapping[str, s
     mpl: Any = import_module("matplotlib")
     mpl.use("agg")
     plot: Any = import_module("matplotlib.pyplot")
-    answered = sorted((result for result in results if result.completed), key=lambda result: result.setting.request_rate)
-    percentile = word(max(results[0].setting.percentiles))
+    answered = sorted((result for result in results if result.completed), key=lambda result: result.setting.load.rate)
+    percentile = word(max(results[0].setting.load.percentiles))
     with mpl.rc_context({"svg.fonttype": "none"}):
         figure, axes = plot.subplots(figsize=(9, 5.5), dpi=150, layout="constrained")
         for number, name in enumerate(dict.fromkeys(result.name for result in answered)):

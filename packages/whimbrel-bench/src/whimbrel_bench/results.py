@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from whimbrel.errors import WhimbrelError
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.load import Outcome, Report
+from whimbrel_bench.options import Load
 from whimbrel_bench.tables import table
 
 _WIDTH: Final = 50
@@ -49,16 +50,13 @@ _REMEDIES: Final = (
 class Setting:
     """Options of a run, as its results state them."""
 
+    server: str
     backend: str
     model: str
     tokenizer: str
     num_prompts: int
-    request_rate: float
-    max_concurrency: int | None
-    burstiness: float = 1.0
+    load: Load
     label: str | None = None
-    percentiles: tuple[float, ...] = (99.0,)
-    server: str = ""
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class Result:
         """Return mean, median, standard deviation and percentiles of the latency by vLLM's names. Without successes, 0."""
         values = self.latencies if self.latencies.size else np.zeros(1)
         found = {"mean_e2el_ms": values.mean(), "median_e2el_ms": np.median(values), "std_e2el_ms": values.std()}
-        found |= {f"p{word(p)}_e2el_ms": np.percentile(values, p) for p in self.setting.percentiles}
+        found |= {f"p{word(p)}_e2el_ms": np.percentile(values, p) for p in self.setting.load.percentiles}
         return {name: float(value) * 1000 for name, value in found.items()}
 
 
@@ -204,10 +202,10 @@ def block(result: Result) -> str:
         _line("Successful requests:", result.completed, digits=None),
         _line("Failed requests:", result.failed, digits=None),
     ]
-    if setting.max_concurrency is not None:
-        lines.append(_line("Maximum request concurrency:", setting.max_concurrency, digits=None))
-    if not isinf(setting.request_rate):
-        lines.append(_line("Request rate configured (RPS):", setting.request_rate))
+    if setting.load.concurrency is not None:
+        lines.append(_line("Maximum request concurrency:", setting.load.concurrency, digits=None))
+    if not isinf(setting.load.rate):
+        lines.append(_line("Request rate configured (RPS):", setting.load.rate))
     lines += [
         _line("Benchmark duration (s):", result.duration),
         _line("Total input tokens:", result.total_input, digits=None),
@@ -217,7 +215,7 @@ def block(result: Result) -> str:
         f"{'End-to-end Latency':-^{_WIDTH}}",
         _line("Mean E2EL (ms):", ms["mean_e2el_ms"]),
         _line("Median E2EL (ms):", ms["median_e2el_ms"]),
-        *(_line(f"P{word(p)} E2EL (ms):", ms[f"p{word(p)}_e2el_ms"]) for p in setting.percentiles),
+        *(_line(f"P{word(p)} E2EL (ms):", ms[f"p{word(p)}_e2el_ms"]) for p in setting.load.percentiles),
         "=" * _WIDTH,
     ]
     return "\n".join(lines)
@@ -275,9 +273,9 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
         "tokenizer_id": setting.tokenizer,
         "num_prompts": setting.num_prompts,
         **(metadata or {}),
-        "request_rate": "inf" if isinf(setting.request_rate) else setting.request_rate,
-        "burstiness": setting.burstiness,
-        "max_concurrency": setting.max_concurrency,
+        "request_rate": "inf" if isinf(setting.load.rate) else setting.load.rate,
+        "burstiness": setting.load.burstiness,
+        "max_concurrency": setting.load.concurrency,
         "duration": result.duration,
         "completed": result.completed,
         "total_input_tokens": result.total_input,
@@ -318,7 +316,7 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
 
 def cells(results: Sequence[Result]) -> list[list[str]]:
     """Return the cells of a table with a row per run, the head first."""
-    percentile = word(max(results[0].setting.percentiles)) if results else "99"
+    percentile = word(max(results[0].setting.load.percentiles)) if results else "99"
     head = ["server", "rate", "concurrency", "requests/s", "tokens/s", "median ms", f"p{percentile} ms", "failed", "client"]
     rows = [head]
     for result in results:
@@ -326,8 +324,8 @@ def cells(results: Sequence[Result]) -> list[list[str]]:
         rows.append(
             [
                 result.name,
-                "inf" if isinf(setting.request_rate) else f"{setting.request_rate:g}",
-                str(setting.max_concurrency or "none"),
+                "inf" if isinf(setting.load.rate) else f"{setting.load.rate:g}",
+                str(setting.load.concurrency or "none"),
                 f"{result.request_throughput:,.1f}",
                 f"{result.token_throughput:,.0f}",
                 f"{ms['median_e2el_ms']:,.1f}",

@@ -181,18 +181,8 @@ class Target:
         """Run the load and return its result, also of a run that was stopped. Raises WhimbrelError."""
         processes = load.processes or clients.choose_processes(load.rate, load.concurrency, len(samples))
         reports = clients.run_load(self.job(samples, load), processes=processes, progress=progress)
-        setting = Setting(
-            self.options.backend,
-            self.model,
-            tokenizer or self.model,
-            sum(len(sample.texts) for sample in samples),
-            load.rate,
-            load.concurrency,
-            load.burstiness,
-            label,
-            load.percentiles,
-            self.name,
-        )
+        amount = sum(len(sample.texts) for sample in samples)
+        setting = Setting(self.name, self.options.backend, self.model, tokenizer or self.model, amount, load, label)
         return make_result(setting, samples, reports, notes=notes)
 
     def rows(self, result: Result) -> dict[int, list[Float32Array]]:

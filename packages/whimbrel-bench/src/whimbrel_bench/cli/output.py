@@ -81,8 +81,8 @@ class Output:
         if self.files.filename is not None:
             path = Path(self.files.filename)
             return self.files.filename if self._num_saved == 1 else f"{path.stem}-{self._num_saved}{path.suffix}"
-        rate = "inf" if isinf(setting.request_rate) else setting.request_rate
-        concurrency = "" if setting.max_concurrency is None else f"-concurrency{setting.max_concurrency}"
+        rate = "inf" if isinf(setting.load.rate) else setting.load.rate
+        concurrency = "" if setting.load.concurrency is None else f"-concurrency{setting.load.concurrency}"
         model = setting.model.rpartition("/")[2] or "model"
         number = "" if self._num_saved == 1 else f"-{self._num_saved}"
         label = (setting.label or setting.backend).replace("/", "-")
