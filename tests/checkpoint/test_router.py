@@ -98,7 +98,7 @@ def test_a_batch_of_both_is_launched_at_once(saved: Callable[[str], Path], monke
             jobs = [Job(Future(), one, rows_of(one)) for one in prepared]
             for job in jobs:
                 dispatcher._jobs.add(job)
-                dispatcher._scheduler.add(job, job.request.seqs)
+                dispatcher._scheduler.add(job, job.request.seqs, job.num_tokens)
             dispatcher._changed.notify_all()
         for job in jobs:
             assert job.future.result(30).dense.shape == (1, 48)

@@ -50,7 +50,7 @@ def test_token_ids_are_read_back(rows: Any) -> None:
 def test_every_field() -> None:
     body = {"model": "m", "encoding_format": "base64", "dimensions": 7, "user": "u", "normalize": False, "unknown": 1}
     parsed = openai.parse_request(orjson.dumps({"input": "a", "prompt_name": "query", "truncate": "left", **body}))
-    sent, request = parsed[0], asked(parsed)
+    sent, request = parsed.body, asked(parsed)
     assert (sent.model, sent.encoding_format) == ("m", "base64")
     assert request == Request(["a"], ("dense",), prompt_name="query", dimensions=7, normalize=False, truncate="left")
     for field in ("late_chunking", "split_long"):

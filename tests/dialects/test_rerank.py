@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +26,7 @@ from checkpoints.late_interaction import write_stanford
 from checkpoints.rerankers import CAUSAL, reference_score, write_reranker
 from checkpoints.sentence_layout import sentence_layout
 from exchanges import Small
-from fake_embedder import CARD, FakeModel
+from fake_embedder import CARD, FakeModel, asked
 from serving import Server
 from vectors import same_bits, told, vectors
 from whimbrel import AsyncEngine, Engine
@@ -86,6 +87,15 @@ def test_every_field_of_rerank() -> None:
 )
 def test_the_forms_of_score(body: dict[str, Any], expected: list[tuple[str, str]]) -> None:
     assert pair_scores.parse_score(orjson.dumps(body)).request(FakeModel.named("m", CARD)).texts == expected
+
+
+def test_vectors_may_stand_for_a_query() -> None:
+    vector = {"data": base64.b64encode(np.ones(2, "<f4").tobytes()).decode()}
+    (query, _), *_ = read({"query": vector, "documents": ["a"]}).texts
+    assert np.array_equal(query, [1, 1])
+    raw = orjson.dumps({"queries": [vector, "q"], "documents": ["a", "b"]})
+    (query, _), *_ = asked(pair_scores.parse_score(raw)).texts
+    assert np.array_equal(query, [1, 1])
 
 
 @pytest.mark.parametrize(

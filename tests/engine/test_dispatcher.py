@@ -62,7 +62,7 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
     assert both is not None
     assert both.kind == "suspect"
     dispatcher.requeue(both, lower_budget=False)
-    dispatcher.batch_done(0)
+    dispatcher.batch_done(both, 0)
     half = dispatcher.take()
     assert half is not None
     other, taken = job(1), list[Any]()
@@ -72,7 +72,7 @@ def test_what_waits_for_suspects_that_are_answered_meanwhile_is_not_forgotten(
         lane.start()
         time.sleep(0.1)
     dispatcher.fail(suspects, ComputeError("scripted"))
-    dispatcher.batch_done(0)
+    dispatcher.batch_done(half, 0)
     if not lane_comes_first:
         lane.start()
     lane.join(10)

@@ -74,15 +74,13 @@ def test_halves_of_suspects_run_alone_too(runner: StepRunner, start: Start) -> N
     assert answer(suspects) == [2000, 2001, 2002]
 
 
-def test_no_query_slips_in_between_layers_while_suspects_wait(runner: StepRunner, start: Start) -> None:
+def test_no_query_overtakes_bulk_while_suspects_wait(runner: StepRunner, start: Start) -> None:
     lanes = start(2)
     first, suspects, query = bulk(1000), job(2000, suspects={0: 1}), job(3000)
     for added in (first, suspects, query):
         if added is suspects:
             running = runner.next()
         lanes.submit(added)
-    assert running.hook is not None
-    running.do(running.hook)
     assert runner.is_quiet()
     running.finish()
     for expected in ([2000], [3000]):
@@ -108,50 +106,79 @@ def test_suspects_that_are_cancelled_hold_up_nobody(runner: StepRunner, start: S
     assert (answer(first), answer(later)) == ([1000], [3000])
 
 
-# Queries between the layers of bulk
+# Queries beside bulk
 
 
-def test_a_query_runs_between_the_layers_of_bulk(runner: StepRunner, start: Start) -> None:
+def test_a_query_overtakes_bulk(runner: StepRunner, start: Start) -> None:
     lanes = start()
     large = bulk(1000, 1001)
     lanes.submit(large)
     running = runner.next()
-    assert running.hook is not None
-    running.do(running.hook)  # nothing waits
-    assert runner.is_quiet()
     query = job(2000)
     lanes.submit(query)
-    running.do(running.hook)
-    nested = runner.next()
-    assert (nested.words, nested.hook, nested.thread) == ([2000], None, running.thread)
-    nested.finish()
+    overtaking = runner.next()
+    assert (overtaking.words, overtaking.hook, overtaking.thread) == ([2000], None, "whimbrel-express")
+    overtaking.finish()
     assert answer(query) == [2000]
     assert not large.future.done()
     running.finish()
     assert answer(large) == [1000, 1001]
 
 
-def test_at_most_one_batch_of_queries_runs_at_a_boundary(runner: StepRunner, start: Start) -> None:
+def test_an_idle_lane_takes_a_query_beside_bulk(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    large, queries = bulk(1000), [job(2000), job(2001)]
+    lanes.submit(large)
+    running = runner.next()
+    lanes.submit(queries[0])
+    beside = runner.next()
+    assert {running.thread, beside.thread} == {"whimbrel-lane-0", "whimbrel-lane-1"}
+    lanes.submit(queries[1])  # no lane is idle now
+    assert runner.next_finished().thread == "whimbrel-express"
+    assert answer(queries[1]) == [2001]
+    beside.finish()
+    running.finish()
+    assert (answer(queries[0]), answer(large)) == ([2000], [1000])
+
+
+def test_queries_that_waited_before_bulk_began_overtake_it(runner: StepRunner, start: Start) -> None:
+    lanes = start(max_batch_tokens=400)
+    first, large, queries = job(1999), bulk(1000), [job(2000 + number, size=100) for number in range(5)]
+    lanes.submit(first)
+    running = runner.next()
+    for added in (large, *queries):
+        lanes.submit(added)
+    assert runner.is_quiet()  # queries alone run: the next ones take their turn
+    running.finish()
+    launch = runner.next_finished()
+    assert (launch.words, launch.thread) == ([2000, 2001, 2002, 2003], "whimbrel-lane-0")
+    launches = {launch.words[0]: launch for launch in (runner.next(), runner.next())}
+    assert (launches[1000].thread, launches[2004].thread) == ("whimbrel-lane-0", "whimbrel-express")
+    for launch in launches.values():
+        launch.finish()
+    assert [answer(each) for each in (first, large, *queries)] == [[1999], [1000], [2000], [2001], [2002], [2003], [2004]]
+
+
+def test_what_overtakes_bulk_is_at_most_a_quarter_of_a_batch(runner: StepRunner, start: Start) -> None:
     lanes = start(max_batch_tokens=400)
     large = bulk(1000)
     lanes.submit(large)
     running = runner.next()
-    queries = [job(2000 + number, size=100) for number in range(6)]
-    for query in queries:
+    queries = [job(2000 + number, size=50) for number in range(3)]
+    lanes.submit(queries[0])
+    overtaking = runner.next()
+    for query in queries[1:]:
         lanes.submit(query)
-    assert running.hook is not None
-    running.do(running.hook)
-    nested = runner.next()
-    assert len(nested.words) == 4
-    nested.finish()
-    assert runner.is_quiet()
-    running.do(running.hook)
-    nested = runner.next()
-    assert len(nested.words) == 2
-    nested.finish()
+    assert runner.is_quiet()  # one batch at a time
+    overtaking.finish()
+    overtaking = runner.next()
+    assert overtaking.words == [2001, 2002]
+    lanes.submit(third := job(2003, 2004, 2005, size=30))
+    overtaking.finish()
+    assert runner.next_finished().words == [2003, 2004, 2005]
     running.finish()
-    assert [answer(query) for query in queries] == [[2000 + number] for number in range(6)]
-    assert answer(large) == [1000]
+    assert [answer(query) for query in queries] == [[2000], [2001], [2002]]
+    assert (answer(third), answer(large)) == ([2003, 2004, 2005], [1000])
 
 
 def test_a_query_of_less_priority_waits_for_bulk(runner: StepRunner, start: Start) -> None:
@@ -160,14 +187,33 @@ def test_a_query_of_less_priority_waits_for_bulk(runner: StepRunner, start: Star
     lanes.submit(large)
     running = runner.next()
     lanes.submit(query)
-    assert running.hook is not None
-    running.do(running.hook)
     assert runner.is_quiet()
     running.finish()
-    launch = runner.next()
-    assert (launch.words, launch.hook) == ([2000], None)  # and nothing runs between the layers of a query
-    launch.finish()
+    launch = runner.next_finished()
+    assert (launch.words, launch.thread) == ([2000], "whimbrel-lane-0")
     assert answer(query) == [2000]
+
+
+@pytest.mark.parametrize("how", ["cancel", "deadline"])
+def test_a_query_that_is_not_wanted_any_more_overtakes_nothing(how: str, runner: StepRunner, start: Start) -> None:
+    lanes = start(max_batch_tokens=400)
+    large, first = bulk(1000), job(2000)
+    lanes.submit(large)
+    running = runner.next()
+    lanes.submit(first)
+    overtaking = runner.next()
+    late = job(2001, deadline=0.1 if how == "deadline" else None)
+    lanes.submit(late)
+    if how == "cancel":
+        assert late.future.cancel()
+    else:
+        time.sleep(0.15)
+    overtaking.finish()
+    assert answer(first) == [2000]
+    assert runner.is_quiet()
+    assert how == "cancel" or isinstance(error(late), DeadlineExceeded)
+    running.finish()
+    assert answer(large) == [1000]
 
 
 def test_a_device_that_is_not_the_thread_is_not_interrupted(runner: StepRunner, start: Start) -> None:
@@ -235,23 +281,19 @@ def test_a_text_that_fails_in_a_piece_runs_again_from_its_beginning(runner: Step
     assert answer(long) == [1000]
 
 
-def test_a_query_that_fails_between_layers_leaves_bulk_alone(runner: StepRunner, start: Start) -> None:
+def test_a_query_that_fails_leaves_the_bulk_that_it_overtakes_alone(runner: StepRunner, start: Start) -> None:
     lanes = start()
     large, good, bad = bulk(1000), job(2000), job(2001)
     lanes.submit(large)
     running = runner.next()
-    lanes.submit(good)
     lanes.submit(bad)
-    assert running.hook is not None
-    running.do(running.hook)
     runner.next().fail(RuntimeError("scripted"))
+    assert isinstance(error(bad), ComputeError)
+    lanes.submit(good)
+    assert runner.next_finished().words == [2000]
+    assert answer(good) == [2000]
     running.finish()
     assert answer(large) == [1000]
-    for _ in range(2):
-        launch = runner.next()
-        launch.finish() if launch.words == [2000] else launch.fail(RuntimeError("scripted"))
-    assert answer(good) == [2000]
-    assert isinstance(error(bad), ComputeError)
 
 
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.bfloat16)])
@@ -278,45 +320,35 @@ def test_what_runs_between_layers_changes_no_bits(card: Card, dtype: str) -> Non
 
 @pytest.mark.extended
 def test_queries_amid_bulk_have_the_bits_they_have_alone() -> None:
-    """On the real model, with queries that come while bulk runs; some of them run between its layers."""
-    observer = NestingRecorder()
+    """On the real model, with queries that come while bulk runs; some of them overtake it."""
+    observer = ThreadRecorder()
     with Engine(observer=lambda _: observer) as engine:
         texts = TEXTS[20:220]
         expected = engine.embed(texts)
         queries = [engine.embed(text) for text in texts[:10]]
         deadline = time.perf_counter() + 120
-        while not observer.nested and time.perf_counter() < deadline:
+        while "whimbrel-express" not in observer.threads and time.perf_counter() < deadline:
             large = engine.submit(Request(texts))
             while not large.done():
                 for text, vector in zip(texts[:10], queries, strict=True):
                     assert np.array_equal(engine.embed(text), vector)
             assert np.array_equal(large.result().dense, expected)
-    assert observer.nested
+    assert "whimbrel-express" in observer.threads
 
 
-class NestingRecorder:
-    """Counts the batches that were launched in a thread while it launched another."""
+class ThreadRecorder:
+    """Notes the threads that launched batches."""
 
     def __init__(self) -> None:
-        self.nested = 0
-        self._threads: dict[int, int] = {}
-        self._number = 0
-        self._lock = threading.Lock()
+        self.threads: set[str] = set()
 
     def started(self, items: BatchItems) -> int:
-        with self._lock:
-            self._number += 1
-            bulk = {slot for slot, thread in self._threads.items() if thread == threading.get_ident()}
-            self.nested += any(slot < 0 for slot in bulk) and sum(seq.ids.size for _, seq in items) <= 128
-            slot = -self._number if sum(seq.ids.size for _, seq in items) > 128 else self._number
-            self._threads[slot] = threading.get_ident()
-            return slot
+        self.threads.add(threading.current_thread().name)
+        return 0
 
     def resumed(self, slot: int) -> None: ...
 
-    def ended(self, slot: int) -> None:
-        with self._lock:
-            del self._threads[slot]
+    def ended(self, slot: int) -> None: ...
 
 
 # The observer
@@ -332,12 +364,10 @@ def test_the_observer_is_told_of_every_batch_from_before_its_launch_until_it_is_
     running = runner.next()
     assert list(observer.on_device.values()) == [[1000, 1001]]
     lanes.submit(query)
-    assert running.hook is not None
-    running.do(running.hook)
-    nested = runner.next()
+    overtaking = runner.next()
     assert list(observer.on_device.values()) == [[1000, 1001], [2000, 2001]]
     runner.collect_gate.clear()
-    nested.finish()
+    overtaking.finish()
     running.fail(RuntimeError("scripted"))
     half = runner.next()
     assert list(observer.on_device.values()) == [[2000, 2001], [1000]]

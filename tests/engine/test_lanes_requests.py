@@ -22,7 +22,7 @@ from whimbrel.types.scheduling import ORDINARY
 
 def test_expired_work_does_not_run(runner: StepRunner, start: Start) -> None:
     lanes = start()
-    first, late, half_done = bulk(1000), job(2000, deadline=1.0), bulk(3000, 3001, 3002, deadline=60)
+    first, late, half_done = bulk(1000), bulk(2000, deadline=1.0), bulk(3000, 3001, 3002, deadline=60)
     lanes.submit(first)
     running = runner.next()
     lanes.submit(late)

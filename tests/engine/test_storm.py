@@ -36,7 +36,7 @@ class StormRunner:
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
 
-    def init_thread(self) -> None: ...
+    def init_thread(self, *, urgent: bool = False) -> None: ...
 
     def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         words = batch.ids_T[batch.cu_seqlens[:-1] + 1]

@@ -66,9 +66,9 @@ class FaultyRunner:
         self._tokenizer = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
         self._not_finite = {"nan"} if plan.dtype == "float32" else {"nan", "nan-low"}
 
-    def init_thread(self) -> None:
+    def init_thread(self, *, urgent: bool = False) -> None:
         """Prepare a thread for the other runner."""
-        self._runner.init_thread()
+        self._runner.init_thread(urgent=urgent)
 
     def launch(
         self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None

@@ -53,7 +53,7 @@ class StepRunner:
         self.collect_gate = threading.Event()
         self.collect_gate.set()
 
-    def init_thread(self) -> None: ...
+    def init_thread(self, *, urgent: bool = False) -> None: ...
 
     def launch(self, batch: Batch, wanted: Any, between_layers: Callable[[], None] | None = None) -> np.ndarray:
         launch = Launch(batch, between_layers)

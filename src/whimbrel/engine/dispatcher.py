@@ -8,6 +8,9 @@ it once after the removal. So nothing is written into a response once its Future
 Suspects are the seqs that were on the device when an engine died. They run alone: the dispatcher hands them out when no batch
 is in flight, and nothing else until they are done.
 
+A small batch may overtake the bulk that runs: if no lane is idle, the express lane takes it (lanes.py), or a text that runs in
+pieces gives way to it.
+
 It runs no batch and no finisher, except for the last step of a job: `answer` asks the finisher for the result.
 """
 
@@ -17,7 +20,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
 from time import perf_counter
@@ -65,10 +68,12 @@ class Dispatcher:
         self._retries: deque[ScheduledBatch[Job]] = deque()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)  # lanes wait here
+        self._overtaken = threading.Condition(self._lock)  # the express lane waits here
         self._writing = threading.Lock()
         self._process = os.getpid()
         self._num_idle = 0
         self._in_flight = 0
+        self._bulk: list[int] = []  # priorities of the bulk batches in flight
         self._exclusive = False
         self._closed = False
         self._broken = False
@@ -108,6 +113,7 @@ class Dispatcher:
                 head_start=scheduling.waited * self._throughput.value,
             )
             self._changed.notify(self._scheduler.num_shares)  # a lane that is woken for nothing takes time from the others
+            self._wake_express()
         weak = ref(job)  # the Future must not keep alive the job that keeps the Future
         job.future.add_done_callback(lambda future: self._on_cancel(weak()) if future.cancelled() else None)
 
@@ -138,26 +144,37 @@ class Dispatcher:
         while True:
             with self._lock:
                 self._num_idle += 1
-                selection = self._wait()
+                selection = self._wait(self._next, self._changed)
                 self._num_idle -= 1
             self._emit(selection)
             if selection.batch or not selection.expired:
                 return selection.batch
 
-    def take_small(self, priority: int) -> ScheduledBatch[Job] | None:
-        """Return a batch of small jobs that may run between the layers of a batch of this priority, if one waits."""
+    def take_express(self) -> ScheduledBatch[Job] | None:
+        """Wait for a small batch that may overtake the bulk on all lanes. Return None when the dispatcher is closed."""
+        while True:
+            with self._lock:
+                selection = self._wait(self._next_express, self._overtaken)
+            self._emit(selection)
+            if selection.batch or not selection.expired:
+                return selection.batch
+
+    def take_small(self) -> ScheduledBatch[Job] | None:
+        """Return a small batch that may overtake the bulk in flight, if one waits."""
+        if not self._scheduler.small_tokens:
+            return None
         with self._lock:
-            selection = self._select(lambda now: self._scheduler.take_small(now, priority))
+            selection = self._select(self._next_small)
         self._emit(selection)
         return selection.batch
 
-    def _wait(self) -> _Selection:
+    def _wait(self, choose: Callable[[float], ScheduledBatch[Job] | None], changed: threading.Condition) -> _Selection:
         while True:
-            selection = self._select(self._next)
+            selection = self._select(choose)
             if selection.batch or selection.expired or self._broken or (self._closed and not self._in_flight):
                 return selection
             wake_at = self._scheduler.wake_at
-            self._changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
+            changed.wait(None if wake_at == inf else min(max(0.0, wake_at - perf_counter()), threading.TIMEOUT_MAX))
 
     def _next(self, now: float) -> ScheduledBatch[Job] | None:
         suspects = self._suspects_are_next()
@@ -167,6 +184,18 @@ class Dispatcher:
             return self._scheduler.take(now, self._num_idle)
         batch = self._retries.popleft()
         return replace(batch, items=[(job, seq) for job, seq in batch.items if job in self._jobs])
+
+    def _next_express(self, now: float) -> ScheduledBatch[Job] | None:
+        return None if self._num_idle else self._next_small(now)  # an idle lane takes it
+
+    def _next_small(self, now: float) -> ScheduledBatch[Job] | None:
+        if not self._bulk or self._suspects_are_next():
+            return None
+        return self._scheduler.take_small(now, max(self._bulk))
+
+    def _wake_express(self) -> None:
+        if self._bulk and self._scheduler.small_tokens:
+            self._overtaken.notify()
 
     def _suspects_are_next(self) -> bool:
         while self._retries and not any(job in self._jobs for job, _ in self._retries[0].items):
@@ -187,8 +216,11 @@ class Dispatcher:
         if batch:
             self._in_flight += 1
             self._exclusive = batch.kind == "suspect"
+            if batch.kind == "bulk":
+                self._bulk.append(batch.priority)
             if self._scheduler.queued_tokens:
                 self._changed.notify()  # another lane takes the rest, or waits for its deadlines
+                self._wake_express()
             self._throughput.begin(now)
         return _Selection(batch, list(started), expired)
 
@@ -202,14 +234,18 @@ class Dispatcher:
         """Wake lanes that waited for suspects, or for those beside which these could not run, and `join`."""
         if self._closed or self._retries or self._scheduler.queued_tokens:
             self._changed.notify_all()
+            self._overtaken.notify_all()
 
     # Batches back
 
-    def batch_done(self, num_tokens: int, jobs: Iterable[Job] = (), seconds: float = 0.0) -> None:
-        """Note that a batch of these jobs took `seconds` and has computed `num_tokens` tokens, or that it failed (0)."""
+    def batch_done(self, batch: ScheduledBatch[Job], num_tokens: int, seconds: float = 0.0) -> None:
+        """Note that a batch took `seconds` and has computed `num_tokens` tokens, or that it failed (0)."""
         with self._lock:
-            for job in jobs:
-                job.compute += seconds
+            if num_tokens:
+                for job in {job for job, _ in batch.items}:
+                    job.compute += seconds
+            if batch.kind == "bulk":
+                self._bulk.remove(batch.priority)
             self._throughput.end(perf_counter(), num_tokens)
             if num_tokens:
                 self._scheduler.succeeded()
@@ -319,6 +355,7 @@ class Dispatcher:
         with self._lock:
             self._closed = True
             self._changed.notify_all()
+            self._overtaken.notify_all()
 
     def join(self) -> None:
         """Wait until every job is answered. Call it after `close`, when no batch is left."""
@@ -332,6 +369,7 @@ class Dispatcher:
             self._closed = self._broken = True
             jobs = [job for job in list(self._jobs) if self._remove(job)]
             self._changed.notify_all()
+            self._overtaken.notify_all()
         self._wait_for_writers()
         for job in jobs:
             _set_error(job, Unavailable("the engine has stopped."))

@@ -126,8 +126,8 @@ class RunnerProtocol(Protocol):
         """The parts of the model that may give a text other bits in other batches."""
         ...
 
-    def init_thread(self) -> None:
-        """Prepare the calling thread; called once by each thread before it launches anything."""
+    def init_thread(self, *, urgent: bool = False) -> None:
+        """Prepare the calling thread; called once by each thread before it launches anything. `urgent`: of the express lane."""
         ...
 
     def quantize(self) -> None:

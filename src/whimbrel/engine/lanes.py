@@ -7,9 +7,10 @@ rows and delivers them to the finish pool (finish_pool.py). The pool fills the r
 has come. Each lane has at most two batches of its own in flight. Where the lane is the device (a CPU) and nothing else waits,
 it does the collector's work itself, which spares a lone request the way to another thread.
 
-On a CPU, the model calls back between the layers of a bulk batch. If small requests have come
-meanwhile, the lane runs a batch of them first, in addition to its two. A text that runs in pieces gives way between them on any
-device. If its request is answered meanwhile, the rest of it does not run.
+On a CPU there is one lane more, the express lane. It waits for small requests that come while all lanes are busy with bulk,
+and runs and collects them at once. Its thread has a higher priority than the lanes', so the kernel gives it a core without
+delay. On a GPU a text that runs in pieces gives way to a small batch between them. On any device the rest of it does not run if
+its request is answered meanwhile.
 
 The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
 only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
@@ -66,7 +67,7 @@ class _TowerBatch:
 class _InFlightBatch:
     batch: ScheduledBatch[Job]
     slots: threading.Semaphore | None
-    """The semaphore of its lane, of which it holds one permit; None if it runs between the layers of another batch."""
+    """The semaphore of its lane, of which it holds one permit; None if it overtakes the batches of the lanes."""
     observer_slot: int
     started: float
     towers: list[_TowerBatch]
@@ -89,11 +90,13 @@ class Lanes:
         self._dispatcher = dispatcher
         self._finishing = finishing
         self._observer = observer or _NoObserver()
-        self._preempts = plan.device == "cpu"
+        self._on_cpu = plan.device == "cpu"
         self._piece_tokens = plan.max_batch_tokens if plan.chunked_prefill else maxsize
         self._launched: SimpleQueue[_InFlightBatch | None] = SimpleQueue()
         self._slots = [threading.Semaphore(_BATCHES_PER_LANE) for _ in range(plan.num_lanes)]
         self._lanes = [self._thread(f"lane-{i}", partial(self._run_lane, slots)) for i, slots in enumerate(self._slots)]
+        if self._on_cpu:
+            self._lanes.append(self._thread("express", self._run_express))
         self._collector = self._thread("collector", self._run_collector)
         for thread in (*self._lanes, self._collector):
             thread.start()
@@ -117,15 +120,21 @@ class Lanes:
             self._launch(batch, slots)
             del batch  # an idle lane keeps no memory of its last batch
 
+    def _run_express(self) -> None:
+        self._runner.init_thread(urgent=True)
+        while batch := self._dispatcher.take_express():
+            self._launch(batch, None)
+            del batch
+
     def _launch(self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None) -> None:
         started = perf_counter()
         observer_slot = self._observer.started(batch.items)
         try:
-            between_layers = self._between_layers(batch, observer_slot)
-            towers = [self._launch_tower(items, between_layers) for items in self._by_tower(batch.items)]
+            between_pieces = self._between_pieces(batch, observer_slot)
+            towers = [self._launch_tower(items, between_pieces) for items in self._by_tower(batch.items)]
         except _Abandoned:
             self._observer.ended(observer_slot)
-            self._dispatcher.batch_done(0)
+            self._dispatcher.batch_done(batch, 0)
             self._release(slots)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._batch_failed(batch, slots, observer_slot, error)
@@ -134,7 +143,7 @@ class Lanes:
 
     def _hand_on(self, flight: _InFlightBatch) -> None:
         """Have a launched batch collected: by this thread, if it is the device and has nothing else to do."""
-        if self._preempts and flight.slots is not None and not self._dispatcher.load.queued_tokens:
+        if self._on_cpu and (flight.slots is None or not self._dispatcher.load.queued_tokens):
             self._collect(flight)
         else:
             self._launched.put(flight)
@@ -175,27 +184,20 @@ class Lanes:
 
     # Parts of these
 
-    def _between_layers(self, batch: ScheduledBatch[Job], observer_slot: int) -> Callable[[], None] | None:
-        """Return the function that the model calls between two layers, and between two pieces of a long text."""
+    def _between_pieces(self, batch: ScheduledBatch[Job], observer_slot: int) -> Callable[[], None] | None:
+        """Return the function that the model calls between two pieces of a long text, and between its layers."""
         job, seq = batch.items[0]
-        preempt = partial(self._preempt, batch.priority, observer_slot) if batch.kind == "bulk" else None
         if len(batch.items) > 1 or seq.ids.size - seq.prefix_tokens <= self._piece_tokens:
-            return preempt if self._preempts else None
+            return None
 
         def between_pieces() -> None:
             if self._dispatcher.expire(job) or not self._dispatcher.is_waiting(job):
                 raise _Abandoned
+            if not self._on_cpu and (small := self._dispatcher.take_small()):
+                self._launch(small, None)
             self._observer.resumed(observer_slot)
-            if preempt is not None:
-                preempt()
 
         return between_pieces
-
-    def _preempt(self, priority: int, observer_slot: int) -> None:
-        """Run one batch of small jobs, if any wait. The model calls this between the layers of a bulk batch."""
-        if self._dispatcher.load.small_tokens and (batch := self._dispatcher.take_small(priority)):
-            self._launch(batch, None)
-            self._observer.resumed(observer_slot)
 
     def _by_tower(self, items: BatchItems) -> list[BatchItems]:
         if not self._card.towers:
@@ -205,14 +207,14 @@ class Lanes:
             by_tower.setdefault(seq.tower, []).append((job, seq))
         return list(by_tower.values())
 
-    def _launch_tower(self, items: BatchItems, between_layers: Callable[[], None] | None) -> _TowerBatch:
+    def _launch_tower(self, items: BatchItems, between_pieces: Callable[[], None] | None) -> _TowerBatch:
         with Timer("pack", model=self._model):
             card = self._card.tower(items[0][1].tower)
             encoder = card.encoder
             batch = pack([seq for _, seq in items], position_offset=encoder.position_offset, pad_id=encoder.pad_id)
             order: list[int] = batch.order_B.tolist()
             selections = select_rows(card, batch, [items[item][0].request.layout for item in order])
-        return _TowerBatch(items, batch, selections, self._runner.launch(batch, selections, between_layers))
+        return _TowerBatch(items, batch, selections, self._runner.launch(batch, selections, between_pieces))
 
     def _collect_tower(self, tower: _TowerBatch) -> BatchOutput:
         """Return the selected rows of one tower's batch. Raises RuntimeError if they have another shape."""
@@ -231,7 +233,7 @@ class Lanes:
         num_tokens = sum(tower.batch.num_tokens for tower in flight.towers)
         observe("batch_tokens", num_tokens, model=self._model)
         observe("batch_seqs", len(flight.batch.items), model=self._model)
-        self._dispatcher.batch_done(num_tokens, {job for job, _ in flight.batch.items}, seconds)
+        self._dispatcher.batch_done(flight.batch, num_tokens, seconds)
         self._release(flight.slots)
 
     def _batch_failed(
@@ -257,7 +259,7 @@ class Lanes:
             job, seq = batch.items[0]
             _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
             self._dispatcher.fail(job, _failed_alone(seq, error))
-        self._dispatcher.batch_done(0)
+        self._dispatcher.batch_done(batch, 0)
         self._release(slots)
 
     def _release(self, slots: threading.Semaphore | None) -> None:

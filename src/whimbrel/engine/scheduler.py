@@ -9,8 +9,8 @@ first. Each priority has three queues, and a batch holds seqs of one of them:
 - *bulk*: everything else.
 
 Small and bulk batches alternate while both wait, so neither starves. A small batch is never filled up with bulk, so that it is
-over soon. `take_small` gives such a batch to a lane that has reached a boundary between two layers of a bulk batch. It does
-not change whose turn is next.
+over soon. `take_small` gives one of at most a quarter of a batch's tokens, to run beside bulk. It does not change whose turn is
+next.
 
 A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
 sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first,
@@ -174,7 +174,8 @@ class Scheduler(Generic[K]):
         first = self._priorities[0]
         if not self._levels[first].queues["small"].tokens:
             return None
-        return ScheduledBatch(self._fill_batch(first, "small", self.token_budget), "small", first)
+        budget = min(self.token_budget, max(_MIN_BUDGET, self._max_batch_tokens // _SMALL_PART))
+        return ScheduledBatch(self._fill_batch(first, "small", budget), "small", first)
 
     def is_small(self, tokens: int) -> bool:
         return tokens <= self._max_batch_tokens // _SMALL_PART

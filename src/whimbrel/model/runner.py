@@ -125,15 +125,16 @@ class Runner:
             if isinstance(model, Transformer):
                 model.join_parts()
 
-    def init_thread(self) -> None:
-        """Set up a lane's thread before its first launch: on a CPU, one intra-op thread and a lower priority.
+    def init_thread(self, *, urgent: bool = False) -> None:
+        """Set up a lane's thread before its first launch: on a CPU, one intra-op thread and, unless `urgent`, a lower priority.
 
         Lanes are the parallelism: an operation split over threads would wait for the slowest, and its bits would depend on
         their number. Lanes yield to threads that read, tokenize and write, whose work is short.
         """
         if self._device.type == "cpu":
             torch.set_num_threads(1)
-            _lower_priority()
+            if not urgent:
+                _lower_priority()
         else:
             torch.cuda.set_device(self._device)
 
@@ -142,7 +143,7 @@ class Runner:
     ) -> LaunchedBatch:
         """Run a batch. Raises MemoryError, or Unavailable if the device is lost.
 
-        `between_layers` is called between any two layers, in this thread; on a CPU it may launch another batch.
+        `between_layers` is called between any two layers, in this thread, and may launch another batch.
         """
         if self._team is None:
             return self._map_errors(lambda: self._launch(batch, selections, between_layers))

@@ -112,7 +112,8 @@ def text_inputs(*forms: Schema, empty: str = EMPTY) -> Rule:
     return Rule({"anyOf": list(forms)}, check_inputs, MAX_INPUTS)
 
 
-NOT_EMPTY: Final = holds(lambda value: value != "", "is empty.", minLength=1)
+NOT_EMPTY: Final = holds(lambda value: not isinstance(value, str) or value != "", "is empty.", minLength=1)
+"""The rule of a query. An array may stand for its text, and would compare with one number by number."""
 
 
 def absent(*names: str) -> Schema:
