@@ -143,22 +143,26 @@ def ask(worker: Worker, how: int, calls: Calls) -> float:
     return worker.ask((how, calls))[0]
 
 
+def prepare(model: str, folder: Path, lengths: list[int], *, quick: bool) -> tuple[str, list[Workload]]:
+    """Return the folder of a model, which is written if it is random, and its workloads."""
+    if model == _PACKAGED:
+        return str(FOLDER), packaged_workloads()
+    (write_qwen3 if model == "qwen3" else write_bert)(folder, (_SMALL if quick else SIZES)[model])
+    amount = 2**10 if quick else 2**17 if model == "qwen3" else 2**18
+    return str(folder), [each for length in lengths for each in sized_workloads(model, str(folder), length, amount)]
+
+
 def main() -> None:
     args = options(__doc__, rounds=7, models=_PACKAGED, tokens="32,128,512", quick=False).parse_args()
-    plan, is_packaged = default_plan(args.dtype), args.models == _PACKAGED
+    plan, threads, lengths = default_plan(args.dtype), args.models != _PACKAGED, list(map(int, args.tokens.split(",")))
     rows: list[list[str]] = []
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
-            folder, workloads = (str(FOLDER), packaged_workloads()) if is_packaged else (temporary, [])
-            if not is_packaged:
-                (write_qwen3 if name == "qwen3" else write_bert)(Path(folder), (_SMALL if args.quick else SIZES)[name])
-                amount = 2**10 if args.quick else 2**17 if name == "qwen3" else 2**18
-                lengths = map(int, args.tokens.split(","))
-                workloads = [each for length in lengths for each in sized_workloads(name, folder, length, amount)]
+            folder, workloads = prepare(name, Path(temporary), lengths, quick=args.quick)
             engine, peer = Worker(make_engine, folder, plan.dtype), Worker(make_sentence_transformers, folder, plan.dtype)
-            rows += [measure(each, engine, peer, args.rounds, threads=not is_packaged) for each in workloads]
+            rows += [measure(each, engine, peer, args.rounds, threads=threads) for each in workloads]
     header = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s"]
-    header += ["engine, 8 threads", "Sentence Transformers, 256 at a time"] if not is_packaged else []
+    header += ["engine, 8 threads", "Sentence Transformers, 256 at a time"] if threads else []
     print_table([*header, "ratio", "fastest", "rounds", "smallest cosine"], rows)
     print_setting(plan, sentence_transformers=version("sentence-transformers"), rounds=args.rounds)
 
