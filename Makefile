@@ -74,7 +74,7 @@ format: $(VENV)/.whimbrel-dev
 soak: $(VENV)/.whimbrel-dev
 	$(BIN)/pytest -m slow
 	$(BIN)/pytest tests/faults/test_h1spec.py
-	$(BIN)/python benchmarks/soak.py --seconds $(SECONDS) $(ARGS)
+	$(BIN)/python tests/support/soak.py --seconds $(SECONDS) $(ARGS)
 
 bench: $(VENV)/.whimbrel-dev
 	$(BIN)/python benchmarks/engine.py

@@ -7,9 +7,11 @@ import json
 import os
 import random
 import re
+import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
@@ -25,9 +27,13 @@ from whimbrel.engine.prepare import Preprocessor
 from whimbrel.model.runner import probe
 from whimbrel.types.plan import Options, Plan, make_plan
 from whimbrel.types.request import Request
+from whimbrel_bench.backends import Sample
 from whimbrel_bench.machine import describe_machine
 from whimbrel_bench.processes import others_cores
+from whimbrel_bench.results import Result
+from whimbrel_bench.server import Serving, serving
 from whimbrel_bench.tables import table
+from whimbrel_bench.target import Target, TargetOptions
 
 T = TypeVar("T")
 
@@ -77,10 +83,10 @@ def count_tokens(texts: Sequence[str], max_length: int | None = None) -> int:
     return Preprocessor(FOLDER, card, plan).preprocess(Request(texts)).num_tokens
 
 
-def options(doc: str | None, *, dtype: str = "auto", **defaults: Any) -> argparse.ArgumentParser:
+def options(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
     """Return a parser with --dtype, and an option of the same type for each default; False is a flag."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dtype", default=dtype, help="default: %(default)s")
+    parser.add_argument("--dtype", default="auto", help="default: %(default)s")
     for name, default in defaults.items():
         flag = f"--{name.replace('_', '-')}"
         if default is False:
@@ -123,6 +129,25 @@ def min_cosine(a_ND: Any, b_ND: Any) -> float:
     if a.ndim == 1 or a.shape[1] == 1:
         return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
     return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
+
+
+@contextmanager
+def served(dtype: str, arguments: str = "", *, encoding_format: str = "base64") -> Generator[tuple[Serving, Target]]:
+    """Run `whimbrel serve` with the packaged model and further arguments, and yield it with a target for load."""
+    with serving(None, "--dtype", dtype, *shlex.split(arguments)) as server:
+        target = Target(server.url, TargetOptions(extra_body={"encoding_format": encoding_format}))
+        target.connect()
+        yield server, target
+
+
+def count_wrong(target: Target, runs: Iterable[tuple[Result, Sequence[Sample]]], dtype: str) -> tuple[int, int]:
+    """Return the number of kept answers whose vectors are not bit by bit those of the in-process Engine, and of all."""
+    from whimbrel import Engine
+
+    answers = [(samples[index], rows) for result, samples in runs for index, rows in target.rows(result).items()]
+    with Engine(dtype=dtype) as engine:
+        expected = {each: engine.embed(list(each.texts), truncate=True) for each in {sample for sample, _ in answers}}
+    return sum(not np.array_equal(np.stack(rows), expected[sample]) for sample, rows in answers), len(answers)
 
 
 def note(text: str) -> None:

@@ -1,21 +1,31 @@
-"""Engine against Sentence Transformers: seconds for the same texts, on the packaged all-MiniLM-L6-v2 in the same dtype.
+"""Engine against Sentence Transformers: tokens per second for the same texts, in the same dtype.
 
     python benchmarks/engine.py [--dtype auto|bfloat16|float32] [--rounds 7]
+    python benchmarks/engine.py --models minilm,bge-base,qwen3 [--tokens 32,128,512] [--quick]
+
+The first command runs the packaged all-MiniLM-L6-v2 on texts of mixed lengths. The second is for a GPU: random weights of real
+sizes, on texts of one length in a single call, and one text at a time. There the engine also gets the texts in requests
+of 256 from eight threads, and Sentence Transformers also runs 256 texts at a time, beside its default of 32. `--quick` takes
+small models and few texts, to try it on a CPU.
 
 Each contender has its own process, because the engine sets torch's intra-op threads to one. Sentence Transformers has a thread
-per core and its defaults, `model.encode(texts)`. They take turns, A B A B, after a round that is not counted. The ratio is the
-median of Sentence Transformers' seconds over that of the engine: above 1 the engine is faster. "Rounds" are the smallest and
-the largest ratio of one round, "fastest" is the ratio of the fastest rounds. If the ratio is far above "fastest", other work
-used the cores. That slows Sentence Transformers more, because its threads wait for one another.
+per core, and sorts texts by length as it does. They take turns, A B A B, after a round that is not counted. The ratio is the
+median of the best of Sentence Transformers' seconds over that of the engine in one call: above 1 the engine is faster. "Rounds"
+are the smallest and the largest ratio of one round, "fastest" is the ratio of the fastest rounds. If the ratio is far above
+"fastest", other work used the cores. That slows Sentence Transformers more, because its threads wait for one another.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 from common import (
@@ -37,62 +47,123 @@ from common import (
 )  # fmt: skip
 
 from whimbrel.types.arrays import Float32Array
+from whimbrel_bench.datasets import DatasetOptions, make_samples
 from whimbrel_bench.processes import Worker
+from whimbrel_bench.random_models import Size, write_bert, write_qwen3
+from whimbrel_bench.words import local_words
 
 Calls: TypeAlias = list[list[str]]
-Timed: TypeAlias = tuple[float, Float32Array]
-
-WORKLOADS: Final[dict[str, Calls]] = {
-    "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
-    "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
-    "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
-}
 """Lists of texts. Each list is the argument of one call, and calls run one after another."""
 
+SIZES: Final = {
+    "minilm": Size(384, 1536, 6, 12),
+    "bge-base": Size(768, 3072, 12, 12),
+    "qwen3": Size(1024, 3072, 28, 16, 8, 128, vocabulary=151669),
+}
+_SMALL: Final = {"minilm": Size(64, 128, 2, 4), "bge-base": Size(128, 256, 2, 4), "qwen3": Size(64, 128, 2, 4, 2, 16)}
+_PACKAGED: Final = "packaged"
+_REQUEST: Final = 256
+_THREADS: Final = 8
+_ALONE: Final = 64
+"""Texts that are sent one at a time."""
 
-def make_engine(dtype: str) -> Callable[[Calls], Timed]:
-    """Load the Engine."""
+
+class Workload(NamedTuple):
+    """Calls of every contender."""
+
+    name: str
+    calls: Calls
+    tokens: int
+
+
+def make_engine(folder: str, dtype: str) -> Callable[[tuple[int, Calls]], tuple[float, Float32Array]]:
+    """Load the Engine. It answers (threads, calls)."""
     from whimbrel import Engine
 
-    return time_calls(Engine(dtype=dtype).embed)
+    engine = Engine(folder, dtype=dtype, max_queue_tokens=2**31)
+    pool = ThreadPoolExecutor(_THREADS)
+
+    def concurrent(texts: list[str]) -> Float32Array:
+        return np.concatenate(list(pool.map(engine.embed, chunks(texts, _REQUEST))))
+
+    return lambda asked: time_calls(engine.embed if asked[0] == 1 else concurrent, asked[1])
 
 
-def make_sentence_transformers(dtype: str) -> Callable[[Calls], Timed]:
-    """Load Sentence Transformers."""
+def make_sentence_transformers(folder: str, dtype: str) -> Callable[[tuple[int, Calls]], tuple[float, Float32Array]]:
+    """Load Sentence Transformers. It answers (texts at a time, calls)."""
     import torch
     from sentence_transformers import SentenceTransformer
 
     torch.set_num_threads(NUM_CORES)
-    model: Any = SentenceTransformer(str(FOLDER), model_kwargs={"dtype": dtype})
-    return time_calls(model.encode)
+    model: Any = SentenceTransformer(folder, model_kwargs={"dtype": dtype})
+    return lambda asked: time_calls(partial(model.encode, batch_size=asked[0]), asked[1])
 
 
-def time_calls(encode: Callable[[list[str]], Float32Array]) -> Callable[[Calls], Timed]:
-    """Return the seconds for all calls, and their vectors."""
+def time_calls(encode: Callable[[list[str]], Float32Array], calls: Calls) -> tuple[float, Float32Array]:
+    """Return the seconds for all calls, one after another, and their vectors."""
+    started = perf_counter()
+    vectors = [encode(texts) for texts in calls]
+    return perf_counter() - started, np.concatenate(vectors)
 
-    def run(calls: Calls) -> Timed:
-        started = perf_counter()
-        vectors = [encode(texts) for texts in calls]
-        return perf_counter() - started, np.concatenate(vectors)
 
-    return run
+def packaged_workloads() -> list[Workload]:
+    """Return the workloads of the packaged model."""
+    found = {
+        "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
+        "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
+        "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
+    }
+    return [Workload(name, calls, sum(map(count_tokens, calls))) for name, calls in found.items()]
+
+
+def sized_workloads(model: str, folder: str, tokens: int, amount: int) -> list[Workload]:
+    """Return the workloads of texts with a number of tokens, which come to `amount` tokens or more."""
+    dataset = DatasetOptions(num_prompts=max(amount // tokens, _ALONE), input_len=tokens)
+    texts = [sample.texts[0] for sample in make_samples(dataset, local_words(folder))]
+    alone = chunks(texts[:_ALONE], 1)
+    return [
+        Workload(f"{model}, {len(texts):,} texts of {tokens} tokens", [texts], tokens * len(texts)),
+        Workload(f"{model}, one text of {tokens} tokens at a time", alone, tokens * _ALONE),
+    ]
+
+
+def measure(workload: Workload, engine: Worker, peer: Worker, rounds: int, *, threads: bool) -> list[str]:
+    """Return a row of the table."""
+    note(workload.name)
+    contenders = [(engine, 1), (peer, 32), *([(engine, _THREADS), (peer, 256)] if threads else [])]
+    vectors = [worker.ask((how, workload.calls))[1] for worker, how in contenders]
+    cosine = min(min_cosine(vectors[0], each) for each in vectors[1:])
+    seconds = turns(*(partial(ask, *each, workload.calls) for each in contenders), rounds=rounds)
+    rates = [f"{workload.tokens / median(each):,.0f}" for each in seconds]
+    best = min(seconds[1::2], key=median)
+    return [workload.name, f"{workload.tokens:,}", *rates, *ratios(seconds[0], best), f"{cosine:.6f}"]
+
+
+def ask(worker: Worker, how: int, calls: Calls) -> float:
+    return worker.ask((how, calls))[0]
+
+
+def prepare(model: str, folder: Path, lengths: list[int], *, quick: bool) -> tuple[str, list[Workload]]:
+    """Return the folder of a model, which is written if it is random, and its workloads."""
+    if model == _PACKAGED:
+        return str(FOLDER), packaged_workloads()
+    (write_qwen3 if model == "qwen3" else write_bert)(folder, (_SMALL if quick else SIZES)[model])
+    amount = 2**10 if quick else 2**17 if model == "qwen3" else 2**18
+    return str(folder), [each for length in lengths for each in sized_workloads(model, str(folder), length, amount)]
 
 
 def main() -> None:
-    """Run the benchmark."""
-    args = options(__doc__, rounds=7).parse_args()
-    plan = default_plan(args.dtype)
-    workers = Worker(make_engine, plan.dtype), Worker(make_sentence_transformers, plan.dtype)
+    args = options(__doc__, rounds=7, models=_PACKAGED, tokens="32,128,512", quick=False).parse_args()
+    plan, threads, lengths = default_plan(args.dtype), args.models != _PACKAGED, list(map(int, args.tokens.split(",")))
     rows: list[list[str]] = []
-    for name, calls in WORKLOADS.items():
-        note(name)
-        cosine = min_cosine(*(worker.ask(calls)[1] for worker in workers))
-        ours, theirs = turns(*(lambda each=each, calls=calls: each.ask(calls)[0] for each in workers), rounds=args.rounds)
-        tokens = sum(map(count_tokens, calls))
-        rates = [f"{tokens / median(each):,.0f}" for each in (ours, theirs)]
-        rows.append([name, f"{tokens:,}", *rates, *ratios(ours, theirs), f"{cosine:.6f}"])
-    head = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s", "ratio", "fastest", "rounds"]
-    print_table([*head, "smallest cosine"], rows)
+    for name in args.models.split(","):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder, workloads = prepare(name, Path(temporary), lengths, quick=args.quick)
+            engine, peer = Worker(make_engine, folder, plan.dtype), Worker(make_sentence_transformers, folder, plan.dtype)
+            rows += [measure(each, engine, peer, args.rounds, threads=threads) for each in workloads]
+    header = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s"]
+    header += ["engine, 8 threads", "Sentence Transformers, 256 at a time"] if threads else []
+    print_table([*header, "ratio", "fastest", "rounds", "smallest cosine"], rows)
     print_setting(plan, sentence_transformers=version("sentence-transformers"), rounds=args.rounds)
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import random
-import shlex
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -24,12 +23,11 @@ from statistics import median
 from typing import Final
 
 import numpy as np
-from common import MIXED, default_plan, make_texts, note, options, print_setting, print_table
+from common import MIXED, count_wrong, default_plan, make_texts, note, options, print_setting, print_table, served
 
-from whimbrel import Engine
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.server import Serving, serving
-from whimbrel_bench.target import Load, Target, TargetOptions
+from whimbrel_bench.server import Serving
+from whimbrel_bench.target import Load
 
 NUM_LOADS: Final = 3
 _NUM_REQUESTS: Final = 200
@@ -54,18 +52,12 @@ def wait_ready(server: Serving) -> float:
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, kills=10, clients=8, serve="").parse_args()
     plan, rng = default_plan(args.dtype), random.Random(0)
     texts = make_texts(512, words=MIXED)
-    chosen = [rng.choices(range(len(texts)), k=rng.randint(1, 40)) for _ in range(_NUM_REQUESTS)]
-    samples = [Sample(tuple(texts[i] for i in each)) for each in chosen]
-    with Engine(dtype=plan.dtype) as engine:
-        expected = engine.embed(texts, truncate=True)
+    samples = [Sample(tuple(rng.choices(texts, k=rng.randint(1, 40)))) for _ in range(_NUM_REQUESTS)]
     kills: list[tuple[float, float]] = []
-    with serving(None, "--dtype", plan.dtype, *shlex.split(args.serve)) as server, ThreadPoolExecutor(1) as pool:
-        target = Target(server.url, TargetOptions(extra_body={"encoding_format": "base64"}))
-        target.connect()
+    with served(plan.dtype, args.serve) as (server, target), ThreadPoolExecutor(1) as pool:
         target.warm_up(samples, Load())
         loads: list[float] = []
         for _ in range(NUM_LOADS):
@@ -80,19 +72,15 @@ def main() -> None:
             kills.append(kill(server))
             wait_ready(server)
         found = running.result()
-        answers = target.rows(found)
-    wrong = sum(not np.array_equal(np.stack(rows), expected[chosen[index]]) for index, rows in answers.items())
+    wrong, _ = count_wrong(target, [(found, samples)], plan.dtype)
     (report,) = found.reports
-    ends = np.sort([report.started + done for done, status in zip(report.done, report.status, strict=True) if status == 200])
+    ends = np.sort([report.started + each.done for each in report.outcomes if each.status == 200])
     nexts = [float(ends[np.searchsorted(ends, new)]) - killed for killed, new in kills]
-    rows = {"killed without load, until ready": loads, "killed under load, until the next answer": nexts}
-    print_table(
-        ["seconds", "median", "least", "most", "median over the first"],
-        [
-            [name, *(f"{x:.2f}" for x in (median(each), min(each), max(each), median(each) / median(loads)))]
-            for name, each in rows.items()
-        ],
-    )
+    rows: list[list[str]] = []
+    for name, each in (("killed without load, until ready", loads), ("killed under load, until the next answer", nexts)):
+        numbers = median(each), min(each), max(each), median(each) / median(loads)
+        rows.append([name, *(f"{number:.2f}" for number in numbers)])
+    print_table(["seconds", "median", "least", "most", "median over the first"], rows)
     print(f"\nFailed requests over {args.kills} kills: {found.failed} of {found.failed + found.completed:,}.")
     print(f"Answers with other vectors than the engine's: {wrong}. The slowest took {found.latencies.max():.1f} s.")
     print_setting(plan, kills=args.kills, clients=args.clients)

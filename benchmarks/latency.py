@@ -13,26 +13,22 @@ all rounds. The last column has the smallest and the largest percentile of one r
 
 from __future__ import annotations
 
-import shlex
 import time
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import numpy as np
-from common import chunks, default_plan, make_texts, note, options, print_setting, print_table
+from common import chunks, count_wrong, default_plan, make_texts, note, options, print_setting, print_table, served
 
-from whimbrel import Engine
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.results import Result
-from whimbrel_bench.server import Serving, serving, total
-from whimbrel_bench.target import Load, Target, TargetOptions
+from whimbrel_bench.server import Serving, total
+from whimbrel_bench.target import Load
 
 _BULK_TEXTS: Final = 2048
 _MIN_SECONDS: Final = 15.0
 """Seconds beside bulk, so that bulk is also read, tokenized and written meanwhile."""
 _PATIENCE: Final = 120.0
-MAX_RATIO: Final = 4.0
 
 
 def wait_for_queue(server: Serving, *, busy: bool) -> None:
@@ -45,73 +41,48 @@ def wait_for_queue(server: Serving, *, busy: bool) -> None:
     time.sleep(1.0)  # running batches end, and new ones begin
 
 
-def good(result: Result) -> Result:
-    """Return a result. Ends the program if any request failed."""
-    if result.failed:
-        raise SystemExit(f"a request failed: {next(filter(None, result.errors))}")
-    return result
-
-
-def check(target: Target, result: Result, texts: Sequence[str], engine: Engine) -> None:
-    """End the program if a vector is not the engine's."""
-    expected = engine.embed(list(texts))
-    for index, rows in target.rows(result).items():
-        if not np.array_equal(rows[0], expected[index]):
-            raise SystemExit("the server's vectors are not the engine's")
-
-
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, rounds=5, queries=300, bulk=2, serve="").parse_args()
     plan = default_plan(args.dtype)
-    found: dict[str, list[Result]] = {"idle": [], "beside bulk": []}
-    bulk: list[Result] = []
-    patient = ("--max-queue-seconds", "3600")
-    with (
-        Engine(dtype=plan.dtype) as engine,
-        serving(None, "--dtype", plan.dtype, *patient, *shlex.split(args.serve)) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        target = Target(server.url, TargetOptions(extra_body={"encoding_format": "base64"}))
-        target.connect()
+    found: dict[str, list[tuple[Result, list[Sample]]]] = {"idle": [], "beside bulk": []}
+    num_bulk = 0
+    with served(plan.dtype, f"--max-queue-seconds 3600 {args.serve}") as (server, target), ThreadPoolExecutor(1) as pool:
         alone = Load(concurrency=1, num_warmups=20, keep_bodies=True, processes=1)
         for number in range(args.rounds):
             note(f"round {number + 1} of {args.rounds}")
-            queries = make_texts(args.queries, words=(12, 12), seed=number)
-            samples = [Sample((query,)) for query in queries]
-            target.warm_up(samples, alone)
-            found["idle"].append(good(target.run(samples, alone)))
-            seconds = max(found["idle"][-1].duration, _MIN_SECONDS)
-            many = chunks(make_texts(_BULK_TEXTS * args.bulk, words=(4, 60), seed=1000 + number), _BULK_TEXTS)
+            queries = [Sample((text,)) for text in make_texts(args.queries, words=(12, 12), seed=number)]
+            target.warm_up(queries, alone)
+            idle = target.run(queries, alone).all_answered()
+            seconds = max(idle.duration, _MIN_SECONDS)
+            texts = chunks(make_texts(_BULK_TEXTS * args.bulk, words=(4, 60), seed=1000 + number), _BULK_TEXTS)
             load = Load(concurrency=args.bulk, duration=seconds + 2.0, processes=1)
-            running = pool.submit(target.run, [Sample(tuple(each)) for each in many], load)
+            bulk = pool.submit(target.run, [Sample(tuple(each)) for each in texts], load)
             wait_for_queue(server, busy=True)
-            beside = Load(concurrency=1, duration=seconds, keep_bodies=True, processes=1)
-            found["beside bulk"].append(good(target.run(samples, beside)))
-            bulk.append(good(running.result()))
+            beside = target.run(queries, Load(concurrency=1, duration=seconds, keep_bodies=True, processes=1)).all_answered()
+            num_bulk += bulk.result().all_answered().completed
             wait_for_queue(server, busy=False)
-            for each in found.values():
-                check(target, each[-1], queries, engine)
-    report(found)
-    print(f"{sum(each.completed for each in bulk)} requests of bulk were answered in full.")
+            for name, result in zip(found, (idle, beside), strict=True):
+                found[name].append((result, queries))
+    wrong, _ = count_wrong(target, [run for runs in found.values() for run in runs], plan.dtype)
+    if wrong:
+        raise SystemExit(f"{wrong} vectors of the server are not the engine's")
+    report({name: [1e3 * result.latencies for result, _ in runs] for name, runs in found.items()})
+    print(f"\n{num_bulk} requests of bulk were answered in full.")
     print_setting(plan, rounds=args.rounds, queries=args.queries, clients_of_bulk=args.bulk)
 
 
-def report(found: dict[str, list[Result]]) -> None:
-    """Print the table and the target."""
+def report(latencies: dict[str, list[np.ndarray]]) -> None:
+    """Print the table of milliseconds, by name and round."""
     rows: list[list[str]] = []
-    percentiles: dict[str, tuple[float, float]] = {}
-    for name, results in found.items():
-        all_ms = 1e3 * np.concatenate([each.latencies for each in results])
-        p50, p99 = (float(each) for each in np.percentile(all_ms, [50, 99]))
-        percentiles[name] = p50, p99
-        each_p99 = [1e3 * float(np.percentile(each.latencies, 99)) for each in results]
-        numbers = f"{all_ms.size:,}", f"{p50:,.1f}", f"{p99:,.1f}", f"{all_ms.max():,.1f}"
-        rows.append([name, *numbers, f"{min(each_p99):,.1f} to {max(each_p99):,.1f}"])
-    ratios = [beside / idle for idle, beside in zip(*percentiles.values(), strict=True)]
-    rows.append(["ratio", "", *(f"{ratio:.2f}" for ratio in ratios), "", ""])
+    percentiles: list[np.ndarray] = []
+    for name, rounds in latencies.items():
+        together = np.concatenate(rounds)
+        percentiles.append(np.percentile(together, [50, 99]))
+        each = [np.percentile(one, 99) for one in rounds]
+        p50, p99 = (f"{value:,.1f}" for value in percentiles[-1])
+        rows.append([name, f"{together.size:,}", p50, p99, f"{together.max():,.1f}", f"{min(each):,.1f} to {max(each):,.1f}"])
+    rows.append(["ratio", "", *(f"{ratio:.2f}" for ratio in percentiles[1] / percentiles[0]), "", ""])
     print_table(["queries, ms", "number", "p50", "p99", "slowest", "p99 of rounds"], rows)
-    print(f"\nThe p99 grows {ratios[1]:.2f}-fold (target: at most {MAX_RATIO:g}).")
 
 
 if __name__ == "__main__":

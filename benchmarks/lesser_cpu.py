@@ -46,19 +46,14 @@ _BITS: Final = {
 _AMX: Final = {"amx_bf16", "amx_tile", "amx_int8", "amx_fp16"}
 _AVX512: Final = {name for name in _BITS if name.startswith("avx512")}
 
-LEVELS: Final[Mapping[str, set[str]]] = {
-    "avx2": _AMX | _AVX512 | {"avx_vnni", "avx_ifma"},
-    "avx2_vnni": _AMX | _AVX512 | {"avx_ifma"},
-    "avx512": _AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"},
-    "avx512_vnni": _AMX | {"avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"},
-    "avx512_bf16": _AMX | {"avx512_fp16", "avx_vnni", "avx_ifma"},
+LEVELS: Final[Mapping[str, tuple[str, set[str]]]] = {
+    "avx2": ("avx2", _AMX | _AVX512 | {"avx_vnni", "avx_ifma"}),
+    "avx2_vnni": ("avx_vnni", _AMX | _AVX512 | {"avx_ifma"}),
+    "avx512": ("avx512f", _AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"}),
+    "avx512_vnni": ("avx512_vnni", _AMX | {"avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"}),
+    "avx512_bf16": ("avx512_bf16", _AMX | {"avx512_fp16", "avx_vnni", "avx_ifma"}),
 }
-"""The features that each level hides."""
-
-NEEDS: Final = {
-    "avx2": "avx2", "avx2_vnni": "avx_vnni", "avx512": "avx512f", "avx512_vnni": "avx512_vnni", "avx512_bf16": "avx512_bf16",
-}  # fmt: skip
-"""The feature without which a processor is below the level, by its name in /proc/cpuinfo."""
+"""The feature without which a processor is below the level, by its name in /proc/cpuinfo, and those that the level hides."""
 
 
 def masks(hidden: set[str]) -> dict[str, str]:
@@ -78,20 +73,19 @@ def run(level: str, command: Sequence[str]) -> int:
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-O2", "-Wall", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
         preloads = ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), str(library)])
-        environment = os.environ | masks(LEVELS[level]) | {"LD_PRELOAD": preloads}
+        environment = os.environ | masks(LEVELS[level][1]) | {"LD_PRELOAD": preloads}
         code = subprocess.run(command, env=environment, check=False).returncode
         return code if code >= 0 else 128 - code  # as shells tell of a signal
 
 
 def main() -> None:
-    """Run what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("level", choices=list(LEVELS))
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     if not args.command:
         parser.error("say which command to run")
-    if missing := {"cpuid_fault", NEEDS[args.level]} - set(Path("/proc/cpuinfo").read_text().split()):
+    if missing := {"cpuid_fault", LEVELS[args.level][0]} - set(Path("/proc/cpuinfo").read_text().split()):
         parser.error(f"this processor lacks {', '.join(sorted(missing))}")
     sys.exit(run(args.level, args.command))
 

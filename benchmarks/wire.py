@@ -2,14 +2,13 @@
 
     python benchmarks/wire.py [--rounds 15] [--texts 50000] [--quick]
 
-1. The response of POST /v1/embeddings for 128 rows of 384 to 3,072 dimensions, in microseconds: construction alone, then
-   float, base64 and raw bytes, each as the server writes it, with all chunks made; `orjson.dumps` of the bare array, as the
-   lower bound of printing; and each row's `.tolist()` in the same object, constructed only, and printed by orjson and json.
+1. The response of POST /v1/embeddings for 128 rows of 384 and of 3,072 dimensions, in microseconds: float, base64 and raw
+   bytes, each as the server writes it, with all chunks made; and each row's `.tolist()` in the same object, by orjson and json.
 2. The experiment of "Serving embeddings at blazing speed": 100 requests at once of 32 texts x 1,024 dimensions, in seconds
    from the first request to the last array in the client. FastAPI with JSON, orjson and raw bytes, read by an asyncio client
    (httpx2) with json, orjson and `np.frombuffer`; Whimbrel with the same client, and with AsyncClient. Then 256 texts, raw.
 3. AsyncClient against AsyncOpenAI: `--texts` short texts. AsyncOpenAI has its defaults (base64, 2 retries), and all its
-   requests are gathered, with a fixed number of texts in each. Processor time is that of the client's process.
+   requests are gathered, with a fixed number of texts in each.
 
 Contenders take turns, and the first round is not counted. Numbers are medians over the rounds, and ratios are within this run.
 Clients and servers share the machine. FastAPI is skipped with a note if it is not installed.
@@ -19,25 +18,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-import subprocess
-import sys
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import nullcontext
 from functools import partial
 from importlib.util import find_spec
-from pathlib import Path
 from statistics import median
-from time import perf_counter, process_time
+from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, Final
-from unittest.mock import patch
 
 import httpx2
 import numpy as np
 import openai as sdk
 import orjson
 from common import chunks, note, options, print_setting, print_table, turns
-from wire_servers import DIMENSION, vectors
+from wire_servers import DIMENSION, running, serve_fastapi, serve_whimbrel, vectors
 
 from whimbrel import AsyncClient
 from whimbrel.dialects import openai
@@ -46,16 +41,17 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.result import Outputs, Result, Timings
 
 NUM_ROWS: Final = 128
-DIMENSIONS: Final = (384, 768, 1536, 3072)
-CONSTRUCTION: Final = "construction"
+DIMENSIONS: Final = (384, 3072)
 NUM_REQUESTS: Final = 100
 _MIN_SECONDS: Final = 0.005
-_BATCHES: Final = (2048, 512, 32)
+_BATCHES: Final = (2048, 32)
 _LONE: Final = 500
 """Texts in the case of one text per request, which is too slow for all of them."""
 
+Case = Callable[..., Coroutine[Any, Any, Any]]
 
-# Constructing and printing
+
+# Printing
 
 
 def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
@@ -74,55 +70,33 @@ def make_cases(vectors_ND: Float32Array) -> Mapping[str, Callable[[], object]]:
         usage = {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
         return {"object": "list", "data": data, "model": "model", "usage": usage}
 
-    return {
-        CONSTRUCTION: partial(answer, "float"),
-        "float": partial(answer, "float"),
-        "base64": partial(answer, "base64"),
-        "bytes": partial(answer, "bytes"),
-        "bare array, orjson": lambda: orjson.dumps(vectors_ND, option=orjson.OPT_SERIALIZE_NUMPY),
-        "tolist, construction": listed,
-        "tolist, orjson": lambda: orjson.dumps(listed()),
-        "tolist, json": lambda: json.dumps(listed()).encode(),
-    }
+    written = {name: partial(answer, name) for name in ("float", "base64", "bytes")}
+    return {**written, "tolist, orjson": lambda: orjson.dumps(listed()), "tolist, json": lambda: json.dumps(listed()).encode()}
 
 
-def seconds_of(name: str, function: Callable[[], object]) -> float:
+def seconds_of(function: Callable[[], object]) -> float:
     """Return the seconds per call, over at least _MIN_SECONDS of calls."""
-    num_calls = 0
-    with patch.object(openai, "json_answer", lambda *_, **__: b"") if name == CONSTRUCTION else nullcontext():
-        started = perf_counter()
-        while (seconds := perf_counter() - started) < _MIN_SECONDS:
-            function()
-            num_calls += 1
+    num_calls, started = 0, perf_counter()
+    while (seconds := perf_counter() - started) < _MIN_SECONDS:
+        function()
+        num_calls += 1
     return seconds / num_calls
 
 
 def measure_printing(rounds: int) -> None:
-    """Measure part 1."""
     tune_glibc_malloc()  # as a worker does
     rng = np.random.default_rng(0)
-    arrays = [rng.standard_normal((NUM_ROWS, dimension), np.float32) for dimension in DIMENSIONS]
     columns: list[dict[str, float]] = []
-    for array in arrays:
+    for dimension in DIMENSIONS:
+        array = rng.standard_normal((NUM_ROWS, dimension), np.float32)
         cases = make_cases(array / np.linalg.norm(array, axis=1, keepdims=True))
-        seconds = turns(*(partial(seconds_of, *case) for case in cases.items()), rounds=rounds)
+        seconds = turns(*(partial(seconds_of, case) for case in cases.values()), rounds=rounds)
         columns.append(dict(zip(cases, map(median, seconds), strict=True)))
-    print_table(
-        [f"{NUM_ROWS} rows, us", *map(str, DIMENSIONS)],
-        [[name, *(f"{times[name] * 1e6:,.0f}" for times in columns)] for name in columns[0]],
-    )
+    rows = [[name, *(f"{times[name] * 1e6:,.0f}" for times in columns)] for name in columns[0]]
+    print_table([f"{NUM_ROWS} rows, us", *map(str, DIMENSIONS)], rows)
 
 
 # The article and the clients
-
-
-def start(kind: str, stack: ExitStack) -> str:
-    """Return the URL of a server that runs until `stack` is closed."""
-    command = [sys.executable, str(Path(__file__).with_name("wire_servers.py")), kind]
-    process = stack.enter_context(subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
-    stack.callback(process.kill)
-    assert process.stdout is not None
-    return f"http://127.0.0.1:{int(process.stdout.readline())}"
 
 
 async def ask_all(url: str, path: str, rows: int, fields: Mapping[str, Any], read: Callable[[bytes], Any]) -> None:
@@ -149,46 +123,23 @@ def from_raw(content: bytes) -> Float32Array:
     return np.frombuffer(content, np.float32).reshape(-1, DIMENSION)
 
 
-def from_openai(content: bytes) -> Float32Array:
-    """Read JSON floats of POST /v1/embeddings."""
-    return np.array([row["embedding"] for row in orjson.loads(content)["data"]], np.float32)
-
-
 def measure_article(ours: str, theirs: str | None, rounds: int) -> None:
-    """Measure part 2."""
-    path, raw = "/v1/embeddings", {"encoding_format": "bytes_only"}
-    cases: dict[str, Callable[[], Awaitable[None]]] = {}
+    cases: dict[str, Case] = {}
     for count in (32, 256):
         if theirs and count == 32:
-            cases["32 texts: FastAPI, JSON"] = partial(
-                ask_all, theirs, "/json", 32, {}, lambda text: np.array(json.loads(text))
-            )
-            cases["32 texts: FastAPI, orjson"] = partial(
-                ask_all, theirs, "/orjson", 32, {}, lambda text: np.array(orjson.loads(text))
-            )
+            for name, loads in (("JSON", json.loads), ("orjson", orjson.loads)):
+                read = lambda text, loads=loads: np.array(loads(text))  # noqa: E731
+                cases[f"32 texts: FastAPI, {name}"] = partial(ask_all, theirs, f"/{name.lower()}", 32, {}, read)
         if theirs:
             cases[f"{count} texts: FastAPI, raw"] = partial(ask_all, theirs, "/raw", count, {}, from_raw)
-        if count == 32:
-            floats = {"encoding_format": "float"}
-            cases["32 texts: Whimbrel, JSON floats"] = partial(ask_all, ours, path, 32, floats, from_openai)
-        cases[f"{count} texts: Whimbrel, raw"] = partial(ask_all, ours, path, count, raw, from_raw)
+        raw = {"encoding_format": "bytes_only"}
+        cases[f"{count} texts: Whimbrel, raw"] = partial(ask_all, ours, "/v1/embeddings", count, raw, from_raw)
         cases[f"{count} texts: Whimbrel, AsyncClient"] = partial(embed_all, ours, count)
-    found = turns(*(partial(run, case) for case in cases.values()), rounds=rounds)
+    found = turns(*(lambda case=case: asyncio.run(case()) for case in cases.values()), rounds=rounds)
     seconds = dict(zip(cases, map(median, found), strict=True))
     first = {name.partition(":")[0]: value for name, value in reversed(seconds.items())}
-    print_table(
-        [f"{NUM_REQUESTS} requests x {DIMENSION} dimensions", "seconds", "times as fast as the first"],
-        [[name, f"{value:.3f}", f"{first[name.partition(':')[0]] / value:.2f}"] for name, value in seconds.items()],
-    )
-
-
-def run(case: Callable[[], Awaitable[Any]]) -> Any:
-    """Run a case in an event loop of its own."""
-
-    async def awaited() -> Any:
-        return await case()
-
-    return asyncio.run(awaited())
+    rows = [[name, f"{value:.3f}", f"{first[name.partition(':')[0]] / value:.2f}"] for name, value in seconds.items()]
+    print_table([f"{NUM_REQUESTS} requests x {DIMENSION} dimensions", "seconds", "times as fast as the first"], rows)
 
 
 async def by_sdk(size: int, url: str, texts: list[str]) -> Any:
@@ -203,43 +154,36 @@ async def by_client(url: str, texts: list[str]) -> Any:
 
 
 def measure_clients(url: str, count: int, rounds: int) -> None:
-    """Measure part 3."""
     texts = [f"text number {number}" for number in range(count)]
-    contenders: dict[str, tuple[Callable[..., Awaitable[Any]], list[str]]] = {"AsyncClient": (by_client, texts)}
+    contenders: dict[str, tuple[Case, list[str]]] = {"AsyncClient": (by_client, texts)}
     contenders |= {f"AsyncOpenAI, {size:,} texts in a request": (partial(by_sdk, size), texts) for size in _BATCHES}
     contenders["AsyncOpenAI, a text in a request"] = (partial(by_sdk, 1), texts[:_LONE])
-    processor: dict[str, list[float]] = {name: [] for name in contenders}
 
-    def ask(name: str) -> float:
-        embed, some = contenders[name]
-        started, before = perf_counter(), process_time()
-        found = run(partial(embed, url, some))
+    def ask(embed: Case, some: list[str]) -> float:
+        started = perf_counter()
+        found = asyncio.run(embed(url, some))
         seconds = perf_counter() - started
-        processor[name].append((process_time() - before) / len(some))
         np.testing.assert_array_equal(np.asarray(found[0], np.float32), vectors(1)[0])
         return seconds / len(some)
 
-    seconds = dict(zip(contenders, turns(*(partial(ask, name) for name in contenders), rounds=rounds), strict=True))
-    base = median(seconds["AsyncClient"])
+    found = turns(*(partial(ask, *each) for each in contenders.values()), rounds=rounds)
+    base = median(found[0])
     rows = [
-        [name, f"{1 / median(each):,.0f}", f"{1 / min(each):,.0f}", f"{base / median(each):.3f}",
-         f"{1e6 * median(processor[name][1:]):.2f}"]
-        for name, each in seconds.items()
-    ]  # fmt: skip
-    print_table(["", "texts/s", "fastest", "of AsyncClient", "client's processor time, ms per 1,000 texts"], rows)
+        [name, f"{1 / median(each):,.0f}", f"{1 / min(each):,.0f}", f"{base / median(each):.3f}"]
+        for name, each in zip(contenders, found, strict=True)
+    ]
+    print_table(["", "texts/s", "fastest", "of AsyncClient"], rows)
 
 
 def main() -> None:
-    """Run the benchmark."""
     args = options(__doc__, rounds=15, texts=50_000, quick=False).parse_args()
     rounds, texts = (1, 2000) if args.quick else (args.rounds, args.texts)
     measure_printing(rounds)
-    with ExitStack() as stack:
-        ours = start("whimbrel", stack)
-        has_theirs = find_spec("fastapi") is not None and find_spec("uvicorn") is not None
-        if not has_theirs:
-            note("FastAPI is not installed, so it is not compared with")
-        measure_article(ours, start("fastapi", stack) if has_theirs else None, max(1, rounds // 3))
+    has_theirs = find_spec("fastapi") is not None and find_spec("uvicorn") is not None
+    if not has_theirs:
+        note("FastAPI is not installed, so it is not compared with")
+    with running(serve_whimbrel) as ours, running(serve_fastapi) if has_theirs else nullcontext() as theirs:
+        measure_article(ours, theirs, max(1, rounds // 3))
         measure_clients(ours, texts, max(1, rounds // 3))
     print_setting(None, orjson=orjson.__version__, numpy=np.__version__, rounds=rounds, texts=texts)
 

@@ -1,6 +1,4 @@
-"""The servers of wire.py, each a process of its own that serves ready arrays on a free port and prints it.
-
-    python benchmarks/wire_servers.py whimbrel|fastapi
+"""The servers of wire.py: each serves ready arrays, in a process of its own.
 
 - whimbrel: a worker of `whimbrel serve`, over an embedder that computes nothing.
 - fastapi: FastAPI on uvicorn, with one worker, httptools and uvloop. The body is a pydantic model with the fields of OpenAI's
@@ -10,8 +8,10 @@
 from __future__ import annotations
 
 import socket
-import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from functools import cache
+from multiprocessing import get_context
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
@@ -26,31 +26,33 @@ from whimbrel.types.scheduling import Scheduling
 DIMENSION: Final = 1024
 
 
+@contextmanager
+def running(serve: Callable[[socket.socket], None]) -> Generator[str]:
+    """Run a server in a process, and yield its URL."""
+    with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
+        process = get_context("spawn").Process(target=serve, args=(listener,), daemon=True)
+        process.start()
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            process.kill()
+
+
 @cache
 def vectors(count: int) -> Float32Array:
-    """Unit vectors, made once."""
+    """Return unit vectors, made once."""
     array = np.random.default_rng(0).standard_normal((count, DIMENSION), np.float32)
     return array / np.linalg.norm(array, axis=1, keepdims=True)
 
 
-class ReadyEmbedder:
-    """Answers at once with what it has."""
-
-    def __init__(self) -> None:
-        self.card: Any = SimpleNamespace(outputs={"dense": None})
-        self.plan: Any = SimpleNamespace(served_name="ready", aliases=(), adapters={}, max_length=512)
-        self.ready = True
-        self.status = "ready"
-        self.queued_tokens = 0
-
-    async def run(self, request: Request, scheduling: Scheduling) -> Result:
-        """The vectors."""
-        array = vectors(len(request.texts))
-        return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())
+async def embed(request: Request, _: Scheduling) -> Result:
+    """Return the vectors at once."""
+    array = vectors(len(request.texts))
+    return Result(Outputs(array), num_tokens=len(array), num_truncated=0, timings=Timings())
 
 
 def serve_whimbrel(listener: socket.socket) -> None:
-    """Ours."""
+    """Serve the arrays with Whimbrel."""
     import uvloop
 
     from whimbrel.engine.malloc import tune_glibc_malloc
@@ -60,16 +62,18 @@ def serve_whimbrel(listener: socket.socket) -> None:
     from whimbrel.server.http.listener import Server
 
     tune_glibc_malloc()  # as a worker does
+    plan = SimpleNamespace(served_name="ready", aliases=(), adapters={}, max_length=512)
+    card = SimpleNamespace(outputs={"dense": None})
+    embedder: Any = SimpleNamespace(card=card, plan=plan, ready=True, status="ready", queued_tokens=0, run=embed)
 
     async def serve() -> None:
-        embedder: Any = ReadyEmbedder()
         await Server(create_app(ModelRegistry(embedder)), listener.fileno(), DEFAULTS, render_error).serve()
 
     uvloop.run(serve())
 
 
 def serve_fastapi(listener: socket.socket) -> None:
-    """The article's."""
+    """Serve the arrays as the article does."""
     import uvicorn
     from fastapi import FastAPI
     from fastapi.responses import JSONResponse, Response
@@ -98,17 +102,3 @@ def serve_fastapi(listener: socket.socket) -> None:
         handler.__annotations__["body"] = Body
         app.post(path, response_model=None)(handler)
     uvicorn.Server(uvicorn.Config(app, log_level="error", http="httptools", loop="uvloop")).run(sockets=[listener])
-
-
-SERVERS: Final = {"whimbrel": serve_whimbrel, "fastapi": serve_fastapi}
-
-
-def main() -> None:
-    """Serve until killed."""
-    listener = socket.create_server(("127.0.0.1", 0), backlog=256)
-    print(listener.getsockname()[1], flush=True)
-    SERVERS[sys.argv[1]](listener)
-
-
-if __name__ == "__main__":
-    main()

@@ -24,72 +24,48 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from common import note, options
-from engines import Measured, measure_model
-from environments import Builder, Peer, PeerFailure, read_table
-from models import write_models
-from report import print_report, setting
-from servers import SERVED, Served, measure_servers
+from engines import measure_engines
+from environments import Builder, Peer, read_table
+from measure import Run
+from models import write_model
+from report import print_report, setting, to_rows
+from servers import SERVED, measure_servers
 from workloads import MODELS, make_calibration, make_workloads
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
 
 
-def install(peers: list[Peer], builder: Builder, failures: dict[str, str]) -> list[Peer]:
-    """Build the environments and return the peers that have one."""
-    for peer in peers:
-        note(f"installing {peer.name}")
-        try:
-            builder.install(peer.environment)
-        except PeerFailure as failure:
-            failures[peer.name] = str(failure)
-    return [peer for peer in peers if peer.name not in failures]
-
-
-def export(peers: list[Peer], model: str, folder: Path, builder: Builder, failures: dict[str, str]) -> list[Peer]:
-    """Export one checkpoint for the peers that need that, and return the peers that can run it."""
-    texts = builder.build / "calibration.json"
-    texts.write_text(json.dumps(make_calibration()))
-    able: list[Peer] = []
-    for peer in peers:
-        try:
-            if peer.exports:
-                builder.export(peer.exports, folder, MODELS[model], texts)
-            able.append(peer)
-        except PeerFailure as failure:
-            failures[f"{peer.name}, {model}"] = str(failure)
-    return able
-
-
-def run_engines(
-    peers: list[Peer], args: argparse.Namespace, builder: Builder, *, found: list[Measured], failures: dict[str, str]
-) -> None:
+def run_engines(run: Run, peers: list[Peer], args: argparse.Namespace) -> None:
     """Measure all engines, one checkpoint after another."""
+    texts = run.builder.build / "calibration.json"
+    texts.write_text(json.dumps(make_calibration()))
     for model, task in MODELS.items():
         workloads = [each for each in make_workloads(quick=args.quick) if each.model == model and args.workload in each.name]
-        if task in args.tasks and workloads:
-            folder = write_models(builder.build / "models", [model])[model]
-            able = export([peer for peer in peers if task in peer.tasks], model, folder, builder, failures)
-            measure_model(folder, able, builder, workloads, args.rounds, found=found, failures=failures)
+        if task not in args.tasks or not workloads:
+            continue
+        folder = write_model(run.builder.build / "models", model)
+        able: list[Peer] = []
+        for peer in peers:
+            with run.noting(f"{peer.name}, {model}"):
+                if task in peer.tasks:
+                    run.builder.export(peer.exports, folder, task, texts)
+                    able.append(peer)
+        measure_engines(run, folder, able, workloads)
 
 
-def run_servers(
-    peers: list[Peer], args: argparse.Namespace, builder: Builder, *, found: list[Served], failures: dict[str, str]
-) -> None:
+def run_servers(run: Run, peers: list[Peer], args: argparse.Namespace) -> None:
     """Measure all servers, one task after another."""
     for task, model in SERVED.items():
         if task in args.tasks:
-            folder = write_models(builder.build / "models", [model])[model]
-            measure_servers(task, folder, peers, builder, args.rounds, quick=args.quick, found=found, failures=failures)
+            measure_servers(run, task, write_model(run.builder.build / "models", model), peers)
 
 
 def main() -> None:
-    """Run the comparison."""
     parser = options(
         __doc__, workload="", kind="", rounds=3, quick=False, build=ROOT / "build/peers", table=HERE / "peers.toml"
     )
@@ -99,21 +75,24 @@ def main() -> None:
     args = parser.parse_args()
     table = read_table(args.table)
     (args.build / "logs").mkdir(parents=True, exist_ok=True)
-    builder = Builder(table, args.build.resolve())
+    run = Run(Builder(table, args.build.resolve()), args.rounds, args.quick)
     wanted = [peer for peer in table.peers if not args.only or any(name in peer.name for name in args.only)]
-    failures: dict[str, str] = {}
-    peers = install([peer for peer in wanted if set(peer.tasks) & set(args.tasks)], builder, failures)
-    measured, served = list[Measured](), list[Served]()
+    peers: list[Peer] = []
+    for peer in wanted:
+        with run.noting(peer.name):
+            if set(peer.tasks) & set(args.tasks):
+                note(f"installing {peer.name}")
+                run.builder.install(peer.environment)
+                peers.append(peer)
     try:
         if peers and args.kind != "servers":
-            run_engines(peers, args, builder, found=measured, failures=failures)
+            run_engines(run, peers, args)
         if peers and args.kind != "engines":
-            run_servers(peers, args, builder, found=served, failures=failures)
+            run_servers(run, peers, args)
     except KeyboardInterrupt:
         note("interrupted: here are the rounds so far")
-    measured, served = [row for row in measured if row.seconds], [row for row in served if row.rounds]
-    results: dict[str, Any] = setting(builder, wanted, failures, args.rounds)
-    print_report(measured, served, failures, results)
+    results = setting(run, wanted) | {kind: to_rows(rows) for kind, rows in run.measured.items()}
+    print_report(results)
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,4 +1,4 @@
-"""Engines against engines: each peer in a process of its own, rounds in rotating order, and vectors compared first."""
+"""Engines of peers, each in a process of its own with one checkpoint."""
 
 from __future__ import annotations
 
@@ -7,25 +7,18 @@ import os
 import subprocess
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from select import select
 from signal import SIGCONT, SIGSTOP, Signals
-from statistics import median
-from time import perf_counter
 from typing import Final
 
 import numpy as np
-from common import NUM_CORES, count_tokens, min_cosine, note
-from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_in
+from common import NUM_CORES, count_tokens, note
+from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_of
+from measure import Round, Rows, Run, measure
 from models import MAX_TOKENS
-from numpy.typing import NDArray
 from workloads import MODELS, Workload
 
-from whimbrel_bench.processes import cpu_seconds
-
-MIN_COSINES: Final = {"float32": 0.98, "bfloat16": 0.98, "its default": 0.98, "int8": 0.9}
-"""Limits below which a result counts as wrong, by dtype."""
 _START_SECONDS: Final = 600
 _ANSWER_SECONDS: Final = 900
 
@@ -36,6 +29,7 @@ class Engine:
     def __init__(self, peer: Peer, builder: Builder, folder: Path, workloads: Path) -> None:
         self.peer = peer
         self._log = builder.build / "logs" / f"engine-{folder.name}-{peer.name.replace(' ', '-')}.log"
+        self._rows = builder.build / f"rows-{os.getpid()}.npz"
         options = json.dumps(peer.options | {"threads": NUM_CORES})
         worker = [str(builder.python(peer.environment)), str(ADAPTERS / "worker.py"), peer.adapter, str(folder)]
         with self._log.open("w") as log:
@@ -44,6 +38,7 @@ class Engine:
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, env=builder.variables(peer.environment),
                 start_new_session=True,
             )  # fmt: skip
+        self.pid = self._process.pid
         try:
             self._read(_START_SECONDS)
             self._signal(SIGSTOP)
@@ -51,11 +46,17 @@ class Engine:
             self.stop()
             raise
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
+    def check(self, number: int) -> Rows:
+        self._ask(f"check {number} {self._rows}")
+        with np.load(self._rows) as arrays:
+            found = Rows(arrays["rows"], arrays["sizes"])
+        self._rows.unlink()
+        return found
 
-    def ask(self, command: str) -> str:
+    def time(self, number: int) -> Round:
+        return Round(float(self._ask(f"time {number}")))
+
+    def _ask(self, command: str) -> str:
         """Send a command and return its answer. Raises PeerFailure if the process ends or is silent for too long."""
         assert self._process.stdin is not None
         self._signal(SIGCONT)
@@ -76,7 +77,8 @@ class Engine:
         line = self._process.stdout.readline().decode().strip() if ready else ""
         if line:
             return line
-        raise PeerFailure(f"run: {reason_in(self._log)}" if ready else f"run: no answer in {seconds:.0f} s")
+        reason = reason_of(self._log.read_text(errors="replace")) if ready else f"no answer in {seconds:.0f} s"
+        raise PeerFailure(f"run: {reason}")
 
     def stop(self) -> None:
         """End the process."""
@@ -91,116 +93,18 @@ class Engine:
             self._process.wait()
 
 
-@dataclass(slots=True)
-class Measured:
-    """Seconds of one peer with one workload."""
-
-    peer: Peer
-    workload: Workload
-    tokens: int
-    cosine: float | None
-    """Smallest cosine to the reference, or for scores their correlation with it."""
-    seconds: list[float] = field(default_factory=list[float])
-    cpu: list[float] = field(default_factory=list[float])
-    """Processor seconds of the peer's process, which other work on the machine changes less."""
-    idle_cores: float = 0.0
-    """Most cores that the waiting peers took meanwhile."""
-
-    @property
-    def median(self) -> float:
-        return median(self.seconds)
-
-    @property
-    def is_wrong(self) -> bool:
-        return self.cosine is not None and not self.cosine >= MIN_COSINES[self.peer.dtype]
-
-
-def measure_model(
-    folder: Path,
-    peers: Sequence[Peer],
-    builder: Builder,
-    workloads: Sequence[Workload],
-    rounds: int,
-    *,
-    found: list[Measured],
-    failures: dict[str, str],
-) -> None:
-    """Measure the peers with the workloads of one checkpoint.
-
-    Rows are added to `found` and filled round by round, so that an interrupted run keeps its complete part. The reasons of
-    peers that fail go to `failures`.
-    """
-    path = builder.build / f"workloads-{folder.name}.json"
+def measure_engines(run: Run, folder: Path, peers: Sequence[Peer], workloads: Sequence[Workload]) -> None:
+    """Measure the peers with the workloads of one checkpoint. The reference is Sentence Transformers in float32."""
+    path = run.builder.build / f"workloads-{folder.name}.json"
     path.write_text(json.dumps([each.calls for each in workloads]))
-    engines: dict[str, Engine] = {}
+    engines: list[Engine] = []
     try:
-        _start(engines, failures, peers, builder, folder, path)
-        rows = [_compare(engines, failures, number, each, builder.build) for number, each in enumerate(workloads)]
-        found += [row for part in rows for row in part]
-        for turn in range(rounds):
-            for number, part in enumerate(rows):
-                note(f"{folder.name}, {workloads[number].name}: round {turn + 1} of {rounds}")
-                _time(engines, failures, number, [*part[turn % len(part) :], *part[: turn % len(part)]] if part else [])
+        for peer in peers:
+            note(f"{folder.name}: loading {peer.name}")
+            with run.noting(f"{peer.name}, {folder.name}"):
+                engines.append(Engine(peer, run.builder, folder, path))
+        works = [(each.name, each.model, count_tokens(each.texts, MAX_TOKENS)) for each in workloads]
+        measure(run, "engines", engines, works, reference=REFERENCE)
     finally:
-        for engine in engines.values():
+        for engine in engines:
             engine.stop()
-
-
-def _start(
-    engines: dict[str, Engine], failures: dict[str, str], peers: Sequence[Peer], builder: Builder, folder: Path, workloads: Path
-) -> None:
-    for peer in peers:
-        note(f"{folder.name}: loading {peer.name}")
-        try:
-            engines[peer.name] = Engine(peer, builder, folder, workloads)
-        except PeerFailure as failure:
-            failures[f"{peer.name}, {folder.name}"] = str(failure)
-
-
-def _time(engines: dict[str, Engine], failures: dict[str, str], number: int, rows: Sequence[Measured]) -> None:
-    """Time one round of one workload. A peer that fails leaves `engines`."""
-    for row in rows:
-        if row.peer.name not in engines:
-            continue
-        others = [each.pid for each in engines.values() if each.peer is not row.peer]
-        own, before, started = cpu_seconds(engines[row.peer.name].pid), sum(map(cpu_seconds, others)), perf_counter()
-        try:
-            row.seconds.append(float(engines[row.peer.name].ask(f"time {number}")))
-            row.cpu.append(cpu_seconds(engines[row.peer.name].pid) - own)
-        except PeerFailure as failure:
-            _drop(engines, failures, row, failure)
-            continue
-        idle = (sum(map(cpu_seconds, others)) - before) / (perf_counter() - started)
-        row.idle_cores = max(row.idle_cores, idle)
-
-
-def _compare(
-    engines: dict[str, Engine], failures: dict[str, str], number: int, workload: Workload, folder: Path
-) -> list[Measured]:
-    """Warm all peers up, and compare their results with those of the reference, float32 Sentence Transformers."""
-    note(f"{workload.model}, {workload.name}: comparing")
-    saved: dict[str, tuple[NDArray[np.float32], NDArray[np.int64]]] = {}
-    rows: list[Measured] = []
-    tokens = count_tokens(workload.texts, MAX_TOKENS)
-    for engine in list(engines.values()):
-        file, row = folder / f"rows-{os.getpid()}.npz", Measured(engine.peer, workload, tokens, None)
-        try:
-            engine.ask(f"check {number} {file}")
-        except PeerFailure as failure:
-            _drop(engines, failures, row, failure)
-            continue
-        rows.append(row)
-        with np.load(file) as arrays:
-            saved[engine.peer.name] = arrays["rows"], arrays["sizes"]
-        file.unlink()
-    reference = saved.get(REFERENCE)
-    if reference is not None:
-        for row in rows:
-            rows_ND, sizes = saved[row.peer.name]
-            row.cosine = min_cosine(rows_ND, reference[0]) if np.array_equal(sizes, reference[1]) else float("nan")
-    return rows
-
-
-def _drop(engines: dict[str, Engine], failures: dict[str, str], row: Measured, failure: PeerFailure) -> None:
-    failures[f"{row.peer.name}, {row.workload.name}"] = str(failure)
-    engines.pop(row.peer.name).stop()

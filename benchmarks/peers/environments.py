@@ -99,21 +99,20 @@ class Builder:
         if stamp.exists() and stamp.read_text() == json.dumps(wanted):
             return
         shutil.rmtree(venv, ignore_errors=True)
-        pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
-        steps = [
-            [sys.executable, "-m", "venv", str(venv)],
-            [*pip, "install", "--progress-bar", "off", *wanted["packages"]],
-            [*pip, "install", "--progress-bar", "off", "--no-deps", *wanted.get("alone", [])],
-            [*pip, "uninstall", "-y", *wanted.get("remove", [])],
-        ]
         log.unlink(missing_ok=True)
-        for step, needed in zip(steps, (True, True, "alone" in wanted, "remove" in wanted), strict=True):
-            if needed:
-                run_step(step, log, what="install")
+        run_step([sys.executable, "-m", "venv", str(venv)], log, what="install")
+        pip = [str(venv / "bin/python"), "-m", "pip", "--disable-pip-version-check"]
+        install = [*pip, "install", "--progress-bar", "off"]
+        steps = {"packages": install, "alone": [*install, "--no-deps"], "remove": [*pip, "uninstall", "-y"]}
+        for key, command in steps.items():
+            if wanted.get(key):
+                run_step([*command, *wanted[key]], log, what="install")
         stamp.write_text(json.dumps(wanted))
 
     def export(self, name: str, folder: Path, task: str, texts: Path) -> None:
-        """Export a checkpoint for a runtime unless that is done. Raises PeerFailure."""
+        """Export a checkpoint for a runtime, if it has a name, unless that is done. Raises PeerFailure."""
+        if not name:
+            return
         wanted = self.table.exports[name]
         source = (ADAPTERS / wanted["script"]).read_text()
         stamp, log = folder / f"exported-by-{name}", self.build / "logs" / f"export-{name}-{folder.name}.log"
@@ -139,12 +138,7 @@ def run_step(command: Sequence[str], log: Path, *, what: str, variables: dict[st
     with log.open("a") as file:
         done = subprocess.run(command, stdout=file, stderr=file, env=variables, check=False)
     if done.returncode:
-        raise PeerFailure(f"{what}: {reason_in(log)}")
-
-
-def reason_in(log: Path) -> str:
-    """Return the line of a log that says what failed."""
-    return reason_of(log.read_text(errors="replace"))
+        raise PeerFailure(f"{what}: {reason_of(log.read_text(errors='replace'))}")
 
 
 def reason_of(text: str) -> str:

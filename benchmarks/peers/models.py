@@ -8,12 +8,15 @@
 - `modernbert`: random weights in the shape of answerdotai/ModernBERT-base, with mean pooling and the packaged tokenizer.
 - `qwen3`, `qwen3-reranker`: random weights in the shape of Qwen3-Embedding-0.6B and of its reranker with one class, of whose 28
   layers there are 8, with the packaged tokenizer.
+- `deberta`: random weights in the shape of DeBERTa-v3-base with one class, as mxbai-rerank-base-v1 is, with the packaged
+  tokenizer.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,37 +29,32 @@ from whimbrel_bench.random_models import Size
 
 MAX_TOKENS: Final = 512
 COLBERT_WIDTH: Final = 128
-_CONFIG: Final[dict[str, Any]] = {
-    "model_type": "bert", "vocab_size": 30_522, "hidden_act": "gelu", "max_position_embeddings": MAX_TOKENS,
-    "type_vocab_size": 2, "pad_token_id": 0, "layer_norm_eps": 1e-12, "hidden_dropout_prob": 0.1,
-    "attention_probs_dropout_prob": 0.1, "initializer_range": 0.02, "position_embedding_type": "absolute",
-}  # fmt: skip
-_SMALL: Final = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+WIDTH: Final = 384
+VOCABULARY: Final = 30_522
+"""Sizes of the packaged model."""
 _QWEN3: Final[dict[str, Any]] = {
-    "vocab_size": 30_522, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 16,
+    "vocab_size": VOCABULARY, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 16,
     "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 101,
     "eos_token_id": 102, "rope_theta": 1e6, "tie_word_embeddings": True,
 }  # fmt: skip
 
 
-def write_models(root: Path, names: Iterable[str]) -> dict[str, Path]:
-    """Write these checkpoints below `root` unless this file has written them, and return the folder of each."""
-    source = Path(__file__).read_text()
-    folders = {name: root / name for name in names}
-    for name in folders:
-        stamp = root / name / "written-by"
-        if not stamp.exists() or stamp.read_text() != source:
-            shutil.rmtree(root / name, ignore_errors=True)
-            (root / name).mkdir(parents=True)
-            WRITERS[name](root / name)
-            stamp.write_text(source)
-    return folders
+def write_model(root: Path, name: str) -> Path:
+    """Write a checkpoint below `root` unless this file has written it, and return its folder."""
+    source, folder = Path(__file__).read_text(), root / name
+    stamp = folder / "written-by"
+    if not stamp.exists() or stamp.read_text() != source:
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        WRITERS[name](folder)
+        stamp.write_text(source)
+    return folder
 
 
 def _write_minilm(folder: Path) -> None:
     shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
     random_models.write_tokenizer(folder, most=MAX_TOKENS)
-    random_models.write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+    random_models.write_limit(folder, MAX_TOKENS)
 
 
 def _write_bge_base(folder: Path) -> None:
@@ -66,69 +64,57 @@ def _write_bge_base(folder: Path) -> None:
 
 
 def _write_cross_encoder(folder: Path) -> None:
-    random_models.write_tokenizer(folder, most=MAX_TOKENS)
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    config = _CONFIG | _SMALL | {"architectures": ["BertForSequenceClassification"]} | labels
-    random_models.write_json(folder / "config.json", config)
-    width, generator = _SMALL["hidden_size"], torch.Generator().manual_seed(0)
-    head = {
-        "bert.pooler.dense.weight": torch.randn(width, width, generator=generator) / width**0.5,
-        "bert.pooler.dense.bias": torch.zeros(width),
-        "classifier.weight": 4 * torch.randn(1, width, generator=generator) / width**0.5,  # scores that differ
-        "classifier.bias": torch.zeros(1),
-    }
-    save_file(_packaged_layers() | head, folder / "model.safetensors", {"format": "pt"})
+    head = _linear("bert.pooler.dense", WIDTH) | _linear("classifier", 1, scale=4.0)  # scores that differ
+    _write_packaged(folder, {"architectures": ["BertForSequenceClassification"]} | labels, head)
 
 
 def _write_colbert(folder: Path) -> None:
-    random_models.write_tokenizer(folder, most=MAX_TOKENS)
-    random_models.write_json(folder / "config.json", _CONFIG | _SMALL | {"architectures": ["HF_ColBERT"]})
+    head = _linear("linear", COLBERT_WIDTH) | _linear("bert.pooler.dense", WIDTH, scale=0.0)
+    del head["linear.bias"]
+    _write_packaged(folder, {"architectures": ["HF_ColBERT"]}, head)
     metadata = {
         "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_token": "[Q]", "doc_token": "[D]",
         "query_maxlen": 32, "doc_maxlen": MAX_TOKENS, "mask_punctuation": True, "attend_to_mask_tokens": False,
         "similarity": "cosine", "dim": COLBERT_WIDTH, "checkpoint": "bert-base-uncased",
     }  # fmt: skip
     random_models.write_json(folder / "artifact.metadata", metadata)
-    width, generator = _SMALL["hidden_size"], torch.Generator().manual_seed(0)
-    linear = {"linear.weight": torch.randn(COLBERT_WIDTH, width, generator=generator) / width**0.5}
-    pooler = {
-        f"bert.pooler.dense.{part}": torch.zeros(*shape) for part, shape in (("weight", (width, width)), ("bias", (width,)))
-    }
-    save_file(_packaged_layers() | pooler | linear, folder / "model.safetensors", {"format": "pt"})
 
 
 def _write_splade(folder: Path) -> None:
+    at = "cls.predictions.transform"
+    norm = {f"{at}.LayerNorm.weight": torch.ones(WIDTH), f"{at}.LayerNorm.bias": torch.zeros(WIDTH)}
+    head = _linear(f"{at}.dense", WIDTH) | norm | {"cls.predictions.bias": torch.full((VOCABULARY,), -0.2)}
+    _write_packaged(folder, {"architectures": ["BertForMaskedLM"], "tie_word_embeddings": True}, head)
+    kind = "sentence_transformers.sparse_encoder.models."
+    random_models.write_kinds(folder, {"": f"{kind}MLMTransformer", "1_SpladePooling": f"{kind}SpladePooling"}, most=MAX_TOKENS)
+    pooling = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": VOCABULARY}
+    random_models.write_json(folder / "1_SpladePooling/config.json", pooling)
+
+
+def _write_packaged(folder: Path, config: dict[str, Any], head: dict[str, torch.Tensor]) -> None:
+    """Write the packaged model's layers without its pooler under a head."""
     random_models.write_tokenizer(folder, most=MAX_TOKENS)
-    random_models.write_json(
-        folder / "config.json", _CONFIG | _SMALL | {"architectures": ["BertForMaskedLM"], "tie_word_embeddings": True}
-    )
-    width, generator = _SMALL["hidden_size"], torch.Generator().manual_seed(0)
-    layers = _packaged_layers()
-    words = layers["bert.embeddings.word_embeddings.weight"]
-    head = {
-        "cls.predictions.transform.dense.weight": torch.randn(width, width, generator=generator) / width**0.5,
-        "cls.predictions.transform.dense.bias": torch.zeros(width),
-        "cls.predictions.transform.LayerNorm.weight": torch.ones(width),
-        "cls.predictions.transform.LayerNorm.bias": torch.zeros(width),
-        "cls.predictions.bias": torch.full((len(words),), -0.2),
+    random_models.write_json(folder / "config.json", json.loads((FOLDER / "config.json").read_text()) | config)
+    layers = {
+        f"bert.{name}": tensor
+        for name, tensor in load_file(FOLDER / "model.safetensors").items()
+        if not name.startswith("pooler") and tensor.is_floating_point()
     }
     save_file(layers | head, folder / "model.safetensors", {"format": "pt"})
-    rows = [("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling")]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.sparse_encoder.models.{kind}"}
-        for i, (path, kind) in enumerate(rows)
-    ]
-    random_models.write_json(folder / "modules.json", modules)
-    random_models.write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
-    pooling = {"pooling_strategy": "max", "activation_function": "relu", "word_embedding_dimension": len(words)}
-    random_models.write_json(folder / "1_SpladePooling/config.json", pooling)
+
+
+def _linear(name: str, rows: int, *, scale: float = 1.0) -> dict[str, torch.Tensor]:
+    """Return a random linear layer over the packaged model's hidden states."""
+    weight = torch.randn(rows, WIDTH, generator=torch.Generator().manual_seed(rows))
+    return {f"{name}.weight": scale * weight / WIDTH**0.5, f"{name}.bias": torch.zeros(rows)}
 
 
 def _write_modernbert(folder: Path) -> None:
     from transformers import ModernBertConfig, ModernBertModel
 
     special = {"pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102, "cls_token_id": 101, "sep_token_id": 102}
-    _write_transformers(folder, ModernBertModel(ModernBertConfig(vocab_size=30_522, **special)))
+    _write_transformers(folder, ModernBertModel(ModernBertConfig(vocab_size=VOCABULARY, **special)))
     random_models.write_modules(folder, "mean_tokens", 768, most=MAX_TOKENS)
 
 
@@ -145,6 +131,17 @@ def _write_qwen3_reranker(folder: Path) -> None:
     _write_transformers(folder, Qwen3ForSequenceClassification(Qwen3Config(**_QWEN3, num_labels=1)))
 
 
+def _write_deberta(folder: Path) -> None:
+    from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
+
+    config = DebertaV2Config(
+        vocab_size=VOCABULARY, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
+        max_position_embeddings=512, type_vocab_size=0, relative_attention=True, position_buckets=256, share_att_key=True,
+        norm_rel_ebd="layer_norm", pos_att_type="p2c|c2p", position_biased_input=False, num_labels=1,
+    )  # fmt: skip
+    _write_transformers(folder, DebertaV2ForSequenceClassification(config))
+
+
 def _write_transformers(folder: Path, model: Any) -> None:
     """Write a model of transformers with weights with which the results of different texts differ."""
     generator = torch.Generator().manual_seed(0)
@@ -154,7 +151,7 @@ def _write_transformers(folder: Path, model: Any) -> None:
                 weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[1] ** 0.5)
     model.save_pretrained(folder)
     random_models.write_tokenizer(folder, most=MAX_TOKENS)
-    random_models.write_json(folder / "sentence_bert_config.json", {"max_seq_length": MAX_TOKENS, "do_lower_case": False})
+    random_models.write_limit(folder, MAX_TOKENS)
 
 
 WRITERS: Final[dict[str, Callable[[Path], None]]] = {
@@ -166,14 +163,5 @@ WRITERS: Final[dict[str, Callable[[Path], None]]] = {
     "modernbert": _write_modernbert,
     "qwen3": _write_qwen3,
     "qwen3-reranker": _write_qwen3_reranker,
+    "deberta": _write_deberta,
 }
-
-
-def _packaged_layers() -> dict[str, torch.Tensor]:
-    """Return the packaged model's weights without its pooler, with the prefix of a model with a head."""
-    weights = load_file(FOLDER / "model.safetensors")
-    return {
-        f"bert.{name}": tensor
-        for name, tensor in weights.items()
-        if not name.startswith("pooler") and tensor.is_floating_point()
-    }

@@ -9,7 +9,7 @@ from common import MIXED, SHORT, chunks, make_texts
 
 MODELS: Final = {
     "minilm": "dense", "bge-base": "dense", "cross-encoder": "rerank", "colbert": "token-vectors", "modernbert": "dense",
-    "qwen3": "dense", "qwen3-reranker": "rerank", "splade": "sparse",
+    "qwen3": "dense", "qwen3-reranker": "rerank", "splade": "sparse", "deberta": "rerank",
 }  # fmt: skip
 """Task of each checkpoint."""
 _LONG: Final = (400, 450)
@@ -53,6 +53,7 @@ def make_workloads(*, quick: bool = False) -> list[Workload]:
         Workload("qwen3", "8 layers of Qwen3-0.6B, 32 mixed", [texts(32, MIXED, 10)]),
         Workload("qwen3-reranker", "its reranker, 32 documents", [{"query": query, "documents": texts(32, MIXED, 11)}]),
         Workload("splade", "SPLADE, 64 mixed", [texts(64, MIXED, 12)]),
+        Workload("deberta", "DeBERTa-v3-base, 16 documents", [{"query": query, "documents": texts(16, MIXED, 13)}]),
     ]
 
 

@@ -183,7 +183,7 @@ def test_rows_are_counted_across_pieces_of_a_body() -> None:
     rows = b'{"index": 0, "text": "\\"index\\": 7"}, {"index": 1}, {"index": 2}'
     body = b'{"data": [' + rows + b"]}"
     for size in (1, 2, 3, 7, 8, 50, 1000):
-        connection = Connection(lambda *_: None, row_mark=ROW_MARK)
+        connection = Connection(row_mark=ROW_MARK)
         for start in range(0, len(body), size):
             connection.on_body(body[start : start + size])
         assert connection._answer.num_rows == 3  # pyright: ignore[reportPrivateUsage]
@@ -328,7 +328,7 @@ def test_an_answer_just_before_a_new_connection_takes_no_room_from_the_next_requ
         asyncio.get_running_loop().create_connection = create_connection  # pyright: ignore[reportAttributeAccessIssue]
         return await Driver(Job("", 0, [b"?"] * 3, concurrency=2, new_connections=True)).run(time.monotonic())
 
-    assert asyncio.run(asyncio.wait_for(main(), 5)).status == [200] * 3
+    assert [each.status for each in asyncio.run(asyncio.wait_for(main(), 5)).outcomes] == [200] * 3
 
 
 def test_what_breaks_a_reader_of_answers_does_not_keep_the_run_from_its_end() -> None:

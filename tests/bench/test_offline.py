@@ -16,7 +16,7 @@ from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.model.ops.peak import measure_peak
 from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.cli.offline import report
-from whimbrel_bench.compare import check_same, compare, engine_pair
+from whimbrel_bench.compare import check_same, compare, engine_contenders
 from whimbrel_bench.datasets import DatasetOptions, make_samples
 from whimbrel_bench.flops import flops_per_token
 from whimbrel_bench.offline import OfflineOptions, compared, measure, run_offline, to_json
@@ -25,9 +25,7 @@ from whimbrel_bench.words import local_words
 
 def options(model: str | None = None, **changes: int) -> OfflineOptions:
     """Return a short run."""
-    return OfflineOptions(
-        model, DatasetOptions(num_prompts=8, input_len=16), **{"rounds": 2, "texts_per_request": 4, **changes}
-    )  # pyright: ignore[reportArgumentType]
+    return OfflineOptions(model, DatasetOptions(num_prompts=8, input_len=16, batch_size=4), **{"rounds": 2, **changes})  # pyright: ignore[reportArgumentType]
 
 
 @pytest.mark.bfloat16
@@ -97,7 +95,7 @@ def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
 
 def test_engines_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = make_samples(DatasetOptions(num_prompts=6, input_len=12), local_words(None))
-    with engine_pair([None], ["float32", "float32"], "cpu", samples, num_checked=4) as (first, second):
+    with engine_contenders([(None, "float32")] * 2, "cpu", samples, num_checked=4) as (first, second):
         assert check_same(first, second, 0.9999) == (pytest.approx(1.0), 4)
         order: list[int] = []
         for number, side in enumerate((first, second)):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,34 +14,42 @@ import pytest
 
 from whimbrel.errors import SetupError
 from whimbrel_bench import picture
-from whimbrel_bench.arrivals import arrival_times, read_rate
+from whimbrel_bench.arrivals import arrival_times
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.cli.output import command_line
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.intervals import ratio_of_medians
-from whimbrel_bench.load import Report
+from whimbrel_bench.load import Outcome, Report
+from whimbrel_bench.options import Load, read_rate, read_rates
 from whimbrel_bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
-from whimbrel_bench.sweep import read_rates
 
 SAMPLES = [Sample(("a", "b"), num_tokens=10), Sample(("c",), num_tokens=5)]
 
 
-def setting(**changes: object) -> Setting:
+def setting(*, server: str = "ours", **changes: object) -> Setting:
     """Return a setting of a run."""
-    fields = {"backend": "openai-embeddings", "model": "m/x", "tokenizer": "m/x", "num_prompts": 3, "request_rate": 20.0}
-    return Setting(**{**fields, "max_concurrency": 8, "percentiles": (50.0, 99.0, 99.9), "server": "ours", **changes})  # pyright: ignore[reportArgumentType]
+    load = Load(**{"rate": 20.0, "concurrency": 8, "percentiles": (50.0, 99.0, 99.9), **changes})  # pyright: ignore[reportArgumentType]
+    return Setting(server, "openai-embeddings", "m/x", "m/x", 3, load)
 
 
-def report(latencies: list[float], **changes: object) -> Report:
+def report(
+    latencies: list[float], *, errors: Mapping[int, str] | None = None, tokens: Sequence[int] = (), **changes: object
+) -> Report:
     """Return a report of requests that were due every 10 ms."""
-    count = len(latencies)
-    due = [0.01 * i for i in range(count)]
-    fields = {
-        "index": [i % 2 for i in range(count)], "scheduled": due, "sent": [each + 0.001 for each in due],
-        "done": [each + latency for each, latency in zip(due, latencies, strict=True)], "status": [200] * count,
-        "size": [100] * count, "tokens": [7] * count, "lag": [0.001, 0.002],
-    }  # fmt: skip
-    return Report(**{**fields, **changes})  # pyright: ignore[reportArgumentType]
+    outcomes = [
+        Outcome(
+            i % 2,
+            0.01 * i,
+            0.01 * i + 0.001,
+            0.01 * i + latency,
+            200,
+            100,
+            tokens[i] if tokens else 7,
+            (errors or {}).get(i, ""),
+        )
+        for i, latency in enumerate(latencies)
+    ]
+    return Report(outcomes, **{"lag": [0.001, 0.002], **changes})  # pyright: ignore[reportArgumentType]
 
 
 def example() -> Result:
@@ -86,17 +95,16 @@ P99.9 E2EL (ms):                         399.80
 
 def three() -> Report:
     """Return three requests of 200 and 400 ms, and one that failed."""
-    return Report(
-        index=[0, 1, 0], scheduled=[0.0, 0.1, 0.2], sent=[0.0, 0.1, 0.2], done=[0.2, 0.5, 0.3], status=[200, 200, 500],
-        size=[1, 1, 1], tokens=[7, 7, -1], errors={2: "HTTP 500: no"}, lag=[0.0],
-    )  # fmt: skip
+    outcomes = [
+        Outcome(0, 0.0, 0.0, 0.2, 200, 1, 7), Outcome(1, 0.1, 0.1, 0.5, 200, 1, 7),
+        Outcome(0, 0.2, 0.2, 0.3, 500, 1, -1, "HTTP 500: no"),
+    ]  # fmt: skip
+    return Report(outcomes, lag=[0.0])
 
 
 def test_the_block_is_vllms_to_the_letter() -> None:
     assert block(make_result(setting(), SAMPLES, [three()])) == GOLDEN
-    plain = block(
-        make_result(setting(max_concurrency=None, request_rate=float("inf"), percentiles=(99.0,)), SAMPLES, [three()])
-    )
+    plain = block(make_result(setting(concurrency=None, rate=float("inf"), percentiles=(99.0,)), SAMPLES, [three()]))
     lines = GOLDEN.splitlines()
     assert plain.splitlines() == [line for line in lines if not re.match(r"Maximum|Request rate|P50|P99\.9", line)]
 
@@ -114,7 +122,7 @@ def test_the_json_has_vllms_keys() -> None:
     assert set(detailed) == {*keys, "whimbrel", "input_lens", "latencies", "queue_times", "errors", "version"}
     assert detailed["errors"] == ["", "", "HTTP 500: no"]
     assert detailed["latencies"] == pytest.approx([0.2, 0.4, 0.1])
-    assert to_json(make_result(setting(request_rate=float("inf")), SAMPLES, [three()]), date="")["request_rate"] == "inf"
+    assert to_json(make_result(setting(rate=float("inf")), SAMPLES, [three()]), date="")["request_rate"] == "inf"
     json.dumps(detailed)
 
 
@@ -237,7 +245,7 @@ def sweep_results() -> list[Result]:
     found = []
     for server, slow in (("ours", 1.0), ("a <b> & c", 3.0)):
         for rate in (5.0, 50.0, float("inf")):
-            change = setting(request_rate=rate, server=server, percentiles=(50.0, 99.0))
+            change = setting(rate=rate, server=server, percentiles=(50.0, 99.0))
             found.append(make_result(change, SAMPLES, [report([0.01 * slow * each for each in range(1, 50)])]))
     return found
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from soak import Options, soak
 
 from leaks import LIMITS, Limit
+from soak import Options, soak
 
 PATIENT = {**LIMITS, "memory, MiB": Limit(1.0, 96.0), "shared segments": Limit(2.0, 64.0)}
 """Some hundred requests do not fill the caches and pools of a server; only a gross leak can be told from that."""

@@ -16,10 +16,9 @@ CPU = Path("/proc/cpuinfo")
 @pytest.mark.parametrize(
     ("script", "row"),
     [
-        ("outputs.py", "three outputs: one pass, three passes"),
         ("maxsim.py", "the query alone"),
         ("wire.py", "AsyncOpenAI, a text in a request"),
-        ("prefixes.py", "in pieces of 512 tokens, over HTTP"),
+        ("prefixes.py", "in pieces of 128 tokens"),
     ],
 )
 @pytest.mark.sample(1)

@@ -19,7 +19,6 @@ from safetensors.numpy import load_file
 
 
 def main() -> None:
-    """Export one checkpoint."""
     folder, task = Path(sys.argv[1]), sys.argv[2]
     kind = ORTModelForSequenceClassification if task == "rerank" else ORTModelForFeatureExtraction
     out = folder / "onnx"

@@ -20,7 +20,6 @@ from tokenizers import Tokenizer
 
 
 def main() -> None:
-    """Export one checkpoint."""
     folder, task, texts = Path(sys.argv[1]), sys.argv[2], json.loads(Path(sys.argv[3]).read_text())
     kinds = {"rerank": OVModelForSequenceClassification, "sparse": OVModelForMaskedLM}
     kind = kinds.get(task, OVModelForFeatureExtraction)

@@ -17,7 +17,6 @@ _SOURCE = ModelSource(url="http://127.0.0.1/unused")  # the folder is named, so 
 
 
 def load(folder: str, task: str, *, threads: int, file: str) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     options: dict[str, Any] = {"specific_model_path": folder, "threads": threads, "providers": ["CPUExecutionProvider"]}
     return {"dense": _dense, "rerank": _rerank, "token-vectors": _tokens}[task](folder, file, options)
 

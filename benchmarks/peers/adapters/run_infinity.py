@@ -12,7 +12,6 @@ from infinity_emb import AsyncEmbeddingEngine, EngineArgs
 
 
 def load(folder: str, task: str, *, threads: int, **options: Any) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     torch.set_num_threads(threads)
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, daemon=True).start()

@@ -11,7 +11,6 @@ import onnxruntime
 
 
 def load(folder: str, task: str, *, threads: int, file: str) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(f"{folder}/{file}", options, ["CPUExecutionProvider"])

@@ -12,7 +12,6 @@ import openvino as ov
 
 
 def load(folder: str, task: str, *, threads: int, file: str, precision: str) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     settings = {"NUM_STREAMS": threads, "INFERENCE_NUM_THREADS": threads, "INFERENCE_PRECISION_HINT": precision}
     compiled = ov.Core().compile_model(f"{folder}/{file}", "CPU", settings)
     names = [each.get_any_name() for each in compiled.inputs]

@@ -10,7 +10,6 @@ from sentence_transformers import CrossEncoder, SentenceTransformer
 
 
 def load(folder: str, task: str, *, threads: int, backend: str = "torch", **model_kwargs: Any) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     torch.set_num_threads(threads)
     loaders: dict[str, Callable[..., Callable[[Any], Any]]] = {
         "dense": _dense, "rerank": _rerank, "token-vectors": _tokens, "sparse": _sparse,

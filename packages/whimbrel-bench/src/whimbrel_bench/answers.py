@@ -1,4 +1,4 @@
-"""Check of answers: the first is read in full, the others as far as a load generator has the time.
+"""Check of answers and their numbers of tokens: the first is read in full, the others as far as there is time.
 
 A later answer must have the media type of the first. JSON must be JSON at both ends, or throughout if it is short. Where rows
 can be counted, there must be one for each text of the request.
@@ -6,7 +6,9 @@ can be counted, there must be one for each text of the request.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from functools import cache
 from typing import Final
 
 import orjson
@@ -18,6 +20,9 @@ from whimbrel_bench.connection import END_BYTES, Answer
 ROW_MARK: Final = b'"index"'
 """Key of every row of an answer, wherever rows are objects. A quote within a text is escaped, so no text can match."""
 _JSON: Final = b"application/json"
+UNKNOWN: Final = -1
+_MAX_DIGITS: Final = 18
+"""Digits of a number that fits 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def check_first(backend: Backend, media_type: str, body: bytes, num_texts: int |
     except orjson.JSONDecodeError as error:
         raise _unsuitable(f"is no JSON ({error}): {_words(body)}") from None
     try:
-        rows = backend.count(answer)
+        rows = len(backend.rows(answer))
     except (KeyError, TypeError, IndexError, AttributeError, StopIteration):
         raise _unsuitable(f"has no vectors or scores: {_words(body)}") from None
     if num_texts is not None and rows != num_texts:
@@ -95,3 +100,18 @@ def _may_be_json(answer: Answer) -> bool:
     except orjson.JSONDecodeError:
         return False
     return True
+
+
+def read_tokens(answer: Answer, key: str) -> int:
+    """Return the number of tokens that an answer states under a key of its JSON, or in a header of TEI or Whimbrel; else -1."""
+    places = (answer.tail, answer.head, answer.headers.get(b"metadata", b"")) if key else ()
+    if found := next(filter(None, map(_pattern(key).search, places)), None):
+        return int(found[1])
+    value = answer.headers.get(b"x-compute-tokens") or answer.headers.get(b"x-whimbrel-tokens") or b""
+    return int(value) if value.isdigit() and len(value) <= _MAX_DIGITS else UNKNOWN
+
+
+@cache
+def _pattern(key: str) -> re.Pattern[bytes]:
+    """Return the pattern of a JSON key. A quote within a text is escaped in JSON, so no text of the answer can match."""
+    return re.compile(rb'"%b"\s*:\s*(\d{1,%d})(?!\d)' % (key.encode(), _MAX_DIGITS))

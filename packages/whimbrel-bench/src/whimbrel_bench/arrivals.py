@@ -6,19 +6,6 @@ from math import inf, isfinite
 
 import numpy as np
 
-from whimbrel.errors import SetupError
-
-
-def read_rate(text: str) -> float:
-    """Return the requests per second that a text names; `inf` sends all at once. Raises SetupError."""
-    try:
-        rate = float(text)
-    except ValueError:
-        rate = 0.0
-    if not rate > 0:
-        raise SetupError(f"a request rate of {text} sends nothing.", hint="it is a number above 0, or inf for all at once")
-    return rate
-
 
 def arrival_times(count: int, rate: float, *, seed: int = 0, burstiness: float = 1.0) -> list[float] | None:
     """Return the seconds after the start at which `count` requests are due, or None for an infinite rate.

@@ -36,67 +36,50 @@ class Backend:
 
     path: str
     body: Callable[[str, Sample], Fields]
+    rows: Callable[[Any], Sequence[Any]]
+    """Rows of a decoded answer."""
+    key: str = ""
+    """Key of the vector or score of a row that is an object with its index; other rows are in the order of the texts."""
     ranks: bool = False
     """It takes a query and documents."""
-    usage: str = "openai"
-    read: Callable[[Any], Any] | None = None
-    """Vectors or scores of a decoded answer, in the order of the texts."""
-    count: Callable[[Any], int] = len
-    """Number of rows of a decoded answer."""
+    usage: str = "prompt_tokens"
+    """Key of the number of tokens; "" where a header states it."""
+
+    def read(self, answer: Any) -> list[Any]:
+        """Return the vectors or scores of a decoded answer, in the order of the texts."""
+        rows = self.rows(answer)
+        return [row[self.key] for row in sorted(rows, key=lambda row: row["index"])] if self.key else list(rows)
 
 
 def _inputs(sample: Sample) -> list[str] | str:
     return sample.texts[0] if len(sample.texts) == 1 else list(sample.texts)
 
 
-def _by_index(rows: Sequence[Mapping[str, Any]], key: str) -> list[Any]:
-    return [row[key] for row in sorted(rows, key=lambda row: row["index"])]
+def _with_input(model: str, sample: Sample) -> Fields:
+    return {"model": model, "input": _inputs(sample), "truncate_prompt_tokens": -1}
+
+
+def _with_documents(model: str, sample: Sample) -> Fields:
+    return {"model": model, "query": sample.query, "documents": list(sample.texts), "truncate_prompt_tokens": -1}
 
 
 BACKENDS: Final[Mapping[str, Backend]] = {
-    "openai-embeddings": Backend(
-        "/v1/embeddings",
-        lambda model, sample: {"model": model, "input": _inputs(sample), "truncate_prompt_tokens": -1},
-        read=lambda answer: _by_index(answer["data"], "embedding"),
-        count=lambda answer: len(answer["data"]),
-    ),
-    "rerank": Backend(
-        "/v1/rerank",
-        lambda model, sample: {
-            "model": model,
-            "query": sample.query,
-            "documents": list(sample.texts),
-            "truncate_prompt_tokens": -1,
-        },
-        ranks=True,
-        read=lambda answer: _by_index(answer["results"], "relevance_score"),
-        count=lambda answer: len(answer["results"]),
-    ),
-    "pooling": Backend(
-        "/pooling",
-        lambda model, sample: {"model": model, "input": _inputs(sample), "truncate_prompt_tokens": -1},
-        read=lambda answer: _by_index(answer["data"], "data"),
-        count=lambda answer: len(answer["data"]),
-    ),
+    "openai-embeddings": Backend("/v1/embeddings", _with_input, lambda answer: answer["data"], "embedding"),
+    "rerank": Backend("/v1/rerank", _with_documents, lambda answer: answer["results"], "relevance_score", ranks=True),
+    "pooling": Backend("/pooling", _with_input, lambda answer: answer["data"], "data"),
     "tei": Backend(
-        "/embed",
-        lambda _, sample: {"inputs": _inputs(sample), "truncate": True},
-        usage="header",
-        read=lambda answer: answer,
-        count=lambda answer: len(answer[:]),
+        "/embed", lambda _, sample: {"inputs": _inputs(sample), "truncate": True}, lambda answer: answer[:], usage=""
     ),
     "ollama": Backend(
         "/api/embed",
         lambda model, sample: {"model": model, "input": _inputs(sample)},
-        usage="ollama",
-        read=lambda answer: answer["embeddings"],
-        count=lambda answer: len(answer["embeddings"]),
+        lambda answer: answer["embeddings"],
+        usage="prompt_eval_count",
     ),
     "native": Backend(
         "/v1/embed",
         lambda model, sample: {"model": model, "input": list(sample.texts), "truncate": True},
-        read=lambda answer: answer["outputs"]["dense"],
-        count=lambda answer: len(next(rows for rows in answer["outputs"].values() if rows is not None)),
+        lambda answer: next(rows for rows in answer["outputs"].values() if rows is not None),
     ),
 }
 """Kinds of servers by name. vLLM's own names are accepted too: see ALIASES."""
@@ -188,10 +171,9 @@ def make_body(backend: Backend, model: str, sample: Sample, extra: Fields) -> by
 
 def read_rows(backend: Backend, body: bytes) -> list[Float32Array]:
     """Return an array per text from a JSON answer: its vector or vectors, or its score. Raises SetupError."""
-    assert backend.read is not None
     try:
         return [_row(row) for row in backend.read(orjson.loads(body))]
-    except (ValueError, KeyError, TypeError, IndexError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, StopIteration) as error:
         raise SetupError(f"the answer cannot be read: {error!r}.", hint="choose the backend that suits the server") from error
 
 

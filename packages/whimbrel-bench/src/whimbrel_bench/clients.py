@@ -12,8 +12,8 @@ import ssl
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import ceil, isfinite
-from multiprocessing import get_context
+from math import ceil, inf, isfinite
+from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any, Final, cast
@@ -29,6 +29,8 @@ _RATE_PER_PROCESS: Final = 2000
 """Requests per second that one process sends without being late."""
 _CONNECTIONS_PER_PROCESS: Final = 1024
 _HEAD_START: Final = 0.05
+_START_SECONDS: Final = 60.0
+"""Seconds in which all processes must be ready."""
 _PATIENCE: Final = 10.0
 """Seconds in which a process must report after it was stopped."""
 
@@ -43,59 +45,47 @@ def choose_processes(rate: float, concurrency: int | None, num_requests: int) ->
 
 @dataclass(frozen=True)
 class _Worker:
-    """A client process, seen from the parent."""
+    """A client process, seen from the parent, and the end of the pipe through which it reports."""
 
     process: Any
-    commands: Connection
-    reports: Connection
-    """The other way: an event loop makes the end that it watches non-blocking, and a report must not be cut off."""
+    pipe: Connection
 
-    def receive(self) -> Any:
+    def receive(self, *, is_stopped: bool) -> Report | tuple[int, int]:
+        """Return the report, or the numbers of requests that have ended and that have failed. Raises WhimbrelError."""
         try:
-            return self.reports.recv()
+            return self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(_PATIENCE)
+            if is_stopped:  # before it had begun
+                return Report(interrupted=True)
             raise WhimbrelError(f"a client process died (exit code {self.process.exitcode}).") from None
-
-    def tell(self, message: object) -> None:
-        with suppress(OSError):
-            self.commands.send(message)
-
-    def close(self) -> None:
-        self.commands.close()
-        self.process.join(_PATIENCE)
-        self.reports.close()
 
 
 def run_load(job: Job, *, processes: int = 1, progress: Progress | None = None) -> list[Report]:
     """Run a job in client processes and return their reports. Indices are those of the job's payloads. Raises WhimbrelError."""
     processes = min(processes, len(job.payloads), job.concurrency or processes)
     parts = [list(range(number, len(job.payloads), processes)) for number in range(processes)]
+    context = get_context("spawn")
+    ready = context.Barrier(processes)
     workers: list[_Worker] = []
     try:
         for number, part in enumerate(parts):
-            workers.append(_start())
-            workers[-1].tell(_share(job, part, number, processes))
+            pipe, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=_work, args=(theirs, _share(job, part, number, processes), ready), daemon=True)
+            process.start()
+            theirs.close()
+            workers.append(_Worker(process, cast(Connection, pipe)))
         reports = _collect(workers, progress)
     finally:
         for worker in workers:
-            worker.close()
+            worker.process.terminate()
+            worker.process.join(_PATIENCE)
+            worker.pipe.close()
     for report, part in zip(reports, parts, strict=True):
-        report.index = [part[each] for each in report.index]
+        report.outcomes = [each._replace(payload=part[each.payload]) for each in report.outcomes]
         report.bodies = {part[each]: body for each, body in report.bodies.items()}
         report.changed = {part[each] for each in report.changed}
     return reports
-
-
-def _start() -> _Worker:
-    context = get_context("spawn")
-    their_commands, commands = context.Pipe(duplex=False)
-    reports, their_reports = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(their_commands, their_reports), daemon=True)
-    process.start()
-    their_commands.close()
-    their_reports.close()
-    return _Worker(process, cast(Connection, commands), cast(Connection, reports))
 
 
 def _share(job: Job, part: Sequence[int], number: int, processes: int) -> Job:
@@ -110,63 +100,48 @@ def _share(job: Job, part: Sequence[int], number: int, processes: int) -> Job:
 
 
 def _collect(workers: Sequence[_Worker], progress: Progress | None) -> list[Report]:
-    by_pipe = {worker.reports: worker for worker in workers}
-    reports: dict[Connection, Report] = {}
-    counts = dict.fromkeys(by_pipe, (0, 0))
-    ready: set[Connection] = set()
-    deadline: float | None = None
-    while len(reports) < len(workers):
+    reports: dict[int, Report] = {}
+    counts = [(0, 0)] * len(workers)
+    left = {worker.pipe: number for number, worker in enumerate(workers)}
+    deadline = inf
+    while left:
         try:
-            for pipe in cast("list[Connection]", wait([each for each in by_pipe if each not in reports], timeout=0.5)):
-                message = by_pipe[pipe].receive()
+            for pipe in cast("list[Connection]", wait(list(left), timeout=0.5)):
+                number = left[pipe]
+                message = workers[number].receive(is_stopped=deadline < inf)
                 if isinstance(message, Report):
-                    reports[pipe] = message
-                elif message == "ready":
-                    ready.add(pipe)
-                    if len(ready) == len(workers):
-                        _tell_all(workers, monotonic() + _HEAD_START)
-                else:
-                    counts[pipe] = message
-                    if progress is not None:
-                        progress(sum(each[0] for each in counts.values()), sum(each[1] for each in counts.values()))
-            if deadline is not None and monotonic() > deadline:
+                    reports[left.pop(pipe)] = message
+                elif progress is not None:
+                    counts[number] = message
+                    done, failed = zip(*counts, strict=True)
+                    progress(sum(done), sum(failed))
+            if monotonic() > deadline:
                 raise WhimbrelError("a client process does not stop.")
         except KeyboardInterrupt:
-            if deadline is not None:
+            if deadline < inf:
                 raise
             deadline = monotonic() + _PATIENCE
-            _tell_all(workers, "stop")
-    found = [reports[worker.reports] for worker in workers]
-    return found if deadline is None else _interrupted(found)
-
-
-def _interrupted(reports: list[Report]) -> list[Report]:
-    """Return the reports with one that was interrupted, also if the clients had just ended by themselves."""
-    if any(report.interrupted for report in reports):
-        return reports
-    return [replace(reports[0], interrupted=True), *reports[1:]]
-
-
-def _tell_all(workers: Sequence[_Worker], message: object) -> None:
-    for worker in workers:
-        worker.tell(message)
+            for worker in workers:
+                worker.process.terminate()
+    if deadline < inf:  # also if the clients had just ended by themselves
+        reports[0] = replace(reports[0], interrupted=True)
+    return [reports[number] for number in range(len(workers))]
 
 
 # In a client process
 
 
-def _work(commands: Connection, reports: Connection) -> None:
+def _work(pipe: Connection, job: Job, ready: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_file_limit()
-    job: Job = commands.recv()
-    if job.verify_tls is not None:
-        job = replace(job, tls=_tls_context(verify=job.verify_tls))
+    tls = None if job.verify_tls is None else _tls_context(verify=job.verify_tls)
     gc.collect()
     gc.freeze()
     gc.disable()  # a pause would count as latency
-    report = _run(_drive(job, commands, reports))
+    ready.wait(_START_SECONDS)
+    report = _run(_drive(job, tls, pipe))
     with suppress(BrokenPipeError):
-        reports.send(report)
+        pipe.send(report)
 
 
 def _run(main: Any) -> Report:
@@ -177,27 +152,20 @@ def _run(main: Any) -> Report:
     return uvloop.run(main)
 
 
-async def _drive(job: Job, commands: Connection, reports: Connection) -> Report:
+async def _drive(job: Job, tls: ssl.SSLContext | None, pipe: Connection) -> Report:
     def tell(done: int, failed: int) -> None:
         with suppress(BrokenPipeError):
-            reports.send((done, failed))
+            pipe.send((done, failed))
 
-    driver = Driver(job, on_progress=tell)
-    reports.send("ready")
-    start = commands.recv()
-    if start == "stop":
-        return Report(interrupted=True, unfinished=len(job.payloads))
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        loop.remove_reader(commands.fileno())
-        driver.stop()
-
-    loop.add_reader(commands.fileno(), stop)  # the parent says stop, or has ended
+    driver, loop, parent = Driver(job, tls=tls, on_progress=tell), asyncio.get_running_loop(), parent_process()
+    assert parent is not None
+    running = asyncio.ensure_future(driver.run(monotonic() + _HEAD_START))
+    loop.add_signal_handler(signal.SIGTERM, driver.stop)
+    loop.add_reader(parent.sentinel, driver.stop)  # the parent has ended
     try:
-        return await driver.run(start)
+        return await running
     finally:
-        loop.remove_reader(commands.fileno())
+        loop.remove_reader(parent.sentinel)
 
 
 def _tls_context(*, verify: bool) -> ssl.SSLContext:
@@ -210,10 +178,8 @@ def _tls_context(*, verify: bool) -> ssl.SSLContext:
 
 def _raise_file_limit() -> None:
     """Allow as many connections as the system does."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return
+    import resource
+
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

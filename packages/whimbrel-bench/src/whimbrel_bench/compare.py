@@ -6,10 +6,10 @@ A contender is anything that computes the same texts. No time is taken before th
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -18,16 +18,18 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.backends import Sample, read_rows
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.intervals import Ratio, ratio_of_medians
+from whimbrel_bench.offline import rows_of, run_requests
 from whimbrel_bench.target import Load, Target
+
+if TYPE_CHECKING:
+    from whimbrel.engine.engine import Engine
 
 
 class Contender(Protocol):
-    """One side of a comparison."""
+    """One side of a comparison, by its name in words."""
 
     @property
-    def name(self) -> str:
-        """The side in words."""
-        ...
+    def name(self) -> str: ...
 
     def vectors(self) -> list[Float32Array]:
         """Return the results of the first texts."""
@@ -59,45 +61,39 @@ class ServerContender:
         result = self.target.run(self.samples, self.load)
         if result.interrupted:
             raise KeyboardInterrupt
-        if result.failed:
-            reason = next(filter(None, result.errors))
-            raise WhimbrelError(
-                f"{self.name}: {result.failed:,} of {result.failed + result.completed:,} requests failed: {reason.rstrip('.')}."
-            )
-        return result.duration
+        return result.all_answered().duration
 
 
 class EngineContender:
     """A model in an engine of this process."""
 
-    def __init__(self, model: str | None, dtype: str, device: str, requests: Sequence[Sample], num_checked: int) -> None:
-        from whimbrel.engine.engine import Engine
-
-        self._engine = Engine(model, dtype=dtype, device=device, max_queue_tokens=2**31)
+    def __init__(self, engine: Engine, requests: Sequence[Sample], num_checked: int) -> None:
+        self._engine = engine
         self._chunks = [list(sample.texts) for sample in requests]
         self._num_checked = num_checked
-        self.name = f"{self._engine.card.name} ({self._engine.plan.dtype}, {self._engine.plan.device})"
+        self.name = f"{engine.card.name} ({engine.plan.dtype}, {engine.plan.device})"
 
     def vectors(self) -> list[Float32Array]:
-        from whimbrel_bench.offline import rows_of
-
-        return rows_of(self._run(self._chunks[: self._num_checked]))
+        return rows_of(run_requests(self._engine, self._chunks[: self._num_checked]))
 
     def round(self) -> float:
         begin = perf_counter()
-        self._run(self._chunks)
+        run_requests(self._engine, self._chunks)
         return perf_counter() - begin
 
-    def _run(self, chunks: Sequence[list[str]]) -> list[Any]:
-        from whimbrel_bench.offline import run_requests
 
-        return run_requests(self._engine, chunks)
+@contextmanager
+def engine_contenders(
+    sides: Sequence[tuple[str | None, str]], device: str, requests: Sequence[Sample], *, num_checked: int
+) -> Generator[list[EngineContender]]:
+    """Load an engine for each model and dtype."""
+    from whimbrel.engine.engine import Engine
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._engine.close()
+    with ExitStack() as stack:
+        engines = [
+            stack.enter_context(Engine(model, dtype=dtype, device=device, max_queue_tokens=2**31)) for model, dtype in sides
+        ]
+        yield [EngineContender(engine, requests, num_checked) for engine in engines]
 
 
 @dataclass(frozen=True)
@@ -161,19 +157,6 @@ def compare(
             raise
         failure = error.message
     return Comparison((first.name, second.name), seconds, lowest, number, interrupted, failure)
-
-
-@contextmanager
-def engine_pair(
-    models: Sequence[str | None], dtypes: Sequence[str], device: str, requests: Sequence[Sample], *, num_checked: int
-) -> Generator[tuple[EngineContender, EngineContender]]:
-    """Load two engines: of two models, or of one model in two dtypes."""
-    pairs = [(models[i % len(models)], dtypes[i % len(dtypes)]) for i in range(2)]
-    with (
-        EngineContender(*pairs[0], device, requests, num_checked) as first,
-        EngineContender(*pairs[1], device, requests, num_checked) as second,
-    ):
-        yield first, second
 
 
 def describe(comparison: Comparison) -> list[str]:

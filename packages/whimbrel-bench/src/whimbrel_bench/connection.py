@@ -1,13 +1,14 @@
 """HTTP/1.1 connection of a load generator.
 
-It carries one request at a time and calls back when the answer is complete or the connection breaks. Requests are bytes that
-were made before. Of a body it keeps the two ends, which hold the usage and the message of an error, unless all is asked for.
+It carries one request at a time. Requests are bytes that were made before. Of a body it keeps the two ends, which hold the
+usage and the message of an error, unless all is asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
 from typing import Final, cast
 
 import httptools
@@ -20,47 +21,43 @@ END_BYTES: Final = 1024
 """Bytes of a body that are kept at its start, and as many at its end."""
 
 
+class NoAnswer(Exception):
+    """A request has no answer, for the reason in words."""
+
+
+@dataclass(slots=True)
 class Answer:
     """Response to one request."""
 
-    __slots__ = ("body", "head", "headers", "num_rows", "size", "status", "tail")
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.head = b""
-        """The first bytes of the body."""
-        self.tail = b""
-        """The last bytes of the body."""
-        self.size = 0
-        self.num_rows = 0
-        """Number of row marks in the body, if they are counted."""
-        self.body: list[bytes] = []
-        """All of the body, if it is kept."""
-
-
-Finished = Callable[["Connection", Answer | None, str], None]
-"""Called with the connection, and the answer or the reason why there is none."""
+    status: int = 0
+    headers: dict[bytes, bytes] = field(default_factory=dict[bytes, bytes])
+    head: bytes = b""
+    """The first bytes of the body."""
+    tail: bytes = b""
+    """The last bytes of the body."""
+    size: int = 0
+    num_rows: int = 0
+    """Number of row marks in the body, if they are counted."""
+    body: list[bytes] = field(default_factory=list[bytes])
+    """All of the body, if it is kept."""
 
 
 class Connection(asyncio.Protocol):
-    """One connection. `index` is the request that it carries, or -1."""
+    """One connection."""
 
-    def __init__(self, finished: Finished, *, keep_bodies: bool = False, row_mark: bytes = b"") -> None:
-        self.index = -1
-        self.used = 0
-        """Number of requests that it has carried."""
-        self.since = 0.0
+    def __init__(self, *, keep_bodies: bool = False, row_mark: bytes = b"") -> None:
+        self.sent = 0.0
         """Time at which the present request was sent."""
         self.ended = 0.0
-        """Time at which the one before ended."""
+        """Time at which the latest answer ended."""
         self.keep_alive = True
-        self._finished = finished
+        self._idle_seconds = 0.0
         self._keep_bodies = keep_bodies
         self._row_mark = row_mark
         self._transport: asyncio.Transport | None = None
         self._parser = httptools.HttpResponseParser(self)
         self._answer = Answer()
+        self._waiter: asyncio.Future[Answer] | None = None
         self._received = False
         self._complete = False
 
@@ -71,16 +68,21 @@ class Connection(asyncio.Protocol):
     @property
     def was_stale(self) -> bool:
         """True if the connection had been idle for a while and nothing came since: the server may have closed it already."""
-        return self.used > 1 and self.since - self.ended >= _STALE and not self._received
+        return self._idle_seconds >= _STALE and not self._received
 
-    def send(self, index: int, payload: bytes, now: float) -> None:
-        """Send request number `index`."""
+    def send(self, payload: bytes) -> asyncio.Future[Answer]:
+        """Send a request. Its answer raises NoAnswer if the connection breaks."""
         assert self._transport is not None
-        self.index, self.since = index, now
-        self.used += 1
+        self.sent = monotonic()
+        self._idle_seconds = self.sent - self.ended if self.ended else 0.0
         self._answer, self._received = Answer(), False
         self._parser = httptools.HttpResponseParser(self)
-        self._transport.write(payload)
+        self._waiter = waiter = asyncio.get_running_loop().create_future()
+        if self.is_open:
+            self._transport.write(payload)
+        else:
+            self._end(None, CLOSED)
+        return waiter
 
     def close(self, reason: str = "") -> None:
         """Close at once. A request on its way ends with `reason`."""
@@ -94,7 +96,7 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
 
     def data_received(self, data: bytes) -> None:
-        if self.index < 0:
+        if self._waiter is None:
             self.close()  # bytes that belong to no request
             return
         self._received = True
@@ -107,11 +109,8 @@ class Connection(asyncio.Protocol):
             self._complete = False
             self._end(self._answer, "")
 
-    def eof_received(self) -> None:
-        return None
-
     def connection_lost(self, exc: Exception | None) -> None:
-        if self.index >= 0 and self._received and self._ends_with_connection():
+        if self._waiter is not None and self._received and self._ends_with_connection():
             self._answer.status = self._parser.get_status_code()
             self._end(self._answer, "")
             return
@@ -148,5 +147,11 @@ class Connection(asyncio.Protocol):
         return bool(headers) and b"content-length" not in headers and b"transfer-encoding" not in headers
 
     def _end(self, answer: Answer | None, reason: str) -> None:
-        if self.index >= 0:
-            self._finished(self, answer, reason)
+        waiter, self._waiter = self._waiter, None
+        self.ended = monotonic()
+        if waiter is None or waiter.done():
+            return
+        if answer is None:
+            waiter.set_exception(NoAnswer(reason))
+        else:
+            waiter.set_result(answer)

@@ -6,7 +6,6 @@ Names and meaning are those of vLLM's benchmark. The same seed gives the same sa
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from math import ceil, floor
 from pathlib import Path
@@ -17,24 +16,8 @@ import orjson
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
+from whimbrel_bench.options import DatasetOptions
 from whimbrel_bench.words import Words
-
-
-@dataclass(frozen=True)
-class DatasetOptions:
-    """Choice of a dataset and its sizes."""
-
-    name: str = "random"
-    path: Path | None = None
-    num_prompts: int = 1000
-    seed: int = 0
-    input_len: int = 128
-    range_ratio: float = 0.0
-    batch_size: int = 1
-
-    @property
-    def is_random(self) -> bool:
-        return self.name.startswith("random")
 
 
 def make_samples(options: DatasetOptions, words: Words | None) -> list[Sample]:
@@ -47,7 +30,7 @@ def make_samples(options: DatasetOptions, words: Words | None) -> list[Sample]:
     if not 0.0 <= options.range_ratio < 1.0:
         raise SetupError(f"--random-range-ratio is {options.range_ratio}.", hint="it is at least 0 and less than 1")
     rng = np.random.default_rng(options.seed)
-    return _RANDOM[options.name](options, words, rng)
+    return _random(options, words, rng)
 
 
 def _lengths(options: DatasetOptions, words: Words, rng: np.random.Generator, *, mean: int, count: int) -> list[int]:
@@ -67,40 +50,22 @@ def _text(words: Words, rng: np.random.Generator, length: int) -> str:
 
 
 def _random(options: DatasetOptions, words: Words, rng: np.random.Generator) -> list[Sample]:
-    lengths = _lengths(options, words, rng, mean=options.input_len, count=options.num_prompts)
-    texts = [_text(words, rng, length) for length in lengths]
-    step = options.batch_size
-    starts = range(0, options.num_prompts, step)
-    special = words.num_special
-    return [
-        Sample(tuple(texts[i : i + step]), num_tokens=sum(lengths[i : i + step]) + special * len(texts[i : i + step]))
-        for i in starts
-    ]
-
-
-def _random_rerank(options: DatasetOptions, words: Words, rng: np.random.Generator) -> list[Sample]:
-    """Return one query with other documents in each sample. Half of a pair's tokens are the query's, except for a separator."""
-    separator = 1
-    (query_length,) = _lengths(options, words, rng, mean=options.input_len // 2 - separator, count=1)
-    mean = options.input_len - query_length - separator
+    """Return random texts. For rerankers there is one query, with half of a pair's tokens except for a separator."""
+    ranks, num_query, around = options.name == "random-rerank", 0, words.num_special
+    mean = options.input_len
+    if ranks:
+        separator = 1
+        (num_query,) = _lengths(options, words, rng, mean=options.input_len // 2 - separator, count=1)
+        around = num_query + separator
+        mean -= around
     lengths = _lengths(options, words, rng, mean=mean, count=options.num_prompts)
-    query = _text(words, rng, query_length)
+    query = _text(words, rng, num_query) if ranks else None
     texts = [_text(words, rng, length) for length in lengths]
     step = options.batch_size
     return [
-        Sample(
-            tuple(texts[i : i + step]),
-            query,
-            sum(lengths[i : i + step]) + (query_length + separator) * len(texts[i : i + step]),
-        )
+        Sample(tuple(texts[i : i + step]), query, sum(length + around for length in lengths[i : i + step]))
         for i in range(0, options.num_prompts, step)
     ]
-
-
-_RANDOM: Final[Mapping[str, Callable[[DatasetOptions, Words, np.random.Generator], list[Sample]]]] = {
-    "random": _random,
-    "random-rerank": _random_rerank,
-}
 
 
 def _custom(line: str) -> Sample:
@@ -149,7 +114,6 @@ _READERS: Final[Mapping[str, Callable[[Path], list[Sample]]]] = {
     "custom": lambda path: _read_file(path, _custom, 'a line is for example {"prompt": "a text"}'),
     "texts": lambda path: _read_file(path, lambda line: Sample((line,)), "a line is a text in UTF-8"),
 }
-NAMES: Final = (*_RANDOM, *_READERS)
 
 
 def _repeat(rows: Sequence[Sample], options: DatasetOptions) -> list[Sample]:

@@ -7,21 +7,16 @@ requests behind it and cannot hide that. The generator measures how late its own
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from ssl import SSLContext
 from time import monotonic, process_time
-from typing import Final
+from typing import Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from whimbrel.types.arrays import Int64Array
-from whimbrel_bench.answers import ROW_MARK, Shape, refusal
-from whimbrel_bench.connection import CLOSED, Answer, Connection
-from whimbrel_bench.usage import USAGES
+from whimbrel_bench.answers import ROW_MARK, UNKNOWN, Shape, read_tokens, refusal
+from whimbrel_bench.connection import CLOSED, Answer, Connection, NoAnswer
 
 NO_STATUS: Final = 0
 _TICK: Final = 0.01
@@ -49,12 +44,10 @@ class Job:
     """Every request has a connection of its own."""
     duration: float | None = None
     """Seconds for which the payloads are repeated, with a concurrency; None: each is sent once."""
-    usage: str = "openai"
-    """Place of the number of tokens in an answer: a key of USAGES."""
+    usage: str = "prompt_tokens"
+    """Key of the number of tokens in an answer; "" where a header states it."""
     keep_bodies: bool = False
     """The report has the first answer to each payload, and the payloads whose later answers were others."""
-    tls: SSLContext | None = None
-    """Built in the process that uses it."""
     verify_tls: bool | None = None
     """None for plain HTTP; else whether the server's certificate is checked."""
 
@@ -63,26 +56,35 @@ class Job:
             raise ValueError("a duration needs a concurrency: requests that are sent at once have no end")
 
 
+class Outcome(NamedTuple):
+    """End of one request. Times are seconds after the start."""
+
+    payload: int
+    """Index of the payload."""
+    scheduled: float
+    sent: float
+    done: float
+    status: int = NO_STATUS
+    size: int = 0
+    """Bytes of the body."""
+    tokens: int = UNKNOWN
+    """Tokens by the server's count."""
+    reason: str = ""
+    """Reason of a failure."""
+
+
 @dataclass
 class Report:
-    """Outcome of a job: its requests in the order in which they ended. Times are seconds after the start."""
+    """Outcome of a job."""
 
-    index: list[int] = field(default_factory=list[int])
-    scheduled: list[float] = field(default_factory=list[float])
-    sent: list[float] = field(default_factory=list[float])
-    done: list[float] = field(default_factory=list[float])
-    status: list[int] = field(default_factory=list[int])
-    size: list[int] = field(default_factory=list[int])
-    tokens: list[int] = field(default_factory=list[int])
-    """Tokens by the server's count, or -1."""
+    outcomes: list[Outcome] = field(default_factory=list[Outcome])
+    """Its requests in the order in which they ended."""
     bodies: dict[int, bytes] = field(default_factory=dict[int, bytes])
     """First answer to each payload, if they are kept."""
     changed: set[int] = field(default_factory=set[int])
     """Payloads with different answers, if they are kept."""
     started: float = 0.0
     """The start by the monotonic clock, which all processes of a machine share."""
-    errors: dict[int, str] = field(default_factory=dict[int, str])
-    """Reasons by position in the lists."""
     num_resent: int = 0
     """Requests that were sent again, since the server had closed the idle connection."""
     unfinished: int = 0
@@ -93,178 +95,147 @@ class Report:
     """Seconds by which the event loop turned late, at each tick."""
     interrupted: bool = False
 
-    def arrays(self) -> tuple[NDArray[np.float64], Int64Array]:
-        """Return latencies in seconds, and statuses."""
-        return np.array(self.done) - np.array(self.scheduled), np.array(self.status, np.int64)
+
+class _Exchange(NamedTuple):
+    """Times at which a request was sent and ended, by the monotonic clock, and its answer or the reason why there is none."""
+
+    sent: float
+    done: float
+    answer: Answer | None
+    reason: str
 
 
 class Driver:
     """Runs one job in the present event loop."""
 
-    def __init__(self, job: Job, *, on_progress: Callable[[int, int], None] | None = None) -> None:
+    def __init__(
+        self, job: Job, *, tls: SSLContext | None = None, on_progress: Callable[[int, int], None] | None = None
+    ) -> None:
         self.report = Report()
+        self._tls = tls
         self._job = job
         self._on_progress = on_progress
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
-        self._waiting: deque[tuple[int, float]] = deque()
-        self._opening: dict[int, asyncio.Task[None]] = {}
-        self._due: dict[int, float] = {}
-        self._next = 0
-        self._stopped = False
-        self._start = 0.0
-        self._failed = 0
-        self._timers: deque[asyncio.TimerHandle] = deque()
+        self._connections: set[Connection] = set()
+        self._room = asyncio.Semaphore(job.concurrency or 2**31)
+        self._num_running = 0
+        """Requests that are due and have not ended."""
+        self._num_failed = 0
 
     async def run(self, start: float) -> Report:
         """Begin at `start` (monotonic), and return when all requests have ended or `stop` was called."""
-        loop = asyncio.get_running_loop()
-        self._loop = loop
-        self._end = loop.create_future()
-        await asyncio.sleep(max(0.0, start - monotonic()))
-        self._start, cpu = monotonic(), process_time()
-        if abs(self._start - start) < 1.0:
-            self._start = start
-        self.report.started = self._start
+        self._start = max(start, monotonic())
+        self._sending = asyncio.create_task(self._send_all())
         ticker = asyncio.create_task(self._tick())
-        if self._job.schedule is not None:
-            self._schedule_next()
-        else:
-            for _ in range(self._first_wave()):
-                self._take_next()
-        self._check_end()
-        await self._end
+        cpu = process_time()
+        await asyncio.wait([self._sending])
         ticker.cancel()
-        wall = monotonic() - self._start
-        self.report.cpu_share = (process_time() - cpu) / max(wall, 1e-9)
-        self._close_all()
+        self.report.started = self._start
+        self.report.cpu_share = (process_time() - cpu) / max(self._now(), 1e-9)
+        for connection in self._connections:
+            connection.close()
+        if not self._sending.cancelled():
+            self._sending.result()
         return self.report
 
     def stop(self) -> None:
         """End now. Requests on their way are dropped and counted."""
         self.report.interrupted = True
-        self.report.unfinished = len(self._busy) + len(self._opening) + len(self._waiting)
-        self._finish()
+        self.report.unfinished = self._num_running
+        self._sending.cancel()
 
-    def _finish(self) -> None:
-        self._stopped = True
-        if not self._end.done():
-            self._end.set_result(None)
+    def _now(self) -> float:
+        return monotonic() - self._start
 
-    def _first_wave(self) -> int:
+    async def _send_all(self) -> None:
+        """Send the requests: each when it is due, or all at once, or one after another on as many ways as may be taken."""
         job = self._job
-        return len(job.payloads) if job.concurrency is None else min(job.concurrency, self._total())
+        await asyncio.sleep(-self._now())
+        async with asyncio.TaskGroup() as group:
+            if job.schedule is not None:
+                for number, due in enumerate(job.schedule):
+                    await asyncio.sleep(due - self._now())
+                    group.create_task(self._request(number, due))
+            elif job.concurrency is None:
+                for number in range(len(job.payloads)):
+                    group.create_task(self._request(number, None))
+            else:
+                numbers = iter(range(len(job.payloads))) if job.duration is None else count()
+                for _ in range(job.concurrency):
+                    group.create_task(self._repeat(numbers))
 
-    def _total(self) -> int:
-        return len(self._job.payloads) if self._job.duration is None else 2**62
+    async def _repeat(self, numbers: Iterator[int]) -> None:
+        """Send the next request when the one before has ended."""
+        for number in numbers:
+            if self._job.duration is not None and self._now() >= self._job.duration:
+                return
+            await self._request(number, self._now())
 
-    # Which request is next
+    async def _request(self, number: int, due: float | None) -> None:
+        """Send a request once there is room, and record its end. If it is due at no time, it is due when it is sent."""
+        index = number % len(self._job.payloads)
+        self._num_running += 1
+        async with self._room:
+            found = await self._exchange(self._job.payloads[index])
+        self._num_running -= 1
+        self._record(index, due, found)
 
-    def _schedule_next(self) -> None:
-        """Send the requests that are due, and set a timer for the next. One timer at a time keeps the loop's heap small."""
-        schedule = self._job.schedule
-        assert schedule is not None
-        now = monotonic() - self._start
-        while self._next < len(schedule) and schedule[self._next] <= now:
-            self._admit(self._next, schedule[self._next])
-            self._next += 1
-        if self._next < len(schedule) and not self._stopped:
-            self._loop.call_later(schedule[self._next] - now, self._schedule_next)
-
-    def _take_next(self) -> None:
-        """Send the next request of a closed loop."""
-        over = self._job.duration is not None and monotonic() - self._start >= self._job.duration
-        if self._stopped or over or self._next >= self._total():
-            return
-        number, self._next = self._next, self._next + 1
-        self._admit(number, 0.0 if self._job.concurrency is None else monotonic() - self._start)
-
-    def _admit(self, number: int, scheduled: float) -> None:
-        limit = self._job.concurrency
-        if limit is not None and len(self._busy) + len(self._opening) >= limit:
-            self._waiting.append((number, scheduled))
+    async def _exchange(self, payload: bytes) -> _Exchange:
+        job, asked = self._job, monotonic()
+        try:
+            async with asyncio.timeout(job.timeout):
+                connection = self._idle_connection() or await self._connect()
+        except TimeoutError:
+            return _Exchange(asked, monotonic(), None, f"no connection within {job.timeout:g} s")
+        except (OSError, ValueError) as error:
+            return _Exchange(asked, monotonic(), None, f"cannot connect: {getattr(error, 'strerror', None) or error}")
+        try:
+            async with asyncio.timeout(job.timeout):
+                answer = await connection.send(payload)
+        except (TimeoutError, NoAnswer) as error:
+            reason = f"no answer within {job.timeout:g} s" if isinstance(error, TimeoutError) else str(error)
+            self._close(connection)
+            if reason != CLOSED or not connection.was_stale:
+                return _Exchange(connection.sent, monotonic(), None, reason)
+            self.report.num_resent += 1
+            return await self._exchange(payload)
+        if connection.keep_alive and not job.new_connections:
+            self._idle.append(connection)
         else:
-            self._send(number, scheduled)
+            self._close(connection)
+        return _Exchange(connection.sent, connection.ended, answer, "")
 
-    def _send(self, number: int, scheduled: float) -> None:
-        self._due[number] = scheduled
+    def _idle_connection(self) -> Connection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.is_open:
-                self._write(connection, number)
-                return
-        task = self._loop.create_task(self._open(number))
-        self._opening[number] = task
-        task.add_done_callback(partial(self._opened, number))
+                return connection
+            self._connections.discard(connection)
+        return None
 
-    async def _open(self, number: int) -> None:
+    async def _connect(self) -> Connection:
         job = self._job
         mark = ROW_MARK if job.shape is not None and job.shape.counts_rows else b""
-        make = partial(Connection, self._finished, keep_bodies=job.keep_bodies, row_mark=mark)
-        async with asyncio.timeout(job.timeout):
-            _, connection = await self._loop.create_connection(make, job.host, job.port, ssl=job.tls)
-        del self._opening[number]  # `_opened` is called later: until then it would count twice, and take another's room
-        self._write(connection, number)
+        make = partial(Connection, keep_bodies=job.keep_bodies, row_mark=mark)
+        _, connection = await asyncio.get_running_loop().create_connection(make, job.host, job.port, ssl=self._tls)
+        self._connections.add(connection)
+        return connection
 
-    def _opened(self, number: int, task: asyncio.Task[None]) -> None:
-        self._opening.pop(number, None)
-        if task.cancelled():
-            return
-        error = task.exception()
-        if isinstance(error, TimeoutError):
-            self._record(number, monotonic(), None, f"no connection within {self._job.timeout:g} s")
-        elif error is not None:
-            self._record(number, monotonic(), None, f"cannot connect: {getattr(error, 'strerror', None) or error}")
+    def _close(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        connection.close()
 
-    def _write(self, connection: Connection, number: int) -> None:
-        self._busy.add(connection)
-        payloads = self._job.payloads
-        connection.send(number, payloads[number % len(payloads)], monotonic())
-
-    # Ends
-
-    def _finished(self, connection: Connection, answer: Answer | None, reason: str) -> None:
-        number, connection.index = connection.index, -1
-        self._busy.discard(connection)
-        if self._stopped:
-            return
-        if answer is None and reason == CLOSED and connection.was_stale:
-            self.report.num_resent += 1
-            self._send(number, self._due[number])
-            return
-        connection.ended = monotonic()
-        if answer is not None and connection.keep_alive and not self._job.new_connections:
-            self._idle.append(connection)
-        elif connection.is_open:
-            connection.close()
-        self._record(number, connection.since, answer, reason)
-
-    def _record(self, number: int, sent: float, answer: Answer | None, reason: str) -> None:
-        report = self.report
-        tokens = -1
+    def _record(self, index: int, due: float | None, found: _Exchange) -> None:
+        job, answer, reason, sent = self._job, found.answer, found.reason, found.sent - self._start
+        outcome = Outcome(index, sent if due is None else due, sent, found.done - self._start, reason=reason)
         if answer is not None:
-            num_texts = self._job.num_texts[number % len(self._job.payloads)] if self._job.num_texts else 0
-            reason = refusal(answer, self._job.shape, num_texts)
-            tokens = -1 if reason else USAGES[self._job.usage](answer)
-        if reason:
-            report.errors[len(report.index)] = reason
-            self._failed += 1
-        elif answer is not None and self._job.keep_bodies:
-            self._keep(number % len(self._job.payloads), b"".join(answer.body))
-        scheduled = self._due.pop(number)
-        sent -= self._start
-        report.index.append(number % len(self._job.payloads))
-        report.sent.append(sent)
-        report.scheduled.append(scheduled if self._job.schedule is not None or self._job.concurrency is None else sent)
-        report.done.append(monotonic() - self._start)
-        report.status.append(NO_STATUS if answer is None else answer.status)
-        report.size.append(0 if answer is None else answer.size)
-        report.tokens.append(tokens)
-        if self._job.schedule is None and self._job.concurrency is not None:
-            self._loop.call_soon(self._continue)
-        elif self._waiting:
-            self._send(*self._waiting.popleft())
-        self._check_end()
+            reason = refusal(answer, job.shape, job.num_texts[index] if job.num_texts else 0)
+            tokens = UNKNOWN if reason else read_tokens(answer, job.usage)
+            outcome = outcome._replace(status=answer.status, size=answer.size, tokens=tokens, reason=reason)
+            if job.keep_bodies and not reason:
+                self._keep(index, b"".join(answer.body))
+        self._num_failed += bool(reason)
+        self.report.outcomes.append(outcome)
 
     def _keep(self, index: int, body: bytes) -> None:
         """Keep the first answer to a payload. Others are compared from the first list on: ids and dates come before."""
@@ -272,34 +243,11 @@ class Driver:
         if first[first.find(b"[") :] != body[body.find(b"[") :]:
             self.report.changed.add(index)
 
-    def _continue(self) -> None:
-        self._take_next()
-        self._check_end()
-
-    def _check_end(self) -> None:
-        over = self._job.duration is not None and monotonic() - self._start >= self._job.duration
-        left = 0 if over else self._total() - self._next
-        if not (left or self._busy or self._opening or self._waiting or self._due):
-            self._finish()
-
     async def _tick(self) -> None:
-        """Measure the lateness of the loop, report progress, and end requests that take too long."""
-        ticks = 0
-        while True:
+        """Measure the lateness of the loop, and report progress."""
+        for ticks in count(1):
             before = monotonic()
             await asyncio.sleep(_TICK)
-            now = monotonic()
-            self.report.lag.append(max(0.0, now - before - _TICK))
-            ticks += 1
-            if ticks % 20 == 0:
-                for connection in [each for each in self._busy if now - each.since > self._job.timeout]:
-                    connection.close(f"no answer within {self._job.timeout:g} s")
-                if self._on_progress is not None:
-                    self._on_progress(len(self.report.index), self._failed)
-
-    def _close_all(self) -> None:
-        self._stopped = True
-        for task in self._opening.values():
-            task.cancel()
-        for connection in [*self._idle, *self._busy]:
-            connection.close()
+            self.report.lag.append(max(0.0, monotonic() - before - _TICK))
+            if ticks % 20 == 0 and self._on_progress is not None:
+                self._on_progress(len(self.report.outcomes), self._num_failed)

@@ -6,25 +6,23 @@ Each dtype runs in a process of its own, so that its peak memory is its own.
 from __future__ import annotations
 
 import resource
-import signal
 import sys
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
-from whimbrel.errors import WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.plan import Options
 from whimbrel_bench.cosines import cosines
-from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.datasets import make_samples
 from whimbrel_bench.flops import flops_per_token
-from whimbrel_bench.words import local_words
+from whimbrel_bench.options import DatasetOptions
+from whimbrel_bench.processes import Worker
+from whimbrel_bench.words import model_words
 
 if TYPE_CHECKING:
     from whimbrel.engine.engine import Engine
@@ -46,12 +44,9 @@ class OfflineOptions:
     model: str | None
     dataset: DatasetOptions
     device: str = "auto"
-    texts_per_request: int = 32
     rounds: int = 3
     max_length: int | None = None
     max_batch_tokens: int | None = None
-    tokenizer: str | None = None
-    """Model whose tokenizer counts random texts; None: the model's own."""
 
 
 @dataclass(frozen=True)
@@ -96,42 +91,23 @@ def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int]
 
     Return the result, after Ctrl-C that of the rounds so far, or None if there are none. Raises WhimbrelError.
     """
-    context = get_context("spawn")
-    answers, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_work, args=(theirs, options, dtype), daemon=True)
-    process.start()
-    theirs.close()
+    worker = Worker(_start, options, dtype)
     last: OfflineResult | None = None
     try:
         while last is None or last.interrupted:
-            answer = answers.recv()
-            if isinstance(answer, BaseException):
-                raise answer
-            last = cast(OfflineResult, answer)
+            last = cast(OfflineResult, worker.ask())
             if on_round is not None:
                 on_round(len(last.rounds))
-    except EOFError:
-        process.join()
-        raise WhimbrelError(
-            f"the process of {dtype} died (exit code {process.exitcode}), perhaps for want of memory."
-        ) from None
     except KeyboardInterrupt:
         pass
     finally:
-        process.terminate()
-        process.join()
-        answers.close()
+        worker.stop()
     return last
 
 
-def _work(answers: Connection, options: OfflineOptions, dtype: str) -> None:
-    """Send the result after each round, and the whole result last."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends this process
-    try:
-        for result in measure(options, dtype):
-            answers.send(result)
-    except Exception as error:
-        answers.send(error)
+def _start(options: OfflineOptions, dtype: str) -> Callable[[None], OfflineResult]:
+    results = measure(options, dtype)
+    return lambda _: next(results)
 
 
 def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
@@ -148,10 +124,9 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
         max_batch_tokens=options.max_batch_tokens,
         max_queue_tokens=_NO_LIMIT,
     )
-    texts = [text for sample in make_samples(options.dataset, _words(options)) for text in sample.texts]
+    chunks = [list(each.texts) for each in make_samples(options.dataset, model_words(options.dataset, options.model))]
     with Engine(options.model, **engine_options) as engine:
         loaded, load_seconds = _peak_rss(), perf_counter() - begin
-        chunks = [texts[i : i + options.texts_per_request] for i in range(0, len(texts), options.texts_per_request)]
         first = run_requests(engine, chunks)  # not counted: first-time work
         stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
 
@@ -162,7 +137,7 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
         plan, card = engine.plan, engine.card
         flops = flops_per_token(Path(engine.folder) / card.path, card)
         result = OfflineResult(
-            card.name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), len(texts),
+            card.name, plan.dtype, plan.device, plan.num_lanes, main_output(first[0].outputs), sum(map(len, chunks)),
             sum(result.num_tokens for result in first), [], stages, 0, None, flops, load_seconds, 0, loaded, interrupted=True,
             vectors=rows_of(first),
         )  # fmt: skip
@@ -175,11 +150,6 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
             yield result
         end()
         yield replace(result, peak_flops=measure_peak(plan.dtype, plan.device, plan.num_lanes), interrupted=False)
-
-
-def _words(options: OfflineOptions) -> Any:
-    name = options.tokenizer or options.model
-    return local_words(None if name == "packaged" else name) if options.dataset.is_random else None
 
 
 def main_output(outputs: Outputs) -> str:

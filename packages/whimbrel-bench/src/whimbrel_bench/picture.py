@@ -11,7 +11,6 @@ from typing import Any, Final
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.results import Result, cells, word
-from whimbrel_bench.sweep import points
 
 SUFFIXES: Final = (".png", ".svg", ".html")
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
@@ -50,7 +49,7 @@ def check_path(path: Path) -> None:
 
 def draw(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> None:
     """Write the picture of results in the format of the path's suffix. Raises SetupError."""
-    if not points(results):
+    if not any(result.completed for result in results):
         raise SetupError(f"{path} is not drawn: no request was answered.")
     if path.suffix.lower() != ".html":
         _draw(path, results, about)
@@ -72,14 +71,15 @@ def _draw(out: Path | StringIO, results: Sequence[Result], about: Mapping[str, s
     mpl: Any = import_module("matplotlib")
     mpl.use("agg")
     plot: Any = import_module("matplotlib.pyplot")
-    found, percentile = points(results), word(max(results[0].setting.percentiles))
+    answered = sorted((result for result in results if result.completed), key=lambda result: result.setting.load.rate)
+    percentile = word(max(results[0].setting.load.percentiles))
     with mpl.rc_context({"svg.fonttype": "none"}):
         figure, axes = plot.subplots(figsize=(9, 5.5), dpi=150, layout="constrained")
-        for number, name in enumerate(dict.fromkeys(point.server for point in found)):
-            own = sorted((point for point in found if point.server == name), key=lambda point: point.rate)
-            across, colour = [point.throughput for point in own], COLOURS[number % len(COLOURS)]
-            axes.plot(across, [point.median for point in own], "o-", color=colour, label=f"{name}, median")
-            high = [point.high for point in own]
+        for number, name in enumerate(dict.fromkeys(result.name for result in answered)):
+            own, colour = [result for result in answered if result.name == name], COLOURS[number % len(COLOURS)]
+            across, ms = [result.request_throughput for result in own], [result.milliseconds() for result in own]
+            axes.plot(across, [each["median_e2el_ms"] for each in ms], "o-", color=colour, label=f"{name}, median")
+            high = [each[f"p{percentile}_e2el_ms"] for each in ms]
             axes.plot(across, high, "o--", color=colour, markerfacecolor="white", label=f"{name}, p{percentile}")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -172,4 +172,4 @@ def figures(result: Result) -> dict[str, str]:
         "tokens/s": f"{result.token_throughput:,.0f}",
         "mean ms": f"{ms['mean_e2el_ms']:,.0f}",
     }
-    return found | {f"p{word(p)} ms": f"{ms[f'p{word(p)}_e2el_ms']:,.0f}" for p in result.setting.percentiles}
+    return found | {f"p{word(p)} ms": f"{ms[f'p{word(p)}_e2el_ms']:,.0f}" for p in result.setting.load.percentiles}

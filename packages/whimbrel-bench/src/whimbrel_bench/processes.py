@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
-from contextlib import suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+
+from whimbrel.errors import WhimbrelError
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -17,51 +19,71 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 class Worker:
     """Process that calls `make(*args)` once, and the returned function once per `ask`.
 
-    `make` must be a top-level function of a module. The process ends with its parent.
+    `make` must be a top-level function of a module. The process ends with its parent, which alone heeds Ctrl-C.
     """
 
     def __init__(self, make: Callable[..., Callable[[Any], Any]], *args: Any) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
-        context.Process(target=_work, args=(theirs, make, args), daemon=True).start()
+        self._process = context.Process(target=_work, args=(theirs, make, args), daemon=True)
+        self._process.start()
         theirs.close()
 
-    def ask(self, message: Any) -> Any:
-        """Call the function with `message` and wait. Raises EOFError if it failed; the traceback is on stderr."""
-        self._pipe.send(message)
-        return self._pipe.recv()
+    def ask(self, message: Any = None) -> Any:
+        """Call the function with `message` and wait. Raises its WhimbrelError, or one if the process died."""
+        try:
+            self._pipe.send(message)
+            answer = self._pipe.recv()
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            self._process.join()
+            raise WhimbrelError(f"a process died (exit code {self._process.exitcode}), perhaps for want of memory.") from None
+        if isinstance(answer, WhimbrelError):
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        """End the process at once."""
+        self._process.terminate()
+        self._process.join()
+        self._pipe.close()
 
 
 def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
-    function = make(*args)
-    with suppress(EOFError):  # the parent has ended
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        function = make(*args)
         while True:
             pipe.send(function(pipe.recv()))
+    except WhimbrelError as error:
+        pipe.send(error)
+    except EOFError:  # the parent has ended
+        return
 
 
-def _read(path: Path) -> str:
-    """Return the contents of a file in /proc, or "" if the process has just ended."""
+def read_file(pid: int, name: str) -> str:
+    """Return the contents of a file of a process in /proc, or "" if the process has just ended."""
     try:
-        return path.read_text()
+        return Path(f"/proc/{pid}/{name}").read_text()
     except OSError:
         return ""
 
 
 def family(pid: int) -> list[int]:
     """Return a process and its descendants."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [pid, *(i for task in tasks for child in _read(task).split() for i in family(int(child)))]
+    tasks = (path.name for path in Path(f"/proc/{pid}/task").glob("*"))
+    children = [int(child) for task in tasks for child in read_file(pid, f"task/{task}/children").split()]
+    return [pid, *(each for child in children for each in family(child))]
 
 
 def cpu_seconds(pid: int) -> float:
     """Return the processor time of a process and its descendants, including those that ended."""
-    stats = [_read(Path(f"/proc/{i}/stat")).rpartition(")")[2].split() for i in family(pid)]
+    stats = [read_file(i, "stat").rpartition(")")[2].split() for i in family(pid)]
     return sum(int(ticks) for stat in stats for ticks in stat[11:15]) / _TICKS
 
 
 def mebibytes(pid: int, file: str, name: str) -> float:
     """Return the sum of a line of /proc/PID/FILE over a process and its descendants: VmHWM of status, Pss of smaps_rollup."""
-    lines = [line for i in family(pid) for line in _read(Path(f"/proc/{i}/{file}")).splitlines()]
+    lines = [line for i in family(pid) for line in read_file(i, file).splitlines()]
     return sum(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) / 1024
 
 

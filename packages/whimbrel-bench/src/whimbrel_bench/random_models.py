@@ -7,6 +7,7 @@ nothing. The weights are blocks of one random array, so that files of many GB ar
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,6 +22,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 _BLOCK: Final = 2**22
 _MODES: Final = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_TOKEN_WIDTH: Final = 128
+"""Width of a token's vector, for late interaction."""
 _MARKERS: Final = ("[unused0]", "[unused1]")
 """Tokens that mark queries and documents, as ColBERT has them."""
 
@@ -37,11 +40,9 @@ class Size:
     head_dim: int = 0
     vocabulary: int = 0
     """Rows of the table of tokens; 0: as many as the tokenizer has."""
-    output: int = 128
-    """Width of a token's vector, for late interaction."""
 
 
-def write_safetensors(path: Path, shapes: Shapes, *, seed: int = 0) -> None:
+def write_safetensors(path: Path, shapes: Shapes) -> None:
     """Write random bfloat16 weights: norms about 1, others small. Source of the format: github.com/huggingface/safetensors."""
     header: Json = {"__metadata__": {"format": "pt"}}
     offset = 0
@@ -51,7 +52,7 @@ def write_safetensors(path: Path, shapes: Shapes, *, seed: int = 0) -> None:
         offset = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    noise = (0.02 * np.random.default_rng(seed).standard_normal(_BLOCK, np.float32)).astype(ml_dtypes.bfloat16)
+    noise = (0.02 * np.random.default_rng(0).standard_normal(_BLOCK, np.float32)).astype(ml_dtypes.bfloat16)
     ones = (1.0 + noise[: 2**16].astype(np.float32)).astype(ml_dtypes.bfloat16)
     with path.open("wb") as stream:
         stream.write(len(text).to_bytes(8, "little") + text)
@@ -81,17 +82,25 @@ def write_tokenizer(folder: Path, *, most: int = 32768) -> int:
     return len(tokenizer["model"]["vocab"])
 
 
+def write_kinds(folder: Path, kinds: Mapping[str, str], *, most: int) -> None:
+    """Write the modules of Sentence Transformers, their types by folder, and the limit of tokens."""
+    rows = enumerate(kinds.items())
+    modules: list[Json] = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in rows]
+    write_json(folder / "modules.json", modules)
+    write_limit(folder, most)
+
+
+def write_limit(folder: Path, most: int) -> None:
+    """Write the limit of tokens as Sentence Transformers does."""
+    write_json(folder / "sentence_bert_config.json", {"max_seq_length": most, "do_lower_case": False})
+
+
 def write_modules(folder: Path, mode: str, width: int, *, most: int = 32768) -> None:
     """Write the modules of Sentence Transformers: the transformer, a mode of pooling, and the norm."""
-    kinds = (("Transformer", ""), ("Pooling", "1_Pooling"), ("Normalize", "2_Normalize"))
-    modules: list[Json] = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(kinds)
-    ]
-    write_json(folder / "modules.json", modules)
+    kind = "sentence_transformers.models."
+    write_kinds(folder, {"": f"{kind}Transformer", "1_Pooling": f"{kind}Pooling", "2_Normalize": f"{kind}Normalize"}, most=most)
     pooling = {"word_embedding_dimension": width} | {f"pooling_mode_{each}": each == mode for each in _MODES}
     write_json(folder / "1_Pooling/config.json", pooling)
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": most, "do_lower_case": False})
 
 
 def _write_decoder(folder: Path, size: Size, config: Json, *, head_norms: bool, prefix: str) -> None:
@@ -175,11 +184,11 @@ def write_bert(folder: Path, size: Size, *, mode: str = "mean_tokens") -> None:
 
 def write_colbert(folder: Path, size: Size, *, query_tokens: int, document_tokens: int) -> None:
     """Write a model as colbert-ir/colbertv2.0 is: a BERT and a projection of each token."""
-    linear: Shapes = {"linear.weight": (size.output, size.hidden)}
+    linear: Shapes = {"linear.weight": (_TOKEN_WIDTH, size.hidden)}
     _write_bert(folder, size, linear, architecture="HF_ColBERT", positions=max(512, document_tokens), prefix="bert.")
     metadata: Json = {
         "query_token_id": _MARKERS[0], "doc_token_id": _MARKERS[1], "query_token": "[Q]", "doc_token": "[D]",
         "query_maxlen": query_tokens, "doc_maxlen": document_tokens, "mask_punctuation": True, "attend_to_mask_tokens": False,
-        "similarity": "cosine", "dim": size.output, "checkpoint": "bert-base-uncased",
+        "similarity": "cosine", "dim": _TOKEN_WIDTH, "checkpoint": "bert-base-uncased",
     }  # fmt: skip
     write_json(folder / "artifact.metadata", metadata)

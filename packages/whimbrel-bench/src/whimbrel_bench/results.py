@@ -8,15 +8,19 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from math import isinf
+from statistics import median
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.errors import WhimbrelError
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.load import Report
+from whimbrel_bench.load import Outcome, Report
+from whimbrel_bench.options import Load
 from whimbrel_bench.tables import table
 
 _WIDTH: Final = 50
@@ -28,6 +32,7 @@ _LATE: Final = 0.01
 _MAX_REASONS: Final = 10
 _STATUS_AND_CODE: Final = re.compile(r"""(HTTP \d+): .*?"(?:code|error_type|type)"\s*:\s*"([^"]+)\"""")
 _NUMBER: Final = re.compile(r"\d[\d,.]*")
+_CONNECT: Final = "see whether the server still runs and how many connections it takes; --max-concurrency limits them."
 _REMEDIES: Final = (
     ("HTTP 5", "see the server's log."),
     ("HTTP 429", "the server refuses work above its limits: offer less, or raise its limits."),
@@ -35,11 +40,8 @@ _REMEDIES: Final = (
     ("HTTP 200", "see the server's log, or choose the --backend that suits it."),
     ("no answer within", "offer less with --max-concurrency or --request-rate, or wait longer with --timeout."),
     ("closed the connection", "see the server's log: it ended, restarted or limits its connections."),
-    ("cannot connect", "see whether the server still runs and how many connections it takes; --max-concurrency limits them."),
-    (
-        "no connection within",
-        "see whether the server still runs and how many connections it takes; --max-concurrency limits them.",
-    ),
+    ("cannot connect", _CONNECT),
+    ("no connection within", _CONNECT),
 )
 """Words of a reason, and what to do then."""
 
@@ -48,16 +50,13 @@ _REMEDIES: Final = (
 class Setting:
     """Options of a run, as its results state them."""
 
+    server: str
     backend: str
     model: str
     tokenizer: str
     num_prompts: int
-    request_rate: float
-    max_concurrency: int | None
-    burstiness: float = 1.0
+    load: Load
     label: str | None = None
-    percentiles: tuple[float, ...] = (99.0,)
-    server: str = ""
 
 
 @dataclass(frozen=True)
@@ -77,26 +76,60 @@ class Result:
     """Numbers of one run. Throughputs are per second of `duration`; latencies are of successful requests, in seconds."""
 
     setting: Setting
-    duration: float
-    completed: int
-    failed: int
-    unfinished: int
-    total_input: int
+    outcomes: Sequence[Outcome]
+    input_lens: Sequence[int]
+    """Tokens of each request; 0 if it failed."""
     total_input_sequences: int
-    latencies: NDArray[np.float64]
-    input_lens: list[int]
-    all_latencies: list[float]
-    queue_times: list[float]
-    errors: list[str]
     client: Client
     counted_by: str
     """The side that counted the tokens: server, client, or both."""
-    interrupted: bool = False
-    num_bytes: int = 0
-    num_resent: int = 0
-    reports: Sequence[Report] = ()
+    reports: Sequence[Report]
     """Reports of the client processes, whose indices are those of the samples."""
-    notes: tuple[str, ...] = field(default_factory=tuple)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def latencies(self) -> NDArray[np.float64]:
+        return np.array([each.done - each.scheduled for each in self.outcomes if not each.reason])
+
+    @property
+    def queue_times(self) -> list[float]:
+        return [each.sent - each.scheduled for each in self.outcomes]
+
+    @property
+    def errors(self) -> list[str]:
+        return [each.reason for each in self.outcomes]
+
+    @property
+    def completed(self) -> int:
+        return len(self.latencies)
+
+    @property
+    def failed(self) -> int:
+        return len(self.outcomes) - self.completed
+
+    @property
+    def duration(self) -> float:
+        return max((each.done for each in self.outcomes), default=1e-9)
+
+    @property
+    def total_input(self) -> int:
+        return sum(self.input_lens)
+
+    @property
+    def interrupted(self) -> bool:
+        return any(report.interrupted for report in self.reports)
+
+    @property
+    def unfinished(self) -> int:
+        return sum(report.unfinished for report in self.reports)
+
+    @property
+    def num_resent(self) -> int:
+        return sum(report.num_resent for report in self.reports)
+
+    @property
+    def name(self) -> str:
+        return self.setting.server or self.setting.model
 
     @property
     def request_throughput(self) -> float:
@@ -110,11 +143,19 @@ class Result:
     def sequence_throughput(self) -> float:
         return self.total_input_sequences / self.duration
 
+    def all_answered(self) -> Result:
+        """Return the result. Raises WhimbrelError with the first reason if a request failed."""
+        if self.failed:
+            reason = next(filter(None, self.errors)).rstrip(".")
+            number = f"{self.failed:,} of {self.failed + self.completed:,}"
+            raise WhimbrelError(f"{self.setting.server}: {number} requests failed: {reason}.")
+        return self
+
     def milliseconds(self) -> dict[str, float]:
         """Return mean, median, standard deviation and percentiles of the latency by vLLM's names. Without successes, 0."""
         values = self.latencies if self.latencies.size else np.zeros(1)
         found = {"mean_e2el_ms": values.mean(), "median_e2el_ms": np.median(values), "std_e2el_ms": values.std()}
-        found |= {f"p{word(p)}_e2el_ms": np.percentile(values, p) for p in self.setting.percentiles}
+        found |= {f"p{word(p)}_e2el_ms": np.percentile(values, p) for p in self.setting.load.percentiles}
         return {name: float(value) * 1000 for name, value in found.items()}
 
 
@@ -123,54 +164,27 @@ def word(percentile: float) -> str:
     return str(int(percentile)) if int(percentile) == percentile else str(percentile)
 
 
-def make_result(setting: Setting, samples: Sequence[Sample], reports: Sequence[Report], **more: Any) -> Result:
+def make_result(
+    setting: Setting, samples: Sequence[Sample], reports: Sequence[Report], *, notes: tuple[str, ...] = ()
+) -> Result:
     """Return the result of the reports of all client processes."""
-    done = max((time for report in reports for time in report.done), default=0.0)
-    rows: list[tuple[float, float, int, str]] = []
-    tokens = sequences = by_client = 0
-    latencies: list[float] = []
-    for report in reports:
-        for place, number in enumerate(report.index):
-            sample, reason = samples[number], report.errors.get(place, "")
-            latency = report.done[place] - report.scheduled[place]
-            count = report.tokens[place]
-            if not reason:
-                latencies.append(latency)
-                sequences += len(sample.texts)
-                if count < 0:
-                    count, by_client = sample.num_tokens or 0, by_client + 1
-                tokens += count
-            rows.append((latency, report.sent[place] - report.scheduled[place], max(count, 0), reason))
-    counted_by = "server" if not by_client else "client" if by_client == len(latencies) else "server and client"
-    values = np.array(latencies)
-    return Result(
-        setting,
-        max(done, 1e-9),
-        completed=len(latencies),
-        failed=len(rows) - len(latencies),
-        unfinished=sum(report.unfinished for report in reports),
-        total_input=tokens,
-        total_input_sequences=sequences,
-        latencies=values,
-        input_lens=[row[2] for row in rows],
-        all_latencies=[row[0] for row in rows],
-        queue_times=[row[1] for row in rows],
-        errors=[row[3] for row in rows],
-        client=judge_client(reports, float(np.median(values)) if values.size else 0.0),
-        counted_by=counted_by,
-        interrupted=any(report.interrupted for report in reports),
-        num_bytes=sum(sum(report.size) for report in reports),
-        num_resent=sum(report.num_resent for report in reports),
-        reports=reports,
-        **more,
-    )
+    outcomes = [each for report in reports for each in report.outcomes]
+    good = [each for each in outcomes if not each.reason]
+    tokens = [
+        0 if each.reason else each.tokens if each.tokens >= 0 else samples[each.payload].num_tokens or 0 for each in outcomes
+    ]
+    by_client = sum(each.tokens < 0 for each in good)
+    counted_by = "server" if not by_client else "client" if by_client == len(good) else "server and client"
+    client = judge_client(reports, median(each.done - each.scheduled for each in good) if good else 0.0)
+    sequences = sum(len(samples[each.payload].texts) for each in good)
+    return Result(setting, outcomes, tokens, sequences, client, counted_by, reports, notes)
 
 
-def judge_client(reports: Sequence[Report], median: float) -> Client:
+def judge_client(reports: Sequence[Report], latency: float) -> Client:
     """Return whether the client was the limit: a busy process, or a loop that is late by a tenth of the median latency."""
     busiest = max((report.cpu_share for report in reports), default=0.0)
     late = max((float(np.percentile(report.lag, 99)) for report in reports if report.lag), default=0.0)
-    return Client(len(reports), busiest, late, busiest > _BUSY or late > max(_LATE, 0.1 * median))
+    return Client(len(reports), busiest, late, busiest > _BUSY or late > max(_LATE, 0.1 * latency))
 
 
 # Text
@@ -188,10 +202,10 @@ def block(result: Result) -> str:
         _line("Successful requests:", result.completed, digits=None),
         _line("Failed requests:", result.failed, digits=None),
     ]
-    if setting.max_concurrency is not None:
-        lines.append(_line("Maximum request concurrency:", setting.max_concurrency, digits=None))
-    if not isinf(setting.request_rate):
-        lines.append(_line("Request rate configured (RPS):", setting.request_rate))
+    if setting.load.concurrency is not None:
+        lines.append(_line("Maximum request concurrency:", setting.load.concurrency, digits=None))
+    if not isinf(setting.load.rate):
+        lines.append(_line("Request rate configured (RPS):", setting.load.rate))
     lines += [
         _line("Benchmark duration (s):", result.duration),
         _line("Total input tokens:", result.total_input, digits=None),
@@ -201,7 +215,7 @@ def block(result: Result) -> str:
         f"{'End-to-end Latency':-^{_WIDTH}}",
         _line("Mean E2EL (ms):", ms["mean_e2el_ms"]),
         _line("Median E2EL (ms):", ms["median_e2el_ms"]),
-        *(_line(f"P{word(p)} E2EL (ms):", ms[f"p{word(p)}_e2el_ms"]) for p in setting.percentiles),
+        *(_line(f"P{word(p)} E2EL (ms):", ms[f"p{word(p)}_e2el_ms"]) for p in setting.load.percentiles),
         "=" * _WIDTH,
     ]
     return "\n".join(lines)
@@ -259,9 +273,9 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
         "tokenizer_id": setting.tokenizer,
         "num_prompts": setting.num_prompts,
         **(metadata or {}),
-        "request_rate": "inf" if isinf(setting.request_rate) else setting.request_rate,
-        "burstiness": setting.burstiness,
-        "max_concurrency": setting.max_concurrency,
+        "request_rate": "inf" if isinf(setting.load.rate) else setting.load.rate,
+        "burstiness": setting.load.burstiness,
+        "max_concurrency": setting.load.concurrency,
         "duration": result.duration,
         "completed": result.completed,
         "total_input_tokens": result.total_input,
@@ -273,7 +287,7 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
     if detailed:
         record |= {
             "input_lens": result.input_lens,
-            "latencies": result.all_latencies,
+            "latencies": [each.done - each.scheduled for each in result.outcomes],
             "queue_times": result.queue_times,
             "errors": result.errors,
         }
@@ -288,7 +302,7 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
                 "unfinished": result.unfinished,
                 "resent": result.num_resent,
                 "interrupted": result.interrupted,
-                "bytes_received": result.num_bytes,
+                "bytes_received": sum(each.size for each in result.outcomes),
                 "tokens_counted_by": result.counted_by,
                 "client_processes": client.processes,
                 "client_core_share": client.busiest,
@@ -302,16 +316,16 @@ def to_json(result: Result, *, date: str, detailed: bool = False, metadata: Mapp
 
 def cells(results: Sequence[Result]) -> list[list[str]]:
     """Return the cells of a table with a row per run, the head first."""
-    percentile = word(max(results[0].setting.percentiles)) if results else "99"
+    percentile = word(max(results[0].setting.load.percentiles)) if results else "99"
     head = ["server", "rate", "concurrency", "requests/s", "tokens/s", "median ms", f"p{percentile} ms", "failed", "client"]
     rows = [head]
     for result in results:
         setting, ms = result.setting, result.milliseconds()
         rows.append(
             [
-                setting.server or setting.model,
-                "inf" if isinf(setting.request_rate) else f"{setting.request_rate:g}",
-                str(setting.max_concurrency or "none"),
+                result.name,
+                "inf" if isinf(setting.load.rate) else f"{setting.load.rate:g}",
+                str(setting.load.concurrency or "none"),
                 f"{result.request_throughput:,.1f}",
                 f"{result.token_throughput:,.0f}",
                 f"{ms['median_e2el_ms']:,.1f}",

@@ -20,7 +20,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from whimbrel.errors import SetupError
-from whimbrel_bench.processes import family
+from whimbrel_bench.processes import family, read_file
 
 _POLL: Final = 0.1
 _PATIENCE: Final = 60.0
@@ -59,7 +59,7 @@ class Serving:
 
     def engines(self) -> list[int]:
         """Return the engine processes."""
-        return [pid for pid in family(self.pid) if b"whimbrel.server.processes.bootstrap\0engine" in _command(pid)]
+        return [pid for pid in family(self.pid) if "whimbrel.server.processes.bootstrap\0engine" in read_file(pid, "cmdline")]
 
     def metrics(self) -> list[Metric]:
         """Return the body of /metrics."""
@@ -81,13 +81,6 @@ def total(metrics: Sequence[Metric], name: str, **labels: str) -> float:
     """Return the sum of the samples of a metric that have these labels, or 0 without samples."""
     samples = (sample for metric in metrics for sample in metric.samples if sample.name == name)
     return sum(sample.value for sample in samples if labels.items() <= sample.labels.items())
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:  # it has just ended
-        return b""
 
 
 @contextmanager

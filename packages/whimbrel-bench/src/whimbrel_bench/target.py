@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from math import inf
 from time import monotonic, sleep
-from typing import Any, Final
+from typing import Final
 
 import httpx2
 import orjson
@@ -29,6 +30,7 @@ from whimbrel_bench.backends import (
     read_url,
 )
 from whimbrel_bench.load import Job
+from whimbrel_bench.options import Load, TargetOptions
 from whimbrel_bench.results import Result, Setting, make_result
 
 _HINTS: Final[Mapping[int, str]] = {
@@ -43,42 +45,6 @@ _PATIENCE: Final = 60.0
 """Seconds for an answer without work: the names of models, tokens of words."""
 _MAY_CUT: Final = frozenset({"top_n", "top_k"})
 """Fields of a body after which an answer may have fewer rows than the request has texts."""
-
-
-@dataclass(frozen=True)
-class TargetOptions:
-    """Choice of the server's kind, and what goes with every request."""
-
-    backend: str = "openai-embeddings"
-    endpoint: str | None = None
-    """Path in place of the backend's."""
-    model: str | None = None
-    """Model name in the bodies; None: the first that /v1/models names."""
-    api_key: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict[str, str])
-    extra_body: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    verify_tls: bool = True
-    ready_seconds: float = 0.0
-    """Seconds for which an unreachable server is waited for."""
-    timeout: float = 600.0
-    """Seconds after which a request has failed."""
-
-
-@dataclass(frozen=True)
-class Load:
-    """Course of a run, without its texts."""
-
-    rate: float = float("inf")
-    burstiness: float = 1.0
-    concurrency: int | None = None
-    num_warmups: int = 0
-    seed: int = 0
-    processes: int | None = None
-    """Number of client processes; None: chosen by the load."""
-    percentiles: tuple[float, ...] = (99.0,)
-    new_connections: bool = False
-    duration: float | None = None
-    keep_bodies: bool = False
 
 
 class Target:
@@ -144,15 +110,12 @@ class Target:
             with self.client() as client:
                 headers = {"content-type": "application/json"}
                 response = client.post(self.endpoint.url + self.path, content=body, headers=headers, timeout=timeout)
-        except httpx2.TimeoutException:
-            raise SetupError(
-                f"{self.name} gives no answer to the first request within {timeout:g} s.",
-                hint="see the server's log; --timeout waits longer",
-            ) from None
         except httpx2.HTTPError as error:
-            reason = str(error).rstrip(".") or type(error).__name__
+            is_late = isinstance(error, httpx2.TimeoutException)
+            reason = f" within {timeout:g} s" if is_late else f": {str(error).rstrip('.') or type(error).__name__}"
             raise SetupError(
-                f"{self.name} gives no answer to the first request: {reason}.", hint="see the server's log"
+                f"{self.name} gives no answer to the first request{reason}.",
+                hint="see the server's log" + ("; --timeout waits longer" if is_late else ""),
             ) from None
         if response.status_code != 200:
             raise SetupError(
@@ -197,13 +160,13 @@ class Target:
         self.ask(samples[0])
         if not load.num_warmups:
             return
-        job = self.job([samples[0]] * load.num_warmups, _closed(load))
-        reports = clients.run_load(job)
-        failed = [reason for report in reports for reason in report.errors.values()]
-        if failed:
-            raise WhimbrelError(f"{len(failed)} of {load.num_warmups} warm-up requests failed: {failed[0]}")
-        if any(report.interrupted for report in reports):
+        closed = replace(load, rate=inf, concurrency=load.concurrency or 16, duration=None, processes=1)
+        result = self.run([samples[0]] * load.num_warmups, closed)
+        if result.interrupted:
             raise KeyboardInterrupt
+        if result.failed:
+            reason = next(filter(None, result.errors))
+            raise WhimbrelError(f"{result.failed} of {load.num_warmups} warm-up requests failed: {reason}")
 
     def run(
         self,
@@ -218,18 +181,8 @@ class Target:
         """Run the load and return its result, also of a run that was stopped. Raises WhimbrelError."""
         processes = load.processes or clients.choose_processes(load.rate, load.concurrency, len(samples))
         reports = clients.run_load(self.job(samples, load), processes=processes, progress=progress)
-        setting = Setting(
-            self.options.backend,
-            self.model,
-            tokenizer or self.model,
-            sum(len(sample.texts) for sample in samples),
-            load.rate,
-            load.concurrency,
-            load.burstiness,
-            label,
-            load.percentiles,
-            self.name,
-        )
+        amount = sum(len(sample.texts) for sample in samples)
+        setting = Setting(self.name, self.options.backend, self.model, tokenizer or self.model, amount, load, label)
         return make_result(setting, samples, reports, notes=notes)
 
     def rows(self, result: Result) -> dict[int, list[Float32Array]]:
@@ -239,7 +192,3 @@ class Target:
         if changed:
             raise SetupError(f"{self.name} answers request {changed[0]} differently each time.")
         return {index: read_rows(self.backend, body) for index, body in bodies.items()}
-
-
-def _closed(load: Load) -> Load:
-    return replace(load, rate=float("inf"), concurrency=load.concurrency or 16, duration=None)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import httpx2
 import orjson
 
 from whimbrel.errors import SetupError
+from whimbrel_bench.options import DatasetOptions
 
 CANDIDATES: Final = tuple(
     """
@@ -71,11 +72,16 @@ def select_words(tokenize: Tokenize, source: str) -> Words:
 
 
 def local_words(model: str | None) -> Words:
-    """Return the words by the tokenizer of a checkpoint: a folder, a hub id, or None for the packaged model."""
+    """Return the words by the tokenizer of a checkpoint: a folder, a hub id, or "packaged" or None for the packaged model."""
     from whimbrel.checkpoint.locate import resolve_checkpoint
 
-    checkpoint = resolve_checkpoint(model, weights=False)
+    checkpoint = resolve_checkpoint(None if model == "packaged" else model, weights=False)
     return select_words(_file_tokenizer(checkpoint.folder), f"tokenizer of {checkpoint.name}")
+
+
+def model_words(dataset: DatasetOptions, model: str | None) -> Words | None:
+    """Return the words of random prompts for a model on this machine; None if the dataset is a file."""
+    return local_words(dataset.tokenizer or model) if dataset.is_random else None
 
 
 def _file_tokenizer(folder: Path) -> Tokenize:
@@ -97,10 +103,11 @@ def _file_tokenizer(folder: Path) -> Tokenize:
 
 def server_words(client: httpx2.Client, url: str, model: str) -> Words | None:
     """Return the words by the server's own tokenizer; None if it has no route for that."""
-    for name, ask in (("vLLM", _vllm), ("TEI", _tei)):
+    for name, make_body, count in _TOKENIZERS:
 
-        def tokenize(texts: Sequence[str], special: bool, ask: Any = ask) -> list[int]:
-            return [ask(client, url, model, text, special) for text in texts]
+        def tokenize(texts: Sequence[str], special: bool, make_body: Any = make_body, count: Any = count) -> list[int]:
+            bodies = [{**make_body(model, text), "add_special_tokens": special} for text in texts]
+            return [int(count(_post(client, f"{url}/tokenize", body))) for body in bodies]
 
         try:
             return select_words(tokenize, f"the server's /tokenize ({name}'s API)")
@@ -109,14 +116,11 @@ def server_words(client: httpx2.Client, url: str, model: str) -> Words | None:
     return None
 
 
-def _vllm(client: httpx2.Client, url: str, model: str, text: str, special: bool) -> int:
-    answer = _post(client, f"{url}/tokenize", {"model": model, "prompt": text, "add_special_tokens": special})
-    return int(answer["count"])
-
-
-def _tei(client: httpx2.Client, url: str, _: str, text: str, special: bool) -> int:
-    answer = _post(client, f"{url}/tokenize", {"inputs": [text], "add_special_tokens": special})
-    return len(cast("list[list[Any]]", answer)[0])
+_TOKENIZERS: Final[Sequence[tuple[str, Callable[[str, str], dict[str, Any]], Callable[[Any], Any]]]] = (
+    ("vLLM", lambda model, text: {"model": model, "prompt": text}, lambda answer: answer["count"]),
+    ("TEI", lambda _, text: {"inputs": [text]}, lambda answer: len(answer[0])),
+)
+"""APIs of /tokenize: the body for a text, and the number of its tokens in the answer."""
 
 
 def _post(client: httpx2.Client, url: str, body: dict[str, Any]) -> Any:

@@ -3,61 +3,45 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from whimbrel.cli.flags import Device, MaxBatchTokens, MaxLength
 from whimbrel.cli.shared_options import ModelArgument, need, option
-from whimbrel_bench.cli.bench_options import (
-    DATASET_PANEL,
-    LOAD_PANEL,
-    BatchSize,
-    DatasetPath,
-    Json,
-    RangeRatio,
-    Seed,
-    TokenizerName,
-)
+from whimbrel_bench.cli.groups import spread
+from whimbrel_bench.options import LOAD_PANEL, RESULTS_PANEL, DatasetOptions
 
 if TYPE_CHECKING:
     from whimbrel_bench.offline import OfflineResult
 
 
+@spread(without=("name",), num_prompts=512, batch_size=32)
 def offline(
-    model: ModelArgument = None,
     *,
+    model: ModelArgument = None,
     dtype: Annotated[
         list[str] | None, option("DTYPE", "auto, float32, bfloat16 or float16. May be repeated. [default: auto]")
     ] = None,
     device: Device = "auto",
     max_length: MaxLength = None,
     max_batch_tokens: MaxBatchTokens = None,
-    dataset_path: DatasetPath = None,
-    num_prompts: Annotated[int, option("N", "Number of texts.", min=1, panel=DATASET_PANEL)] = 512,
-    random_input_len: Annotated[
-        int, option("N", "Tokens of a random text, special tokens included.", min=1, panel=DATASET_PANEL)
-    ] = 128,
-    random_range_ratio: RangeRatio = 0.0,
-    texts_per_request: BatchSize = 32,
-    tokenizer: TokenizerName = None,
-    seed: Seed = 0,
+    dataset: DatasetOptions,
     rounds: Annotated[int, option("N", "Rounds over all texts; the median counts.", min=1, panel=LOAD_PANEL)] = 3,
-    json_path: Json = None,
+    json_path: Annotated[Path | None, option("PATH", "Write the result as JSON.", "--json", panel=RESULTS_PANEL)] = None,
 ) -> None:
     """Measure the engine alone."""
     need("torch")
     from whimbrel.cli import console
     from whimbrel_bench.cli.files import check_writable, write_json
-    from whimbrel_bench.datasets import DatasetOptions
     from whimbrel_bench.offline import OfflineOptions, run_offline, to_json
 
     if json_path is not None:
         check_writable(json_path)
-    dataset = DatasetOptions(
-        "texts" if dataset_path else "random", dataset_path, num_prompts, seed, random_input_len, random_range_ratio
-    )
-    options = OfflineOptions(model, dataset, device, texts_per_request, rounds, max_length, max_batch_tokens, tokenizer)
+    dataset = replace(dataset, name="texts" if dataset.path else "random")
+    options = OfflineOptions(model, dataset, device, rounds, max_length, max_batch_tokens)
     screen = console.stderr_console()
     results: list[OfflineResult] = []
     interrupted = False

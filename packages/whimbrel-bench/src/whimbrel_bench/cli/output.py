@@ -21,6 +21,7 @@ from whimbrel.errors import SetupError
 from whimbrel_bench import picture, results
 from whimbrel_bench.cli.files import check_writable, write_errors, write_json
 from whimbrel_bench.machine import describe_machine, describe_software, gpu_name
+from whimbrel_bench.options import OutputOptions
 
 if TYPE_CHECKING:
     from whimbrel_bench.results import Result
@@ -33,31 +34,24 @@ _SECRETS: Final = ("--api-key", "--header")
 class Output:
     """Destinations of results. Call `check` before anything is measured."""
 
-    label: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict[str, str])
-    save: bool = False
-    detailed: bool = False
-    folder: Path | None = None
-    filename: str | None = None
-    markdown: Path | None = None
-    picture: Path | None = None
+    files: OutputOptions
     console: Console = field(default_factory=stderr_console)
     _num_saved: int = 0
 
     def check(self) -> None:
         """Raise SetupError for a file that could not be written."""
-        if self.picture is not None:
-            picture.check_path(self.picture)
-            check_writable(self.picture)
-        if self.markdown is not None:
-            check_writable(self.markdown)
-        if self.folder is not None:
+        if self.files.picture is not None:
+            picture.check_path(self.files.picture)
+            check_writable(self.files.picture)
+        if self.files.markdown is not None:
+            check_writable(self.files.markdown)
+        if self.files.folder is not None:
             try:
-                self.folder.mkdir(parents=True, exist_ok=True)
+                self.files.folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
-                raise SetupError(f"cannot make {self.folder}: {error.strerror or error}.") from None
-        if self.save:
-            check_writable((self.folder or Path()) / (self.filename or "result.json"))
+                raise SetupError(f"cannot make {self.files.folder}: {error.strerror or error}.") from None
+        if self.files.save:
+            check_writable((self.files.folder or Path()) / (self.files.filename or "result.json"))
 
     def say(self, text: str) -> None:
         """Tell something on stderr."""
@@ -70,13 +64,13 @@ class Output:
         typer.echo(results.block(result))
         for line in results.remarks(result):
             self.say(f"note: {line}")
-        if self.save:
+        if self.files.save:
             self._save(result)
 
     def _save(self, result: Result) -> None:
         now = datetime.now().strftime("%Y%m%d-%H%M%S")  # local time, as vLLM's
-        path = (self.folder or Path()) / self._name(result, now)
-        record = results.to_json(result, date=now, detailed=self.detailed, metadata=self.metadata)
+        path = (self.files.folder or Path()) / self._name(result, now)
+        record = results.to_json(result, date=now, detailed=self.files.detailed, metadata=self.files.metadata)
         write_json(path, record)
         self.say(f"wrote {path}")
 
@@ -84,11 +78,11 @@ class Output:
         """Return the name of a run's file, as vLLM's benchmark forms it. Further runs of one command are numbered."""
         setting = result.setting
         self._num_saved += 1
-        if self.filename is not None:
-            path = Path(self.filename)
-            return self.filename if self._num_saved == 1 else f"{path.stem}-{self._num_saved}{path.suffix}"
-        rate = "inf" if isinf(setting.request_rate) else setting.request_rate
-        concurrency = "" if setting.max_concurrency is None else f"-concurrency{setting.max_concurrency}"
+        if self.files.filename is not None:
+            path = Path(self.files.filename)
+            return self.files.filename if self._num_saved == 1 else f"{path.stem}-{self._num_saved}{path.suffix}"
+        rate = "inf" if isinf(setting.load.rate) else setting.load.rate
+        concurrency = "" if setting.load.concurrency is None else f"-concurrency{setting.load.concurrency}"
         model = setting.model.rpartition("/")[2] or "model"
         number = "" if self._num_saved == 1 else f"-{self._num_saved}"
         label = (setting.label or setting.backend).replace("/", "-")
@@ -98,15 +92,15 @@ class Output:
         """Write what shows all runs, and return the exit code."""
         if len(found) > 1:
             typer.echo(f"\n{results.markdown(found)}")
-        if self.markdown is not None:
+        if self.files.markdown is not None:
             about = "".join(f"- {name}: {value}\n" for name, value in describe_run(found).items())
-            with write_errors(self.markdown):
-                self.markdown.write_text(f"{results.markdown(found)}\n\n{about}", encoding="utf-8")
-            self.say(f"wrote {self.markdown}")
-        if self.picture is not None:
-            with write_errors(self.picture):
-                picture.draw(self.picture, found, describe_run(found))
-            self.say(f"wrote {self.picture}")
+            with write_errors(self.files.markdown):
+                self.files.markdown.write_text(f"{results.markdown(found)}\n\n{about}", encoding="utf-8")
+            self.say(f"wrote {self.files.markdown}")
+        if self.files.picture is not None:
+            with write_errors(self.files.picture):
+                picture.draw(self.files.picture, found, describe_run(found))
+            self.say(f"wrote {self.files.picture}")
         if any(result.interrupted for result in found):
             return INTERRUPTED
         return 1 if any(result.failed or not result.completed for result in found) else 0

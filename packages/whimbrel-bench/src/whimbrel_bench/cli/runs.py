@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
+from math import inf, isfinite
 
 import typer
 
@@ -14,54 +14,60 @@ from whimbrel.errors import SetupError
 from whimbrel_bench import presets
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.cli.output import Output, progress_bar
-from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.datasets import make_samples
 from whimbrel_bench.machine import describe_machine, gpu_name
+from whimbrel_bench.options import DatasetOptions, Load, SweepOptions, TargetOptions
 from whimbrel_bench.results import Result
-from whimbrel_bench.sweep import read_rates, run_sweep
-from whimbrel_bench.target import Load, Target, TargetOptions
+from whimbrel_bench.target import Target
 from whimbrel_bench.words import Words, approximate, local_words, server_words
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Load of one or several servers."""
-
-    dataset: DatasetOptions
-    load: Load
-    tokenizer: str | None = None
-    sweep: str | None = None
-    sweep_seconds: float = 30.0
-
-
-def run_plan(plan: Plan, targets: Sequence[Target], output: Output) -> int:
-    """Run a plan on the servers, show the results, and return the exit code. Raises WhimbrelError."""
-    rates = read_rates(plan.sweep) if plan.sweep is not None else None
-    words = {target.name: find_words(plan, target) for target in targets}
-    samples: dict[str, list[Sample]] = {}
+def run_plan(dataset: DatasetOptions, load: Load, sweep: SweepOptions, targets: Sequence[Target], output: Output) -> int:
+    """Run the load on the servers, show the results, and return the exit code. Raises WhimbrelError."""
+    words = {target.name: find_words(dataset, target) for target in targets}
+    samples = {target.name: make_samples(dataset, words[target.name]) for target in targets}
     for target in targets:
-        own = words[target.name]
-        samples[target.name] = make_samples(plan.dataset, own)
-        output.say(_describe(plan.dataset, samples[target.name], own, target))
-        target.warm_up(samples[target.name], plan.load)
-    named = len(targets) > 1 or rates is not None
-    run = partial(run_once, output=output, words=words, named=named, tokenizer=plan.tokenizer or "")
-    if rates is None:
-        found: list[Result] = []
+        output.say(_describe(dataset, samples[target.name], words[target.name], target))
+        target.warm_up(samples[target.name], load)
+    named = len(targets) > 1 or sweep.rates is not None
+
+    def run(target: Target, rate: float) -> Result:
+        own = samples[target.name]
+        if sweep.rates is not None and isfinite(rate):
+            own = own[: max(1, round(rate * sweep.seconds))]
+        tokenizer = dataset.tokenizer or ""
+        changed = replace(load, rate=rate)
+        return run_once(target, own, changed, output=output, words=words[target.name], named=named, tokenizer=tokenizer)
+
+    return output.finish(run_rates(targets, sweep.rates or [load.rate], run))
+
+
+def run_rates(targets: Sequence[Target], rates: Sequence[float], run: Callable[[Target, float], Result]) -> list[Result]:
+    """Run every rate on every server, in turns, so that a change of the machine touches all of them alike.
+
+    A server that does not keep up with a rate is not asked for higher ones but the infinite one. A run that was stopped is the
+    last.
+    """
+    results: list[Result] = []
+    behind: set[str] = set()
+    for rate in rates:
         for target in targets:
-            found.append(run(target, samples[target.name], plan.load))
-            if found[-1].interrupted:
-                break
-    else:
-        found = run_sweep(targets, lambda target: samples[target.name], plan.load, rates, run=run, seconds=plan.sweep_seconds)
-    return output.finish(found)
+            if target.name in behind and isfinite(rate):
+                continue
+            results.append(run(target, rate))
+            if results[-1].interrupted:
+                return results
+            if results[-1].request_throughput < 0.7 * rate:
+                behind.add(target.name)
+    return results
 
 
-def find_words(plan: Plan, target: Target) -> Words | None:
+def find_words(dataset: DatasetOptions, target: Target) -> Words | None:
     """Return the words of random prompts: by --tokenizer, the server's tokenizer, or without one."""
-    if not plan.dataset.is_random:
+    if not dataset.is_random:
         return None
-    if plan.tokenizer is not None:
-        return local_words(None if plan.tokenizer == "packaged" else plan.tokenizer)
+    if dataset.tokenizer is not None:
+        return local_words(dataset.tokenizer)
     with target.client() as client:
         return server_words(client, target.endpoint.url, target.model) or approximate()
 
@@ -80,22 +86,18 @@ def run_once(
     load: Load,
     *,
     output: Output,
-    words: dict[str, Words | None],
-    named: bool,
+    words: Words | None = None,
+    named: bool = False,
     tokenizer: str = "",
 ) -> Result:
     """Run one load with a progress bar, and show its result."""
-    own = words.get(target.name)
-    notes = (f"Lengths are approximate: {own.source}.",) if own is not None and not own.exact else ()
+    notes = (f"Lengths are approximate: {words.source}.",) if words is not None and not words.exact else ()
     total = len(samples) if load.duration is None else None
-    rate = "" if load.rate == float("inf") else f" at {load.rate:g}/s"
+    rate = "" if load.rate == inf else f" at {load.rate:g}/s"
     with progress_bar(output.console, total, f"{target.name}{rate}") as progress:
-        result = target.run(samples, load, progress=progress, label=output.label, tokenizer=tokenizer, notes=notes)
+        result = target.run(samples, load, progress=progress, label=output.files.label, tokenizer=tokenizer, notes=notes)
     output.show(result, named=named)
     return result
-
-
-# Presets
 
 
 def run_preset(
@@ -125,7 +127,7 @@ def run_preset(
         target = Target(url, replace(options, backend=preset.backend, extra_body=extra), name=label)
         target.connect()
         target.warm_up(preset.samples, preset.load)
-        found = run_once(target, preset.samples, preset.load, output=output, words={}, named=False)
+        found = run_once(target, preset.samples, preset.load, output=output)
     early = ", stopped early" if found.interrupted else ""
     amount = f"{found.completed:,} requests, {found.total_input_sequences:,} texts, {found.total_input:,} tokens{early}"
     machine = "of that server" if servers else gpu_name() or describe_machine()

@@ -14,12 +14,12 @@ from typing import Final, TypeAlias
 from prometheus_client.parser import text_string_to_metric_families
 
 PROBES: Final = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping", "/info", "/load"})
+MEMORY: Final = "process_resident_memory_bytes"
 _PREFIX: Final = "whimbrel_"
 _START: Final = "process_start_time_seconds"
-_MEMORY: Final = "process_resident_memory_bytes"
 _START_TOLERANCE: Final = 1.5
 """Seconds by which two workers may differ over the start of one process: each computes it from the system's clock."""
-_COUNTED: Final = ("counter", "histogram")
+_BUCKETS: Final = ("whimbrel_stage_seconds_bucket", "whimbrel_request_seconds_bucket")
 
 Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 """Name of a sample, and its labels in order."""
@@ -27,15 +27,23 @@ Series: TypeAlias = tuple[str, tuple[tuple[str, str], ...]]
 
 @dataclass(frozen=True)
 class Page:
-    """Samples of one page of metrics."""
+    """Samples of one page of metrics, without the routes of probes."""
 
-    counters: Mapping[Series, float]
-    """Counters and the buckets of histograms; they only rise while the server lives."""
-    gauges: Mapping[Series, float]
+    samples: Mapping[Series, float]
     started: float
     """Time at which the server started, in seconds since 1970; 0 if it does not say."""
     received: float
     """Time at which the page came, on a clock of seconds."""
+
+    def total(self, name: str) -> float | None:
+        """Return the sum of a metric over its labels; None if the page does not have it."""
+        found = [value for (each, _), value in self.samples.items() if each == name]
+        return sum(found) if found else None
+
+    def models(self) -> list[str]:
+        """Return the models that have engines."""
+        pairs = (dict(labels) for name, labels in self.samples if name == "whimbrel_engines_up")
+        return sorted({each.get("model", "") for each in pairs} - {""})
 
 
 @dataclass
@@ -62,24 +70,16 @@ class Rates:
 
 def read_page(text: str, *, received: float) -> Page:
     """Return the samples of a page in Prometheus' text format. Raises ValueError if it has no metrics of Whimbrel."""
-    counters: dict[Series, float] = {}
-    gauges: dict[Series, float] = {}
-    starts: dict[str, float] = {}
     try:
-        for family in text_string_to_metric_families(text):
-            kept = counters if family.type in _COUNTED else gauges
-            for sample in family.samples:
-                if not isfinite(sample.value):
-                    continue
-                if sample.name == _START:
-                    starts[sample.labels.get("process", "")] = sample.value
-                elif sample.name.startswith(_PREFIX) or sample.name == _MEMORY:
-                    kept[sample.name, tuple(sorted(sample.labels.items()))] = sample.value
+        samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except (ValueError, LookupError, AttributeError) as error:  # the parser's, for text of another kind
         raise ValueError(f"not in Prometheus' text format: {error}") from None
-    if not any(name.startswith(_PREFIX) for name, _ in counters):
+    if not any(sample.name.startswith(_PREFIX) for sample in samples):
         raise ValueError("no metrics of Whimbrel")
-    return Page(counters, gauges, starts.get("supervisor", min(starts.values(), default=0.0)), received)
+    known = [each for each in samples if isfinite(each.value) and each.labels.get("route") not in PROBES]
+    starts = {sample.labels.get("process", ""): sample.value for sample in known if sample.name == _START}
+    found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in known}
+    return Page(found, starts.get("supervisor", min(starts.values(), default=0.0)), received)
 
 
 def has_restarted(before: Page, after: Page) -> bool:
@@ -91,42 +91,19 @@ def rates_between(before: Page, after: Page) -> Rates:
     """Return the rates between two pages. Counters of a server that restarted in between count from zero."""
     rates = Rates()
     seconds = max(after.received - before.received, 1e-6)
-    old: Mapping[Series, float] = {} if has_restarted(before, after) else before.counters
-    for (name, pairs), value in after.counters.items():
+    old: Mapping[Series, float] = {} if has_restarted(before, after) else before.samples
+    for (name, pairs), value in after.samples.items():
         risen = value - old.get((name, pairs), 0.0)
         rate = (value if risen < 0 else risen) / seconds
         labels = dict(pairs)
-        if labels.get("route") in PROBES:
-            continue
         if name == "whimbrel_requests_total":
             rates.requests[labels.get("outcome", "")] += rate
-        elif name in ("whimbrel_stage_seconds_bucket", "whimbrel_request_seconds_bucket"):
+        elif name in _BUCKETS:
             buckets, bound = rates.buckets[labels.get("stage", "request")], float(labels.get("le", inf))
             buckets[bound] = buckets.get(bound, 0.0) + rate
         elif name.endswith("_total"):
             rates.counts[name.removeprefix(_PREFIX).removesuffix("_total")] += rate
     return rates
-
-
-def gauge(page: Page, name: str) -> float:
-    """Return the sum of a gauge over its labels, without the routes of probes."""
-    return sum(value for (each, labels), value in page.gauges.items() if each == name and not _is_probe(labels))
-
-
-def count(page: Page, name: str) -> float:
-    """Return the sum of a counter over its labels, since the server started."""
-    return sum(value for (each, _), value in page.counters.items() if each == name)
-
-
-def memory(page: Page) -> float | None:
-    """Return the resident memory of all processes in bytes; None if the page does not tell."""
-    return gauge(page, _MEMORY) if any(name == _MEMORY for name, _ in page.gauges) else None
-
-
-def models(page: Page) -> list[str]:
-    """Return the models that have engines."""
-    pairs = (dict(labels) for name, labels in page.gauges if name == "whimbrel_engines_up")
-    return sorted({each.get("model", "") for each in pairs} - {""})
 
 
 def quantile(q: float, buckets: Mapping[float, float]) -> float | None:
@@ -145,7 +122,3 @@ def quantile(q: float, buckets: Mapping[float, float]) -> float | None:
             return low if bound == inf else low + (bound - low) * (q * total - below) / (buckets[bound] - below)
         low, below = bound, buckets[bound]
     return low
-
-
-def _is_probe(labels: tuple[tuple[str, str], ...]) -> bool:
-    return dict(labels).get("route") in PROBES

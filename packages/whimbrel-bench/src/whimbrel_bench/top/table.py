@@ -10,7 +10,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from whimbrel_bench.top.page import Page, Rates, count, gauge, memory, quantile
+from whimbrel_bench.top.page import MEMORY, Page, Rates, quantile
 
 State: TypeAlias = Literal["up", "loading", "unreachable", "refused"]
 """States of a server. refused: it answers, but not with its metrics."""
@@ -69,21 +69,17 @@ class ServerFigures(msgspec.Struct):
 def make_figures(pages: Sequence[Page], rates: Rates | None) -> Figures:
     """Return the figures of the latest page of each server, and of their rates together."""
 
-    def gauges(name: str) -> float:
-        return sum(gauge(page, name) for page in pages)
+    def total(name: str) -> float:
+        return sum(page.total(name) or 0.0 for page in pages)
 
-    def counts(name: str) -> float:
-        return sum(count(page, name) for page in pages)
-
-    sizes = [size for page in pages if (size := memory(page)) is not None]
     figures = Figures(
-        queue_tokens=gauges("whimbrel_queue_tokens"),
-        requests_in_flight=gauges("whimbrel_requests_in_flight"),
-        engines_up=gauges("whimbrel_engines_up"),
-        engine_restarts=counts("whimbrel_engine_restarts_total"),
-        worker_restarts=counts("whimbrel_worker_restarts_total"),
-        prefix_cache_bytes=gauges("whimbrel_prefix_cache_bytes"),
-        memory_bytes=sum(sizes) if sizes else None,
+        queue_tokens=total("whimbrel_queue_tokens"),
+        requests_in_flight=total("whimbrel_requests_in_flight"),
+        engines_up=total("whimbrel_engines_up"),
+        engine_restarts=total("whimbrel_engine_restarts_total"),
+        worker_restarts=total("whimbrel_worker_restarts_total"),
+        prefix_cache_bytes=total("whimbrel_prefix_cache_bytes"),
+        memory_bytes=total(MEMORY) if any(page.total(MEMORY) is not None for page in pages) else None,
     )
     if rates is not None:
         figures.requests_per_second = {name: rate for name, rate in rates.requests.items() if rate > 0}

@@ -11,7 +11,7 @@ import msgspec
 
 from whimbrel.client.error_mapping import redact_password, to_error, to_failure
 from whimbrel_bench.backends import check_headers
-from whimbrel_bench.top.page import Page, Rates, has_restarted, models, rates_between, read_page
+from whimbrel_bench.top.page import Page, Rates, has_restarted, rates_between, read_page
 from whimbrel_bench.top.table import Figures, ServerFigures, State, make_figures
 
 TIMEOUT: Final = 5.0
@@ -44,7 +44,7 @@ class Watch:
         except httpx2.HTTPError as error:
             self._fail("unreachable", _failure(self._url, error))
             return
-        found = ServerFigures(old.url, "up", version=old.version, models=models(self.page) or old.models)
+        found = ServerFigures(old.url, "up", version=old.version, models=self.page.models() or old.models)
         if health.status_code != 200:
             found.state = "loading"
             found.reason = to_error(self._url, health.status_code, health.headers, health.content).message

@@ -1,6 +1,6 @@
 """Soak test: mixed load on a real server for minutes or hours, with checks of responses, leaks, metrics and remains.
 
-    python benchmarks/soak.py [--seconds 300] [--round 10] [--clients 6] [--kill-every 4] [--seed 0] [--serve ARGUMENTS]
+    python tests/support/soak.py [--seconds 300] [--round 10] [--clients 6] [--kill-every 4] [--seed 0] [--serve ARGUMENTS]
 
 The server is `python -m whimbrel serve` of the packaged all-MiniLM-L6-v2. In rounds of `--round` seconds, clients do random
 actions: requests of 1 to 300 texts as base64 and as floats, every kind of invalid request, and deadlines from 0 to 60 seconds.
@@ -20,6 +20,7 @@ Retry-After, and with 504 if they have a deadline, but rarely. Anything else is 
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
@@ -33,23 +34,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isnan
-from pathlib import Path
 from time import perf_counter
 from typing import Final
 
-import msgspec
 import uvloop
-from common import MIXED, SHORT, default_plan, make_texts, note, print_setting, print_table
-from common import options as arguments
 from prometheus_client import Metric
-
-from whimbrel import Engine
-from whimbrel_bench.server import Serving, serving, total
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests/support"))
 
 from leaks import LIMITS, Family, Limit, Sample, Trend, trends
 from soak_clients import PATH, REFUSALS, Client, Tally
+from whimbrel import Engine
+from whimbrel_bench.datasets import DatasetOptions, make_samples
+from whimbrel_bench.machine import describe_machine, describe_software
+from whimbrel_bench.server import Serving, serving, total
+from whimbrel_bench.tables import table
+from whimbrel_bench.words import local_words
 
 MAX_REFUSED: Final = 0.05
 """Maximum fraction of refused requests without a deadline."""
@@ -76,8 +74,6 @@ class Options:
     dtype: str = "auto"
     serve: tuple[str, ...] = ()
     limits: Mapping[str, Limit] = field(default_factory=lambda: LIMITS)
-    series: Path | None = None
-    """JSON Lines file for every sample."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +98,17 @@ class Report:
 
 def soak(options: Options) -> Report:
     """Run the soak test."""
-    texts = [*make_texts(480, words=SHORT), *make_texts(32, words=MIXED, seed=1)]
-    plan = default_plan(options.dtype)
-    with Engine(dtype=plan.dtype) as engine:
-        expected = engine.embed(texts)
+    short, mixed = (
+        DatasetOptions(num_prompts=480, input_len=16, range_ratio=0.7),
+        DatasetOptions(num_prompts=32, range_ratio=0.95),
+    )
+    texts = [sample.texts[0] for dataset in (short, mixed) for sample in make_samples(dataset, local_words(None))]
+    with Engine(dtype=options.dtype) as engine:
+        expected, dtype = engine.embed(texts), engine.plan.dtype
     tally = Tally()
     rng = random.Random(options.seed)
     started = perf_counter()
-    with serving(None, "--dtype", plan.dtype, *options.serve) as server:
+    with serving(None, "--dtype", dtype, *options.serve) as server:
         family = Family(server.pid, "supervisor")
         samples: list[Sample] = []
         while (run := perf_counter() - started) < options.seconds or len(samples) < _MIN_ROUNDS:
@@ -117,10 +116,8 @@ def soak(options: Options) -> Report:
             kill = len(samples) % options.kill_every == 1 and (run < options.seconds / 2 or not tally.kills)
             uvloop.run(_round(clients, server, options.round_seconds, tally, kill_after=rng.random() if kill else None))
             samples.append(_rest(server, family, tally))
-            if options.series is not None:
-                with options.series.open("ab") as file:
-                    file.write(msgspec.json.encode(samples[-1]) + b"\n")
-            note(f"{run:6.0f} s  {tally.requests:,} requests, {tally.kills} kills, {len(tally.wrong)} wrong")
+            said = f"{run:6.0f} s  {tally.requests:,} requests, {tally.kills} kills, {len(tally.wrong)} wrong"
+            print(said, file=sys.stderr, flush=True)
         _stop(server, family, tally)
     return Report(tally, trends(samples, options.limits), len(samples), perf_counter() - started)
 
@@ -221,7 +218,7 @@ def report(found: Report) -> None:
     """Print the tables."""
     tally = found.tally
     header = ["process", "quantity", "first", "last", "per 1,000 requests", "limit", "growth", "or", ""]
-    print_table(header, [_row(each) for each in found.trends])
+    print(f"\n{table(header, [_row(each) for each in found.trends])}")
     print("\n| status of POST /v1/embeddings | requests |\n|---|---:|")
     for status, number in [*sorted(tally.statuses.items()), ("not waited for", tally.unseen)]:
         print(f"| {status} | {number:,} |")
@@ -237,15 +234,21 @@ def report(found: Report) -> None:
 
 def main() -> None:
     """Run the soak test from the command line."""
-    parser = arguments(__doc__, seconds=300.0, round=10.0, clients=6, kill_every=4, seed=0, serve="", series=Path())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in (
+        ("seconds", 300.0),
+        ("round", 10.0),
+        ("clients", 6),
+        ("kill-every", 4),
+        ("seed", 0),
+        ("dtype", "auto"),
+    ):
+        parser.add_argument(f"--{name}", type=type(default), default=default, help="default: %(default)s")
+    parser.add_argument("--serve", type=shlex.split, default=[], help="further arguments of `whimbrel serve`")
     args = parser.parse_args()
-    options = Options(
-        args.seconds, args.round, args.clients, args.kill_every, args.seed, args.dtype, tuple(shlex.split(args.serve)),
-        series=args.series if args.series != Path() else None,
-    )  # fmt: skip
-    found = soak(options)
+    found = soak(Options(args.seconds, args.round, args.clients, args.kill_every, args.seed, args.dtype, tuple(args.serve)))
     report(found)
-    print_setting(default_plan(args.dtype), clients=args.clients, round=f"{args.round:g} s", seed=args.seed)
+    print(f"\n{describe_machine()}, {describe_software()}, clients {args.clients}, round {args.round:g} s, seed {args.seed}")
     sys.exit(1 if found.failures else 0)
 
 
