@@ -39,6 +39,7 @@ BYTES, CHINESE, NFKD = {"type": "ByteLevel"}, {"type": "BertNormalizer"}, {"type
 
 GROWING = {
     "a replacement": replace("a", "b" * 1000),
+    "a replacement that holds steps, as only a sequence does": replace("a", "b" * 1000) | {"normalizers": []},
     "a replacement of two": replace("ab", "b" * 100),
     "a pattern": replace(".", "b" * 1000, "Regex"),
     "nested": sequence(replace("x", "y"), sequence(sequence(replace("a", "b" * 1000)))),

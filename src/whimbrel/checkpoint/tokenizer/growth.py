@@ -57,7 +57,7 @@ def steps_of(file: JSON, part: str) -> Iterator[JSON]:
         if not isinstance(step, dict):
             continue  # none, or the backend refuses it
         inner = cast(JSON, step).get(_PARTS[part])
-        if isinstance(inner, list):
+        if isinstance(inner, list) and cast(JSON, step).get("type", "Sequence") == "Sequence":
             waiting += reversed(cast(list[Any], inner))
         else:
             yield cast(JSON, step)
