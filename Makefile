@@ -1,6 +1,6 @@
 # make serve       build the environment and serve the packaged model on http://127.0.0.1:8000 (ARGS="MODEL --port 9000 ...")
-# make test        build the environment and run the tests, without those that repeat a point with other inputs
-# make test-all    run all tests but the slow ones
+# make test        build the environment and run the tests of most files, in some five minutes
+# make test-all    run the tests of all files, without those that repeat a point with other inputs
 # make test-cpus   run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
 # make test-native run the tests of the kernels in C++ with the compiler's sanitizers
 # make check       run all tests, also as on lesser processors, and check format, lint and types
@@ -41,7 +41,7 @@ test: $(VENV)/.whimbrel-dev
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 test-all: $(VENV)/.whimbrel-dev
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not pictures" $(ARGS)
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not extended and not pictures" $(ARGS)
 
 test-cpus: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/cpus.py $(ARGS)
@@ -57,7 +57,8 @@ vllm-check: $(VENV)/.whimbrel-dev
 test-native: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/sanitized.py $(ARGS)
 
-check: check-code test-all test-cpus test-native recipes
+check: check-code test-cpus test-native recipes
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not pictures" $(ARGS)
 
 check-code: docs
 	$(BIN)/ruff format --check .

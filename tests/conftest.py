@@ -20,7 +20,7 @@ import invented_products
 from needs import lacks_bfloat16
 from parity import WRITTEN, Parity
 from promises import promise_of
-from selection import mark_extended_cases
+from selection import mark_extended_cases, mark_wide_files
 from serving import Server
 from texts import TEXTS
 from whimbrel import Engine
@@ -140,8 +140,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Any:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by markers
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the extended cases; skip tests that need something that this machine lacks, with the reason."""
+    """Mark the extended cases and the wide files; skip tests that need something that this machine lacks, with the reason."""
     mark_extended_cases(items, config.args)
+    mark_wide_files(items, config.args)
     for item in items:
         if item.get_closest_marker("gpu"):
             reason = None if torch.cuda.is_available() else "no CUDA device"

@@ -48,10 +48,10 @@ def test_the_page_answers_every_line_of_the_catalogue_once() -> None:
 
 
 LONGEST = {"D4", "E8", "F2", "K4", "K5"}
-"""Rows whose tests all take ten seconds or more, and run in `make test-all` only."""
+"""Rows whose tests all take ten seconds or more, and run in `make check` only."""
 
 
-def test_make_test_covers_every_other_row() -> None:
+def test_make_test_all_covers_every_other_row() -> None:
     left_out = {
         node.name
         for file in sorted(ROOT.glob("tests/**/test_*.py"))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from faults_page import PAGE, ROOT, ROW
-from selection import spaced
+from selection import TESTS, WIDE, mark_wide_files, spaced
 
 SUITE = """
 import pytest
@@ -55,6 +55,10 @@ def test_signals():
 )
 def test_samples_are_evenly_spaced(total: int, count: int, indices: set[int]) -> None:
     assert spaced(total, count) == indices
+
+
+def test_every_row_of_the_wide_files_is_a_file_or_a_folder() -> None:
+    assert [name for name in WIDE if not (TESTS / name).exists()] == []
 
 
 @pytest.fixture(scope="module")
@@ -137,6 +141,25 @@ def test_signals_that_the_parent_ignores_reach_the_tests(processes: str, tmp_pat
     (tmp_path / "test_heeds.py").write_text(HEEDS, encoding="utf-8")
     output = run("-n", processes, str(tmp_path), preexec_fn=deafen)
     assert "1 passed" in output
+
+
+@pytest.mark.parametrize(
+    ("named", "is_wide"),
+    [
+        ("", True),
+        ("tests", True),
+        ("tests/outputs", True),
+        ("tests/deploy", False),
+        ("tests/deploy/test_prometheus.py::test_x[a/b]", False),
+    ],
+)
+def test_files_that_take_long_are_wide_unless_they_are_named(
+    named: str, is_wide: bool, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    monkeypatch.chdir(ROOT)
+    item = pytest.Module.from_parent(request.session, path=TESTS / "deploy/test_prometheus.py")
+    mark_wide_files([item], [named] if named else [])  # pyright: ignore[reportArgumentType]
+    assert (item.get_closest_marker("wide") is not None) == is_wide
 
 
 @pytest.mark.extended

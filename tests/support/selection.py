@@ -1,20 +1,49 @@
 """Selection of the tests that `make test` runs.
 
-Three markers say which tests are left to other commands:
+Four markers say which tests are left to other commands:
 
-- `extended`: a test that repeats a point with other inputs, or at length. `make test-all` runs it.
+- `wide`: a test of the files and folders in `WIDE`, which take long. `make test-all` runs it, as CI does.
+- `extended`: a test that repeats a point with other inputs, or at length. `make check` runs it.
 - `sample(n)`: of a test's cases, n evenly spaced ones, the first among them, run everywhere. The others are extended.
 - `slow`: a test of `make soak` only.
 
-A case that the command line names by its id is never extended, so `pytest FILE::TEST[CASE]` runs it.
+A file or folder that the command line names is not wide, and a case that it names by its id is not extended. So
+`pytest FILE::TEST[CASE]` runs that case.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
 
 import pytest
+
+TESTS: Final = Path(__file__).parent.parent
+WIDE: Final = (
+    *("bench", "browser", "deploy/test_prometheus.py"),
+    *("checkpoint/test_chains.py", "checkpoint/test_chat_texts.py", "checkpoint/test_convert.py"),
+    *("cli/test_cli_models.py", "client/test_client_info.py"),
+    *("dialects/test_clients_in_the_wild.py", "dialects/test_programs.py"),
+    *("engine/test_document_cache.py", "engine/test_int8.py"),
+    *("faults/test_floods.py", "faults/test_isolation.py", "faults/test_observability.py", "faults/test_overload.py"),
+    *("faults/test_processes.py",),
+    *("house/test_peers.py", "house/test_recipes.py", "house/test_suite.py"),
+    *("model/test_batch_memory.py", "model/test_kernels.py", "model/test_other_tasks.py"),
+    *("outputs/test_explain.py", "outputs/test_listwise.py", "outputs/test_saturation.py"),
+)
+"""Files and folders of tests that take about ten seconds or more in all."""
+
+
+def mark_wide_files(items: Sequence[pytest.Item], arguments: Sequence[str]) -> None:
+    """Mark as wide the tests in `WIDE` whose file or folder the command line does not name."""
+    named = [path for argument in arguments if (path := Path(argument.partition("::")[0]).resolve()) not in TESTS.parents]
+    wide = [TESTS / name for name in WIDE]
+    for item in items:
+        within = (item.path, *item.path.parents)
+        if any(path in within for path in wide) and not any(path in within and path != TESTS for path in named):
+            item.add_marker(pytest.mark.wide)
 
 
 def mark_extended_cases(items: Sequence[pytest.Item], arguments: Sequence[str]) -> None:

@@ -411,7 +411,7 @@ def test_bodies_that_are_wrong_of_muvera(given: Any, param: str) -> None:
 
 def test_bodies() -> None:
     body = {"input": "a", "token_pooling": {"pool_factor": 2, "num_protected_tokens": 3, "normalize_embeddings": False}}
-    request = native.parse_embed(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}})).request
+    request = asked(native.parse_embed(orjson.dumps(body | {"muvera": {"seed": 2**64 - 1}})))
     assert request == Request(["a"], token_pooling=TokenPooling(2, 3, False), muvera=MuveraParameters(seed=2**64 - 1))
     assert asked(native.parse_embed(b'{"input": "a", "token_pooling": 2, "muvera": true}')).muvera == MuveraParameters()
     assert asked(native.parse_embed(b'{"input": "a", "token_pooling": null, "muvera": false}')) == Request(["a"])

@@ -38,14 +38,13 @@ class EngineRequest:
     finish: Finish = field(default_factory=ReturnRows)
     scheduling: Scheduling = ORDINARY
     num_truncated: int = 0
-    num_tokens: int = -1
-    """Tokens of all seqs, counted once; negative: they are counted here."""
+    num_tokens: int = field(init=False)
+    """Tokens of all seqs."""
     response: ResultLayout = field(init=False)
     """The layout of the response: the rows, or the scores of pairs."""
 
     def __post_init__(self) -> None:
-        if self.num_tokens < 0:
-            object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
+        object.__setattr__(self, "num_tokens", count_tokens(self.seqs))
         object.__setattr__(self, "response", response_layout(self.layout, self.finish))
 
     @property
@@ -110,7 +109,7 @@ class BatchObserver(Protocol):
         ...
 
     def resumed(self, slot: int) -> None:
-        """Note that the batch goes on after another ran between its layers."""
+        """Note that the batch, a text in pieces, goes on with its next piece."""
         ...
 
     def ended(self, slot: int) -> None:

@@ -101,7 +101,7 @@ class Plan:
     device: str
     dtype: Dtype
     num_lanes: int
-    """Execution threads: one per core on a CPU, one on a GPU."""
+    """Execution threads: one per core on a CPU, without the express lane; one on a GPU."""
     max_batch_tokens: int
     max_length: int
     max_queue_tokens: int
@@ -118,7 +118,7 @@ class Plan:
     memory: int = 0
     """Memory of the device in bytes; 0: unknown."""
     chunked_prefill: bool = False
-    """Run a text of more than `max_batch_tokens` tokens in pieces of that size, between which others run."""
+    """Run a text of more than `max_batch_tokens` tokens in pieces of that size. On a GPU others run between them."""
     split_long: bool = False
     tokenizer: TokenizerReading = "transformers"
     """Reading of the tokenizer's files."""

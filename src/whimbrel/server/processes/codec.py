@@ -45,7 +45,6 @@ class _Header(msgspec.Struct, array_like=True):
     pairs: PairScoring | None
     scheduling: Scheduling
     num_truncated: int
-    num_tokens: int
 
 
 def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[bytes, list[NDArray[Any]], int]:
@@ -69,7 +68,6 @@ def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[byte
         replace(request.finish, pair_tokens=None) if isinstance(request.finish, PairScoring) else None,
         scheduling,
         request.num_truncated,
-        request.num_tokens,
     )
     return msgspec.msgpack.encode(header, enc_hook=place), arrays, size
 
@@ -97,7 +95,6 @@ def decode_request(header: bytes, source: _Source) -> EngineRequest:
         decoded.pairs or ReturnRows(),
         decoded.scheduling,
         decoded.num_truncated,
-        decoded.num_tokens,
     )
 
 
