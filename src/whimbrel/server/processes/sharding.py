@@ -130,7 +130,6 @@ def _select_pairs(request: EngineRequest, card: Card, pairs_S: Int64Array) -> En
         layout=plan_layout(tower, chosen, request.layout.specs),
         finish=finish,
         num_truncated=sum(seq.truncated for seq in chosen),
-        num_tokens=-1,  # those of the shard
     )
 
 
