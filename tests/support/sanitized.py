@@ -21,6 +21,8 @@ from whimbrel.model.native import compile as native
 ROOT: Final = Path(__file__).parents[2]
 FOLDER: Final = ROOT / "build/native"
 TESTS: Final = ("tests/model/test_kernels.py", "tests/model/test_disentangled.py")
+LEFT_OUT: Final = "tests/model/test_kernels.py::test_models_on_imitated_tiles"
+"""Whole models on imitated tiles take many minutes here, and call nothing that the tests of single kernels do not."""
 
 WARNINGS: Final = ("-Wall", "-Wextra", "-Werror", "-Wno-uninitialized", "-Wno-maybe-uninitialized")
 """GCC 12 finds uninitialized variables in its own headers for AVX-512 (its bug 105593)."""
@@ -51,7 +53,7 @@ def run(arguments: list[str]) -> int:
     if problem is not None:
         print(problem)
         return 1
-    return pytest.main(["-n", "0", "-q", *TESTS, *arguments])
+    return pytest.main(["-n", "0", "-q", "--deselect", LEFT_OUT, *TESTS, *arguments])
 
 
 if __name__ == "__main__":
