@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from scripted_runner import dense_wanted
-from stepped_runner import Observer, Start, StepRunner, answer, bulk, error, job
+from stepped_runner import Launch, Observer, Start, StepRunner, answer, bulk, error, job
 from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
@@ -74,8 +74,9 @@ def test_halves_of_suspects_run_alone_too(runner: StepRunner, start: Start) -> N
     assert answer(suspects) == [2000, 2001, 2002]
 
 
-def test_no_query_overtakes_bulk_while_suspects_wait(runner: StepRunner, start: Start) -> None:
-    lanes = start(2)
+@pytest.mark.parametrize("num_lanes", [1, 2])
+def test_no_query_overtakes_bulk_while_suspects_wait(num_lanes: int, runner: StepRunner, start: Start) -> None:
+    lanes = start(num_lanes)
     first, suspects, query = bulk(1000), job(2000, suspects={0: 1}), job(3000)
     for added in (first, suspects, query):
         if added is suspects:
@@ -86,8 +87,31 @@ def test_no_query_overtakes_bulk_while_suspects_wait(runner: StepRunner, start: 
     for expected in ([2000], [3000]):
         launch = runner.next()
         assert launch.words == expected
+        assert runner.is_quiet()
         launch.finish()
     assert [answer(one) for one in (first, suspects, query)] == [[1000], [2000], [3000]]
+
+
+def test_a_query_that_ran_out_of_memory_beside_bulk_runs_alone_and_nothing_overtakes_before(
+    runner: StepRunner, start: Start
+) -> None:
+    lanes = start(2)
+    running: list[Launch] = []
+    for word in (1000, 1001):
+        lanes.submit(bulk(word))
+        running.append(runner.next())
+    lanes.submit(failed := job(2000))
+    runner.next().fail(MemoryError("scripted"))
+    lanes.submit(other := job(2001))
+    for launch in running:
+        assert runner.is_quiet()
+        launch.finish()
+    for expected in ([2000], [2001]):
+        launch = runner.next()
+        assert launch.words == expected
+        assert runner.is_quiet()
+        launch.finish()
+    assert (answer(failed), answer(other)) == ([2000], [2001])
 
 
 def test_suspects_that_are_cancelled_hold_up_nobody(runner: StepRunner, start: Start) -> None:
@@ -139,6 +163,26 @@ def test_an_idle_lane_takes_a_query_beside_bulk(runner: StepRunner, start: Start
     beside.finish()
     running.finish()
     assert (answer(queries[0]), answer(large)) == ([2000], [1000])
+
+
+def test_a_query_leaves_a_lane_that_is_slow_to_wake_its_turn(
+    runner: StepRunner, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lanes = start(2)
+    large, query = bulk(1000), job(2000)
+    lanes.submit(large)
+    running = runner.next()
+    changed = lanes.dispatcher._changed  # pyright: ignore[reportPrivateUsage]
+    with monkeypatch.context() as patched:
+        patched.setattr(changed, "notify", lambda _=1: None)
+        lanes.submit(query)
+        assert runner.is_quiet()
+    with changed:
+        changed.notify_all()
+    assert runner.next_finished().thread != "whimbrel-express"
+    assert answer(query) == [2000]
+    running.finish()
+    assert answer(large) == [1000]
 
 
 def test_queries_that_waited_before_bulk_began_overtake_it(runner: StepRunner, start: Start) -> None:
@@ -194,6 +238,19 @@ def test_a_query_of_less_priority_waits_for_bulk(runner: StepRunner, start: Star
     assert answer(query) == [2000]
 
 
+def test_a_query_overtakes_the_least_urgent_bulk(runner: StepRunner, start: Start) -> None:
+    lanes = start(2)
+    jobs = [bulk(1000), bulk(1001, priority=5), job(2000, priority=3)]
+    launches: list[Launch] = []
+    for each in jobs:
+        lanes.submit(each)
+        launches.append(runner.next())
+    assert launches[-1].thread == "whimbrel-express"
+    for launch in launches:
+        launch.finish()
+    assert [answer(each) for each in jobs] == [[1000], [1001], [2000]]
+
+
 @pytest.mark.parametrize("how", ["cancel", "deadline"])
 def test_a_query_that_is_not_wanted_any_more_overtakes_nothing(how: str, runner: StepRunner, start: Start) -> None:
     lanes = start(max_batch_tokens=400)
@@ -246,6 +303,24 @@ def test_a_text_in_pieces_gives_way_on_any_device(runner: StepRunner, start: Sta
     launch = runner.next_finished()
     assert launch.hook is None
     assert answer(short) == [1001]
+
+
+def test_a_text_in_pieces_gives_way_to_nothing_less_urgent(runner: StepRunner, start: Start) -> None:
+    lanes = start(device="cuda:0", chunked_prefill=True, max_batch_tokens=100)
+    runner.collect_gate.clear()
+    early, long, query = job(1000, size=100, priority=5), job(1001, size=101), job(2000, priority=3)
+    lanes.submit(early)
+    runner.next_finished()  # launched, and still in flight
+    lanes.submit(long)
+    running = runner.next()
+    assert running.hook is not None
+    lanes.submit(query)
+    running.do(running.hook)
+    assert runner.is_quiet()
+    running.finish()
+    runner.collect_gate.set()
+    assert runner.next_finished().words == [2000]
+    assert [answer(each) for each in (early, long, query)] == [[1000], [1001], [2000]]
 
 
 @pytest.mark.parametrize("end", ["cancel", "deadline"])

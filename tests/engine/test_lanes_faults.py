@@ -94,7 +94,7 @@ def test_a_text_that_is_out_of_memory_beside_others_runs_again_alone(runner: Ste
 def test_vectors_of_a_wrong_shape_are_nobodys(spoil: Callable[[Any], Any], runner: StepRunner, start: Start) -> None:
     lanes = start()
     bad, good = job(1000), job(2000, 2001, 2002)
-    lanes.submit(first := bulk(3000))
+    lanes.submit(first := bulk(3000, priority=-1))  # nothing overtakes it
     running = runner.next()
     lanes.submit(bad)
     lanes.submit(good)
@@ -122,7 +122,7 @@ def nan_in(launch: Launch, *words: int) -> None:
 def test_a_row_that_is_not_finite_is_an_error_for_its_request_alone(runner: StepRunner, start: Start) -> None:
     lanes = start()
     bad, good = job(1000, 1001), job(2000)
-    lanes.submit(first := bulk(3000))
+    lanes.submit(first := bulk(3000, priority=-1))  # nothing overtakes it
     running = runner.next()
     lanes.submit(bad)
     lanes.submit(good)

@@ -131,7 +131,7 @@ def test_the_memory_of_a_request_is_free_once_it_is_answered(runner: StepRunner,
 
 def test_a_query_is_admitted_while_only_bulk_fills_the_queue(runner: StepRunner, start: Start) -> None:
     lanes = start(max_queue_tokens=2000)
-    jobs = [bulk(1000)]
+    jobs = [bulk(1000, priority=-1)]  # nothing overtakes it
     lanes.submit(jobs[0])
     running = runner.next()
     jobs += [bulk(*range(1000, 1009))]
@@ -178,7 +178,7 @@ def test_the_queue_is_bounded_in_bytes_and_they_are_given_back(runner: StepRunne
     gone.future.cancel()
     running.finish()
     finish_all(runner, jobs)
-    lanes.submit(bulk(1000))
+    lanes.submit(bulk(1000, priority=-1))
     running = runner.next()
     lanes.submit(job(*range(1000, 1012)))
     lanes.submit(job(1000))

@@ -378,6 +378,14 @@ def test_small_jobs_may_overtake_what_is_less_urgent_or_equally_so() -> None:
     assert scheduler.take_small(0.0, 0) is None
 
 
+def test_what_overtakes_after_a_shortage_of_memory_is_as_small_as_other_batches() -> None:
+    scheduler = filled(512, [Asked([100] * 9), *[Asked([20])] * 50])
+    scheduler.out_of_memory(80)
+    batch = scheduler.take_small(0.0, 0)
+    assert batch is not None
+    assert len(batch.items) == 2
+
+
 def test_little_work_is_shared_between_idle_lanes() -> None:
     scheduler = filled(512, [Asked([50] * 8)])
     taken = (scheduler.take(0.0, 2), scheduler.take(0.0, 1))

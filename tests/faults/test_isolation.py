@@ -49,7 +49,7 @@ def together(server: Server, poison: str) -> tuple[list[httpx2.Response], httpx2
     """31 good requests and a poisonous one, which meet in a batch: the lanes are held up while they come."""
     client = httpx2.Client(base_url=server.url, timeout=120, limits=httpx2.Limits(max_connections=64))
     with client, ThreadPoolExecutor(40) as threads:
-        holding = [threads.submit(ask, client, [holds("1")]) for _ in range(4)]
+        holding = [threads.submit(ask, client, [holds("1")], priority=-1) for _ in range(4)]
         time.sleep(0.3)
         texts = [*SOME[:16], poison, *SOME[16:]]
         futures: list[Future[httpx2.Response]] = [threads.submit(ask, client, [text]) for text in texts]

@@ -38,9 +38,9 @@ def server() -> Iterator[Server]:
 
 @contextmanager
 def held_up(server: Server, threads: ThreadPoolExecutor, seconds: str = "2") -> Iterator[None]:
-    """For so long the lanes do nothing."""
+    """For so long the lanes do nothing, and what they hold is too urgent to be overtaken."""
     with httpx2.Client(base_url=server.url, timeout=60) as client:
-        holding = [threads.submit(ask, client, [holds(seconds)]) for _ in range(4)]
+        holding = [threads.submit(ask, client, [holds(seconds)], priority=-1) for _ in range(4)]
         time.sleep(0.8)
         yield
         assert [future.result().status_code for future in holding] == [200] * 4

@@ -139,11 +139,11 @@ def ids(*words: int) -> Any:
 
 
 def block(engine: Engine, runner: type[ScriptedRunner]) -> list[Future[Any]]:
-    """Occupy every lane until `gate` is set."""
+    """Occupy every lane until `gate` is set, with bulk that is more urgent than what it would let overtake."""
     runner.launched.clear()
     futures: list[Future[Any]] = []
     for lane in range(engine.plan.num_lanes):
-        futures.append(engine.submit(Request([np.full(200, runner.GATE, np.int64)])))
+        futures.append(engine.submit(Request([np.full(200, runner.GATE, np.int64)]), Scheduling(priority=-1)))
         while len(runner.launched) <= lane:
             assert runner.seen.acquire(timeout=30)
     return futures

@@ -159,12 +159,12 @@ class Dispatcher:
             if selection.batch or not selection.expired:
                 return selection.batch
 
-    def take_small(self) -> ScheduledBatch[Job] | None:
-        """Return a small batch that may overtake the bulk in flight, if one waits."""
+    def take_small(self, priority: int) -> ScheduledBatch[Job] | None:
+        """Return a small batch that may overtake a batch of this priority in flight, if one waits."""
         if not self._scheduler.small_tokens:
             return None
         with self._lock:
-            selection = self._select(self._next_small)
+            selection = self._select(lambda now: self._next_small(now, priority))
         self._emit(selection)
         return selection.batch
 
@@ -186,12 +186,12 @@ class Dispatcher:
         return replace(batch, items=[(job, seq) for job, seq in batch.items if job in self._jobs])
 
     def _next_express(self, now: float) -> ScheduledBatch[Job] | None:
-        return None if self._num_idle else self._next_small(now)  # an idle lane takes it
+        if self._num_idle or not self._bulk:
+            return None  # an idle lane takes it, or it takes its turn among small batches
+        return self._next_small(now, max(self._bulk))
 
-    def _next_small(self, now: float) -> ScheduledBatch[Job] | None:
-        if not self._bulk or self._suspects_are_next():
-            return None
-        return self._scheduler.take_small(now, max(self._bulk))
+    def _next_small(self, now: float, priority: int) -> ScheduledBatch[Job] | None:
+        return None if self._exclusive or self._suspects_are_next() else self._scheduler.take_small(now, priority)
 
     def _wake_express(self) -> None:
         if self._bulk and self._scheduler.small_tokens:

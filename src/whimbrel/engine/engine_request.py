@@ -111,7 +111,7 @@ class BatchObserver(Protocol):
         ...
 
     def resumed(self, slot: int) -> None:
-        """Note that the batch goes on after another ran between its layers."""
+        """Note that the batch, a text in pieces, goes on with its next piece."""
         ...
 
     def ended(self, slot: int) -> None:

@@ -8,9 +8,9 @@ has come. Each lane has at most two batches of its own in flight. Where the lane
 it does the collector's work itself, which spares a lone request the way to another thread.
 
 On a CPU there is one lane more, the express lane. It waits for small requests that come while all lanes are busy with bulk,
-and runs and collects them at once. Its thread has a higher priority than the lanes', so the kernel gives it a core without
-delay. On a GPU a text that runs in pieces gives way to a small batch between them. On any device the rest of it does not run if
-its request is answered meanwhile.
+and runs and collects them at once. On Linux its thread has a higher priority than the lanes', so the kernel gives it a core
+without delay. On a GPU a text that runs in pieces gives way to a small batch between them. On any device the rest of it does
+not run if its request is answered meanwhile.
 
 The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
 only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
@@ -193,7 +193,7 @@ class Lanes:
         def between_pieces() -> None:
             if self._dispatcher.expire(job) or not self._dispatcher.is_waiting(job):
                 raise _Abandoned
-            if not self._on_cpu and (small := self._dispatcher.take_small()):
+            if not self._on_cpu and (small := self._dispatcher.take_small(batch.priority)):
                 self._launch(small, None)
             self._observer.resumed(observer_slot)
 
@@ -252,7 +252,7 @@ class Lanes:
         if len(batch.items) > 1:
             count("halvings", model=self._model)
             _log.warning("a batch of %d texts failed and is run again in halves: %r", len(batch.items), error)
-            self._dispatcher.requeue(batch, lower_budget=out_of_memory)
+            self._dispatcher.requeue(batch, lower_budget=out_of_memory and slots is not None)
         elif out_of_memory and batch.kind != "suspect":  # the batches beside it may have taken the memory
             self._dispatcher.requeue(batch, lower_budget=False)
         else:

@@ -8,7 +8,7 @@ Three ways through the model, chosen for each batch by its seqs alone:
   sees whole seqs. A prefix is computed apart even where only one seq has it, so a vector has the same bits with and without
   company, and with and without the cache.
 - A text of more than `piece_tokens` own tokens, which is always alone in its batch: every layer runs it piece by piece. Only
-  one layer's keys and values are kept at a time, and another batch may run between any two pieces.
+  one layer's keys and values are kept at a time, and on a GPU another batch may run between any two pieces.
 
 Shapes: R rows, T tokens, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
 """

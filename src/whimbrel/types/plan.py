@@ -57,7 +57,7 @@ class Options(TypedDict, total=False):
     prefix_cache_bytes: int | None
     """Size in bytes of the cache of texts' shared prefixes; 0: no cache. Default: 256 MiB for causal models."""
     chunked_prefill: bool | None
-    """Run texts above `max_batch_tokens` in pieces, between which others run. Default: for causal models."""
+    """Run texts above `max_batch_tokens` in pieces; on a GPU others run between them. Default: for causal models."""
     served_name: str | None
     """Name of the model for clients. Default: the checkpoint's name."""
     aliases: tuple[str, ...]
@@ -100,7 +100,7 @@ class Plan:
     device: str
     dtype: Dtype
     num_lanes: int
-    """Execution threads: one per core on a CPU, one on a GPU."""
+    """Execution threads: one per core on a CPU, without the express lane; one on a GPU."""
     max_batch_tokens: int
     max_length: int
     max_queue_tokens: int

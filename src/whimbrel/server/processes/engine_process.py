@@ -41,7 +41,7 @@ _log = logging.getLogger("whimbrel")
 _EMPTY: Final = memoryview(b"")
 _BEAT_SECONDS: Final = 0.25
 _BATCHES_PER_LANE: Final = 64
-"""Limit of uncollected batches of one lane: two, and the small ones that ran between their layers."""
+"""Limit of uncollected batches of one lane: two, and the small ones that overtook them."""
 
 
 @dataclass(frozen=True, slots=True)
