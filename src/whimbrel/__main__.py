@@ -22,7 +22,7 @@ def main() -> NoReturn:
     for name in (signal.SIGINT, signal.SIGTERM) if serves else (signal.SIGINT,):
         if signal.getsignal(name) != signal.SIG_IGN:
             # A server that has no child yet ends as it would later. The supervisor replaces these handlers.
-            signal.signal(name, lambda *_: os._exit(0 if serves else _INTERRUPTED))
+            signal.signal(name, lambda _signal, _frame: os._exit(0 if serves else _INTERRUPTED))
     from whimbrel.cli import main as command
 
     if not serves and signal.getsignal(signal.SIGINT) != signal.SIG_IGN:

@@ -11,6 +11,7 @@ import pytest
 
 from scripted_runner import EngineThreads
 from stepped_runner import Start, StepRunner
+from waiting import wait_for
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.types.card import Card
 from whimbrel.types.hardware import Hardware
@@ -38,6 +39,8 @@ def start(runner: StepRunner, card: Card) -> Iterator[Start]:
         plan = make_plan(Options(**options), card, Hardware(num_cores=num_lanes))
         lanes = EngineThreads(runner, card, replace(plan, device=device, chunked_prefill=chunked_prefill), observer)
         started.append(lanes)
+        dispatcher: Any = lanes.dispatcher
+        assert wait_for(lambda: dispatcher._num_idle == plan.num_lanes)
         return lanes
 
     yield start

@@ -170,10 +170,12 @@ def test_a_query_leaves_a_lane_that_is_slow_to_wake_its_turn(
 ) -> None:
     lanes = start(2)
     large, query = bulk(1000), job(2000)
-    lanes.submit(large)
-    running = runner.next()
     changed = lanes.dispatcher._changed  # pyright: ignore[reportPrivateUsage]
     with monkeypatch.context() as patched:
+        wake = changed.notify
+        patched.setattr(changed, "notify", lambda _=1: wake(1))  # the other lane sleeps on
+        lanes.submit(large)
+        running = runner.next()
         patched.setattr(changed, "notify", lambda _=1: None)
         lanes.submit(query)
         assert runner.is_quiet()

@@ -251,7 +251,7 @@ def test_a_text_that_is_cancelled_half_way_frees_everything(count: int, long_tex
     started = time.perf_counter()
     for _ in range(count):
         cancelled()
-    assert num_tensors() <= before
+    until(lambda: num_tensors() <= before)  # the lane may still leave the last one
     assert time.perf_counter() - started < count * 2  # it does not run to its end
     assert len(dispatcher._jobs) == dispatcher._num_bytes == 0
     assert np.isfinite(engine.embed(["a"])).all()
