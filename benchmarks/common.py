@@ -1,7 +1,5 @@
 """Shared by all scripts: texts, the packaged model's plan and tokens, contenders in turns, tables and conditions."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -15,8 +15,6 @@ are the smallest and the largest ratio of one round, "fastest" is the ratio of t
 "fastest", other work used the cores. That slows Sentence Transformers more, because its threads wait for one another.
 """
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -13,8 +13,6 @@ The memory is the proportional set size of all processes of the server, sampled 
 sets aside for waiting requests, above the memory at rest.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

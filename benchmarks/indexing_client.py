@@ -5,8 +5,6 @@
 CLIENT is openai, langchain, llamaindex or haystack. Prints one JSON object: the requests that failed, and the seconds.
 """
 
-from __future__ import annotations
-
 import json
 import random
 import sys

@@ -12,8 +12,6 @@ earlier responses are of the killed one. For comparison, the engine is first kil
 the server is ready again is measured. Clients and server share the cores.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -11,8 +11,6 @@ All responses to queries are compared with the vectors of the in-process Engine,
 all rounds. The last column has the smallest and the largest percentile of one round. Clients and server share the cores.
 """
 
-from __future__ import annotations
-
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final

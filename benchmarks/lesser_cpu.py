@@ -8,8 +8,6 @@ and the answer lacks what the level lacks (lesser_cpu.c). Caches, clock and memo
 It needs a C compiler, and Linux on a processor whose CPUID can fault ("cpuid_fault" in /proc/cpuinfo).
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -14,8 +14,6 @@ Each number of threads has its own process, in which contenders take turns, A B 
 are those of the medians and of the fastest rounds. --quick runs everything at a small size; its numbers mean nothing.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor

@@ -13,8 +13,6 @@ was sent on an open connection, because the generator may be late. Generator and
 reported, and counts against the server. All 200 responses are compared with the vectors of the in-process Engine, bit by bit.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from itertools import cycle, islice
 from typing import Final

@@ -17,8 +17,6 @@ depend on the weights. Contenders take turns, A B A B, after a round that is not
 --quick is a small model and few rounds, to test that everything runs; its numbers mean nothing.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -10,8 +10,6 @@ counted and that compares vectors, both take turns. The ratio is that of the med
 server share the cores.
 """
 
-from __future__ import annotations
-
 from statistics import median
 from typing import Final
 

@@ -14,8 +14,6 @@ Contenders take turns, and the first round is not counted. Numbers are medians o
 Clients and servers share the machine. FastAPI is skipped with a note if it is not installed.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import Callable, Coroutine, Mapping

@@ -5,8 +5,6 @@
   API. /json goes through .tolist() and the framework's own JSON, /orjson prints the array, /raw gives its bytes.
 """
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Generator
 from contextlib import contextmanager

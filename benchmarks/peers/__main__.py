@@ -18,8 +18,6 @@ Above 1 Whimbrel is faster. Bare ONNX Runtime and OpenVINO run in a loop of ours
 each core (adapters/batches.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

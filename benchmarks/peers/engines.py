@@ -1,7 +1,5 @@
 """Engines of peers, each in a process of its own with one checkpoint."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Environments of peers: each is built once by pip, and a failure becomes a reason."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Rounds of contenders in turns: their results are compared first, then one works at a time, in rotating order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

@@ -12,8 +12,6 @@
   tokenizer.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Tables and JSON of the comparison."""
 
-from __future__ import annotations
-
 import platform
 import re
 import sys

@@ -1,7 +1,5 @@
 """Servers of peers, each on its own port, under load."""
 
-from __future__ import annotations
-
 from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Workloads of the comparison: the same texts for every peer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -4,8 +4,6 @@ The process ends without finalising the interpreter. Threads of native libraries
 wants the interpreter then, or holds the lock of a stream, could abort the process and change its exit code.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import signal

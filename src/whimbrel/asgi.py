@@ -6,8 +6,6 @@
 one dies. It also bounds connections, heads and rates, which this app leaves to the server around it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections import Counter

@@ -4,8 +4,6 @@ Texts are sorted by length and padded in batches of at most 32, and each thread 
 in the order of the texts, or than one batch on all cores.
 """
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Callable, Sequence

@@ -5,8 +5,6 @@ products in int8, quantised dynamically) into the folder, and for the task "toke
 `model_tokens.onnx`. The last one ends with the projection.
 """
 
-from __future__ import annotations
-
 import shutil
 import sys
 from pathlib import Path

@@ -4,8 +4,6 @@ Writes `openvino/openvino_model.xml`, and `openvino_model_qint8.xml` with weight
 those of the texts in the JSON file TEXTS.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

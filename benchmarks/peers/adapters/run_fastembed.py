@@ -1,7 +1,5 @@
 """FastEmbed with a model of one's own, exported to ONNX."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Infinity's engine in its own process, with an event loop in a thread."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 from collections.abc import Callable, Coroutine

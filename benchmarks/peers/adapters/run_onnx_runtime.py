@@ -1,7 +1,5 @@
 """Bare ONNX Runtime: a session of one thread, and as many threads that run batches."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bare OpenVINO: a stream for each thread that runs batches."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

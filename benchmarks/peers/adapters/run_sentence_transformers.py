@@ -1,7 +1,5 @@
 """Sentence Transformers with its defaults, on torch, ONNX Runtime or OpenVINO."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

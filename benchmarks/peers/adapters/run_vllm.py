@@ -1,7 +1,5 @@
 """vLLM's CPU build, with the engine core in the same process."""
 
-from __future__ import annotations
-
 import json
 import string
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Whimbrel's Engine, from the checkout."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

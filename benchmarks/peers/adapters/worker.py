@@ -9,8 +9,6 @@ OPTIONS is JSON for the adapter, WORKLOADS a JSON file: a list of workloads, eac
 Libraries that print to stdout reach stderr, so that the pipe carries the protocol alone.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib
 import json

@@ -8,8 +8,6 @@ Sources: sentence_transformers/base/modality.py (`pair_to_messages`, `to_message
 transformers/utils/chat_template_utils.py (5.23).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product

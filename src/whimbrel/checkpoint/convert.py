@@ -4,8 +4,6 @@ The new folder has every other file as it was. It appears whole or not at all: i
 The pickles are read in a process of their own (`model/unpickle.py`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

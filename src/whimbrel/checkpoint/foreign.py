@@ -3,8 +3,6 @@
 Only asked when a file that is needed is not there.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from shlex import quote
 from typing import Final

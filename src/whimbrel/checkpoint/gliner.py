@@ -4,8 +4,6 @@ Its folder has gliner_config.json, with the encoder's config within, the tokeniz
 that score spans are read. Source: gliner/config.py, gliner/model.py (0.2.29).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

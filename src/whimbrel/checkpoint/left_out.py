@@ -4,8 +4,6 @@ Read from config.json and the headers of the weights. The loader knows the heads
 refuses every other tensor that it does not take.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final, cast
 

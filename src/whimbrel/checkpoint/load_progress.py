@@ -3,8 +3,6 @@
 A context carries it, as the readers of weights lie far below those who show it. Loads in other threads do not mix.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar

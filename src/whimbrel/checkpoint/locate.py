@@ -3,8 +3,6 @@
 A model name is a local folder, a hub id, or None for the packaged model. Reads no checkpoint file.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Trainers, converters and hubs write them, and people by hand. Keys that only one
 reader.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 _WRITERS: Final = {

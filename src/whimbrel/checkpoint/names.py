@@ -5,8 +5,6 @@ symbolic link has its own name, so that `current -> release-7` is the same model
 of the hub is called by its hub id, wherever the cache lies. Reads no file.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from pathlib import Path

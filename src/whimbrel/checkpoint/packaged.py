@@ -4,8 +4,6 @@ A file that differs is an error, since slightly different vectors would pass unn
 is found, the weights when they are loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.util
 from pathlib import Path

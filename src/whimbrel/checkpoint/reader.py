@@ -8,8 +8,6 @@ The layouts are those of Sentence Transformers (up to 5.3, and since 5.4), trans
 The reader of each names its source code.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path

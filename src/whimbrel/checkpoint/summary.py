@@ -4,8 +4,6 @@ Read from the headers of the weights and the front matter of README.md. Neither 
 or cannot be read is None or empty, never an error.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from math import prod

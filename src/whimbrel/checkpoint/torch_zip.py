@@ -3,8 +3,6 @@
 torch.save writes a zip: data.pkl pickles a state dict, and each tensor's bytes are a file. Source: torch/serialization.py.
 """
 
-from __future__ import annotations
-
 import pickle
 import zipfile
 from collections import OrderedDict

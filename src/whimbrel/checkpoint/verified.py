@@ -4,8 +4,6 @@ models.json lists each model that the parity tests verify, with the largest diff
 tests/support/models_page.py` generates it from the tests. Other models are served too if their card can be read.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files

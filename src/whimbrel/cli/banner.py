@@ -1,7 +1,5 @@
 """Banner of a server: its models, limits and URL, with commands to paste."""
 
-from __future__ import annotations
-
 import json
 import socket
 import sys

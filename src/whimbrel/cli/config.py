@@ -1,7 +1,5 @@
 """`whimbrel config`: the settings of a server, their values and where these come from."""
 
-from __future__ import annotations
-
 import os
 from itertools import groupby
 from typing import Annotated, Any, Final, cast

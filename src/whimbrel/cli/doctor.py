@@ -3,8 +3,6 @@
 `collect` reads the facts; `find_problems` is a pure function of them. Works without PyTorch.
 """
 
-from __future__ import annotations
-
 import os
 import platform
 import resource

@@ -3,8 +3,6 @@
 --help shows those that most people need. Flags of the other settings are read too, for one more release.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Container, Mapping
 from inspect import Parameter, Signature, signature
 from math import isfinite

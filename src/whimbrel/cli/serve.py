@@ -1,7 +1,5 @@
 """Foreground server: socket, names of models, load progress and exit code."""
 
-from __future__ import annotations
-
 import asyncio
 import select
 import socket

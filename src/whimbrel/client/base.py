@@ -1,7 +1,5 @@
 """Base of Client and AsyncClient: options with their checks, progress bar and reading of HTTP responses."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager

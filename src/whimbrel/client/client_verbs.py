@@ -4,8 +4,6 @@ Client and AsyncClient run the tasks. The docstrings here are those of their met
 Whimbrel's own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, Unpack

@@ -3,8 +3,6 @@
 The least busy server that did not fail recently is next. There are no health checks. Nothing here sleeps.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Error responses and failed connections as errors of `whimbrel.errors`, for servers of any dialect."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from datetime import UTC, datetime

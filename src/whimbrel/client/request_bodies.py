@@ -1,7 +1,5 @@
 """Request bodies: checks and encoding of texts, pairs and vectors. Errors name the caller's own arguments."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
 

@@ -3,8 +3,6 @@
 Nothing a server sends is trusted: types, shapes, offsets and finite values are checked. Functions raise ValueError.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, TypeVar

@@ -4,8 +4,6 @@ A dialect knows Request, Result and the error tree; it knows nothing of HTTP ser
 parts that several share stand in `common`. A dialect that repeats a route of another is given it here.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from whimbrel.dialects import (

@@ -5,8 +5,6 @@ refuses options that would run a long document in several chunks. Unknown fields
 Source: cohere-python 7.3 (v2/raw_client.py, raw_base_client.py, types).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias

@@ -7,8 +7,6 @@ Sources: infinity_client 0.0.76 (models); infinity_emb 0.0.76, infinity_emb/fast
 llms/infinity/rerank.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial

@@ -5,8 +5,6 @@ ignored. OpenAI's route takes `late_chunking` and objects in `input` too.
 Source: Jina's API (api.jina.ai/openapi.json) and its clients in LlamaIndex and LangChain.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Iterator, Sequence
 from functools import partial

@@ -4,8 +4,6 @@ Vectors have norm 1 by default, or are divided by the norm that `embd_normalize`
 error. Unknown fields are ignored. Sources: ggml-org/llama.cpp, tools/server/README.md and common/common.cpp.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, Final
 

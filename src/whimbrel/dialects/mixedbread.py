@@ -3,8 +3,6 @@
 Texts that exceed the limit are cut. Unknown fields are ignored. Source: mixedbread-python 0.50 (types/rerank_response.py).
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, Literal
 
 import msgspec

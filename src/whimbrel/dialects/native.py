@@ -1,7 +1,5 @@
 """Whimbrel's own routes: any outputs of one pass, classes of texts and pairs, and entities. Pure functions over bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from functools import partial

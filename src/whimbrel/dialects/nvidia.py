@@ -4,8 +4,6 @@ Scores are logits, without the checkpoint's activation; those of models that com
 are ignored. Source: NVIDIA NIM for text reranking 1.10, API reference; langchain-nvidia-ai-endpoints 1.0.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final, Literal
 
 import msgspec

@@ -4,8 +4,6 @@ Options of text generation are ignored. Unlike Ollama, /api/embed refuses `dimen
 /api/embeddings refuses texts that exceed the limit. Source: ollama/ollama, api/types.go and server/routes.go.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256

@@ -4,8 +4,6 @@ The fields that vLLM and others add to the body are honoured or refused by name;
 Source: openai/openai-openapi, `CreateEmbeddingRequest` and its response.
 """
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from itertools import pairwise

@@ -4,8 +4,6 @@ Texts that exceed the limit are truncated by default. Whimbrel's own fields of /
 unknown fields are ignored. Source: voyageai-python 0.5 (client.py, api_resources).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 

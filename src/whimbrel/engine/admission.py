@@ -1,7 +1,5 @@
 """Admission control: the bounds of the queue, and the measured throughput. Pure: time and jitter are arguments."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -14,8 +14,6 @@ pieces gives way to it.
 It runs no batch and no finisher, except for the last step of a job: `answer` asks the finisher for the result.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import threading

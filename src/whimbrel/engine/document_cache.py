@@ -4,8 +4,6 @@ The key of a document is a hash of everything that its vectors depend on: its to
 id that a client chose is no part of it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Any, Final

@@ -3,8 +3,6 @@
 Engine and AsyncEngine run the operations. The docstrings of both modules are those of their methods.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Unpack

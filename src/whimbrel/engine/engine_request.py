@@ -3,8 +3,6 @@
 An `EngineRequest` is a tokenized request with its layouts and its finish. It is the only message to an engine.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field

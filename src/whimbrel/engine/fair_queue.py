@@ -14,8 +14,6 @@ than the queue is served in one of its next tries.
 Source: Friedman and Henderson, "Fairness and efficiency in web server protocols" (SIGMETRICS 2003), the fair sojourn protocol.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import OrderedDict, deque
 from collections.abc import Hashable, Sequence

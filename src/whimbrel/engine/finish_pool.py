@@ -4,8 +4,6 @@ The thread that collects a batch must go on soon, and only scatters its rows. Ev
 steps of a job at a time, so that the steps of others come between them. Knows no lanes and no batches in flight.
 """
 
-from __future__ import annotations
-
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence

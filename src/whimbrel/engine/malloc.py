@@ -6,8 +6,6 @@ of the time. Encoding 128 vectors as base64 took 440 us instead of 65. `_TRIM_TH
 keeps.
 """
 
-from __future__ import annotations
-
 import ctypes
 from contextlib import suppress
 from typing import Final

@@ -3,8 +3,6 @@
 Each side is a request of its own: the distinct texts of the queries, or of the documents, for the output that is compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 A request ends here. The tokenizers get texts and resolved parameters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

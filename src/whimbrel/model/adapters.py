@@ -8,8 +8,6 @@ jinaai/jina-embeddings-v3-hf). Those of the user may differ in their ranks and i
 Shapes: N adapters, R highest rank, K columns of all adapters (N times R, padded), I input and O output columns, V entries.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Cache of values by key, within a number of bytes. The least recently used go first. Knows no torch."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from threading import Lock

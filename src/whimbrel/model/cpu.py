@@ -9,8 +9,6 @@ restrict each library:
 - OpenBLAS (numpy's products) reads OPENBLAS_CORETYPE, and MKL (torch.mm in float32) MKL_ENABLE_INSTRUCTIONS.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import cache

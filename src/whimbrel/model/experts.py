@@ -7,8 +7,6 @@ transformers/models/{deepseek_v3,lfm2_moe}/modeling_*.py (5.23).
 Shapes: R rows, D model width, E experts, G groups, I inner width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

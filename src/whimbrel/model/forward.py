@@ -13,8 +13,6 @@ Three ways through the model, chosen for each batch by its seqs alone:
 Shapes: R rows, T tokens, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ splade/models/transformer_rep.py of naver/splade.
 Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W columns of a block, K largest latents.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

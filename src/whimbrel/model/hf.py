@@ -6,8 +6,6 @@ one row of all tokens, with the positions of each text. The residual stream is i
 Shapes: R rows, N query heads, K key heads, H head width.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

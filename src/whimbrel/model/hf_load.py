@@ -7,8 +7,6 @@ float32, with a window short enough to affect these texts.
 Shapes: T tokens, D model width.
 """
 
-from __future__ import annotations
-
 import gc
 import inspect
 from collections.abc import Generator

@@ -8,8 +8,6 @@ Source: transformers/models/deepseek_v3/modeling_deepseek_v3.py (5.23).
 Shapes: R rows, D model width, N heads, H columns of a query or key head, V columns of a value head, F rotary frequencies.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

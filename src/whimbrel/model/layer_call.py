@@ -4,8 +4,6 @@ A call from Python costs some 17 microseconds with cold caches, which for one sh
 those of the calls that it stands for. `native/layer.h` runs it.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass

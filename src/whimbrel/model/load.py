@@ -3,8 +3,6 @@
 Shapes: R rows, D model width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Parts of a transformer, taken from its weights: linear layers with their adapters, norms and tables."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

@@ -6,8 +6,6 @@ for "lasttoken". The modes are those of sentence_transformers/sentence_transform
 Shapes: R rows of a batch, T tokens, P pooled rows, D columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 

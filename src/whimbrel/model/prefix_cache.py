@@ -6,8 +6,6 @@ uses stays alive for that batch, whether it is still here or not.
 Shapes: L tokens, D model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import NamedTuple
 

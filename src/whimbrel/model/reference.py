@@ -4,8 +4,6 @@ Loads a checkpoint with Sentence Transformers' own classes and never runs code t
 our models.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Final, cast
 

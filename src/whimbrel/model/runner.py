@@ -14,8 +14,6 @@ errors a GPU fails every operation of this process; then `launch` and `collect` 
 Shapes: R rows of a batch, T tokens, B seqs, P pooled rows, D columns.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import threading

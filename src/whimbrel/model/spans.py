@@ -6,8 +6,6 @@ bits. The LSTM and the last product run for each text alone. Source: gliner/mode
 Shapes: P labels and words of all texts, W words of a text, C its labels, S its spans, D columns, E columns of the model.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 import torch

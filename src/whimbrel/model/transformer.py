@@ -11,8 +11,6 @@ Shapes: R rows, D model width, N query heads, K key heads or taps, H head width,
 columns of all adapters.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import torch

@@ -7,8 +7,6 @@ It has no network where the system lets it give that up, and ends with the proce
 with the same tensors and bits. It prints one line of JSON: the names of the tensors of each file, or the error.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -6,8 +6,6 @@ scores are those of transformers/pipelines/token_classification.py (5.23).
 Shapes: T tokens, C classes, W words.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 

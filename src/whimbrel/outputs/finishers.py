@@ -10,8 +10,6 @@ texts.
 Shapes: B seqs of a batch, S seqs of the request, P pairs.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias, cast

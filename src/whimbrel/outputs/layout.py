@@ -6,8 +6,6 @@ and the worker reads the response by it. Weights over the whole vocabulary have 
 Shapes: N texts of a request, P rows of an output, X entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final

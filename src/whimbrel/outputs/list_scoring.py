@@ -9,8 +9,6 @@ Source: `rerank` in modeling.py of jinaai/jina-reranker-v3.
 Shapes: N documents, B blocks (the seqs of the request), L lists, D columns.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import TypeAlias
 

@@ -7,8 +7,6 @@ of a seq name the text or pair of the request. numpy only.
 Source: vLLM's chunked processing of long embeddings, entrypoints/pooling/embed (0.33).
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

@@ -4,8 +4,6 @@ A document takes a millisecond or two, so a reduction runs in a thread that noth
 of a response, and the engine reduces documents that it scores.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec

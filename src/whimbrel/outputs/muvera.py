@@ -18,8 +18,6 @@ Shapes: N texts, T tokens, D width, K planes of all repetitions, P projected col
 encoding, X tokens times repetitions, C buckets of all texts and repetitions.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from functools import lru_cache

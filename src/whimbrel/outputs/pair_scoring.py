@@ -7,8 +7,6 @@ that the caller stored.
 Shapes: P pairs, N distinct texts of a side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, cast

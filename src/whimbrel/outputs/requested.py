@@ -3,8 +3,6 @@
 A field that affects the result is applied or rejected, never silently ignored.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final

@@ -3,8 +3,6 @@
 Shapes: B seqs and T tokens of a batch, P rows of an output, G entries, X tokens of rows over the vocabulary.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias

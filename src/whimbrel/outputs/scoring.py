@@ -6,8 +6,6 @@ AsyncEngine share them. Pure: no engine, no I/O.
 Shapes: N texts or pairs, C classes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeAlias, TypeVar, Unpack, cast

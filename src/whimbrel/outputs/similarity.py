@@ -8,8 +8,6 @@ Source: sentence_transformers/util/similarity.py (6.2). Distances are negative, 
 Shapes: P pairs, N texts, D columns, V vocabulary entries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final
 

@@ -6,8 +6,6 @@ by length, each with all labels. Source of the choice: gliner/decoding/decoder.p
 Shapes: S spans, W words, C labels.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final

@@ -7,8 +7,6 @@ highest bit first; each stands for 1 or -1, divided by the root of the width. Bo
 Shapes: N texts, X their rows, D columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import sqrt

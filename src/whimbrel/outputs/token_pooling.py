@@ -17,8 +17,6 @@ Python's lock while it clusters, so longer documents are clustered by `ward.py`,
 Shapes: T tokens, X tokens of all documents, D columns.
 """
 
-from __future__ import annotations
-
 from threading import Lock
 from typing import Any, Final
 

@@ -13,8 +13,6 @@ Source: scipy/cluster/_hierarchy.pyx (1.17), nn_chain and label.
 Shapes: N rows, M merges.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ Source: transformers/pipelines/zero_shot_classification.py (5.23).
 Shapes: N texts, L labels, C classes of the model.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final

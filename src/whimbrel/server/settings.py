@@ -3,8 +3,6 @@
 The variables, the flags of `whimbrel serve` and the reference are made of it (settings_table.py).
 """
 
-from __future__ import annotations
-
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, Literal, TypeAlias

@@ -4,8 +4,6 @@ A setting `max_length` is the variable WHIMBREL_MAX_LENGTH, and `--set max_lengt
 their own there (cli/flags.py). A flag or --set goes before a variable, and a variable before the default.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Iterable, Mapping

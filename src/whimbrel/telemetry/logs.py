@@ -5,8 +5,6 @@ those that failed on the server's side. Input texts and headers are never logged
 that could move a terminal's cursor or forge a line are escaped. No caller waits for the reader of the log.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -1,7 +1,5 @@
 """Memory, CPU time and open files of processes, read from /proc. Other systems than Linux have none."""
 
-from __future__ import annotations
-
 import os
 from contextlib import suppress
 from math import inf

@@ -3,8 +3,6 @@
 Sources: "Text-based format" in Prometheus' exposition formats; the OpenMetrics specification 1.0.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

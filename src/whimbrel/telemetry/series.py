@@ -5,8 +5,6 @@ series is the number of its values, the bytes of its key, the key itself and its
 it as used, and it never moves. So readers need no lock, and the next process of the same identity goes on with these series.
 """
 
-from __future__ import annotations
-
 import json
 import mmap
 import os

@@ -4,8 +4,6 @@ This is the only instrumentation of the server. Metrics, logs and spans subscrib
 of them. All names come from fixed sets, and models are served ones, so what a subscriber keeps by name is bounded.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, MutableMapping
 from time import perf_counter

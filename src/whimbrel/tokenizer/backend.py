@@ -4,8 +4,6 @@ Loads the tokenizer without the padding and truncation of its file, and encodes 
 library become errors that name the text of the request. Knows nothing of special tokens or limits per text.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise

@@ -13,8 +13,6 @@ Sources: jina-ai/late-chunking, chunked_pooling/__init__.py (the mean over a spa
 of long embeddings, entrypoints/pooling/embed (0.33), and its chunks of a fixed length, entrypoints/pooling/token_embed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final

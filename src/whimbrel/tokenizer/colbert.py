@@ -5,8 +5,6 @@ Uses numpy only.
 Source: lightonai/pylate, models/colbert.py, `ColBERT.tokenize`; Stanford's query_tokenization.py and doc_tokenization.py agree.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

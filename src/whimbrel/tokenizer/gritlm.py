@@ -9,8 +9,6 @@ of vllm/model_executor/models/gritlm.py (0.22.1). Where they differ, GritLM's ow
 instruction, and all of its tokens are pooled.
 """
 
-from __future__ import annotations
-
 import numpy as np
 import tokenizers
 

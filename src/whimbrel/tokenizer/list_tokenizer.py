@@ -6,8 +6,6 @@ document reaches beyond its place. A list that is too long for one prompt is spl
 Source: `rerank`, `_truncate_texts` and `format_docs_prompts_func` in modeling.py of jinaai/jina-reranker-v3.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from sys import maxsize

@@ -3,8 +3,6 @@
 Source of the continuation rule: transformers/pipelines/token_classification.py (5.23), gather_pre_entities.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

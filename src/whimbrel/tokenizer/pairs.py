@@ -7,8 +7,6 @@ the limit is truncated here. Source: TruncationStrategy::LongestFirst in tokeniz
 The limits per side, `max_query_tokens` and `max_document_tokens`, apply before anything surrounds the texts (vLLM, Cohere).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain

@@ -5,8 +5,6 @@ with in common are the prefix of every text that begins with them as well. So th
 the texts beside it: its vector has the same bits in any company.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final

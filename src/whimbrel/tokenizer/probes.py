@@ -4,8 +4,6 @@ Programs that know only tokenizer.json, such as TEI, give the vectors of its ids
 the ids that we give.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -7,8 +7,6 @@ it is no word.
 Shapes: T tokens, S labels and words, W words.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from typing import Final

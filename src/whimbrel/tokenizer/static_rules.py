@@ -5,8 +5,6 @@ These models are tables of vectors. They add no special tokens, and may drop unk
 Source: model2vec/model.py, `StaticModel.tokenize` and `encode` (0.10).
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ tokens, so a control token in a query, document or instruction is plain text (do
 the limit loses its end, but not the template's last tokens. Shares limits and errors with `tokenizer.py`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace

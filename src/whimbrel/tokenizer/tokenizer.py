@@ -4,8 +4,6 @@ Applies prompts, special tokens and truncation to texts and pairs. Texts that ex
 special tokens. So one backend, which nothing reconfigures, serves all threads. Knows nothing of batches.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

@@ -5,8 +5,6 @@ Every batch comes through here, so methods of arrays are called: numpy's functio
 Shapes: T tokens, B seqs, S spans.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise

@@ -6,8 +6,6 @@ quarter more for the allocator, and a constant for buffers of libraries. Weights
 Shapes: R rows of a batch, P rows that run at once (a piece, or all), D model width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -3,8 +3,6 @@
 Plain data; `model/cpu.py`, `model/runner.py` and `types/machine_limits.py` detect the values.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """Heads: layers between the encoder and the pooling, or after the pooling. `model/head_functions.py` runs them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 

@@ -3,8 +3,6 @@
 `outputs/token_pooling.py` and `outputs/muvera.py` explain the parameters and name the sources of the defaults. No arrays here.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -6,8 +6,6 @@ hierarchy (/proc/self/cgroup). The limits of this group and of all groups above 
 read, also beside each other. A file that is missing or that cannot be read limits nothing. Every limit is read here.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping

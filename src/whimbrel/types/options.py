@@ -3,8 +3,6 @@
 Shared by Engine, AsyncEngine and the clients, so that `embed`, `score` and the other verbs read their arguments in one way.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import update_wrapper

@@ -5,8 +5,6 @@ A `Request` that exists has fields of valid types that do not contradict each ot
 (`outputs/requested.py`) or the texts (`tokenizer/validation.py`) come later.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, TypeAlias, cast

@@ -3,8 +3,6 @@
 Shapes: N texts, X rows of all texts, D columns, C classes, Q query tokens, E columns of an encoding.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

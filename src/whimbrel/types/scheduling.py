@@ -3,8 +3,6 @@
 A value beside the `Request`, which knows none of these. It reaches the scheduler unchanged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf, isnan

@@ -5,8 +5,6 @@ cuts a template at its control tokens, so only the template itself can produce t
 as plain characters.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass

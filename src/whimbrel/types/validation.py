@@ -5,8 +5,6 @@ decodes a body. `fields_struct` makes a type by which it applies the same annota
 `validate` words the errors.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Collection
 from types import UnionType

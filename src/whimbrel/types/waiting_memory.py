@@ -1,7 +1,5 @@
 """Memory that waiting requests may take: a share of the machine's, divided among its processes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

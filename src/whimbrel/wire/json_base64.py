@@ -1,7 +1,5 @@
 """JSON and base64 of arrays, at once or in chunks. JSON has the shortest decimals that read back as the same float32."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from functools import lru_cache

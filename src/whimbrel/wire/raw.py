@@ -3,8 +3,6 @@
 Each array begins at a multiple of eight bytes, after zeros, so that readers can use it in place.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain

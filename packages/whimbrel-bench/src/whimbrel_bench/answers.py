@@ -4,8 +4,6 @@ A later answer must have the media type of the first. JSON must be JSON at both 
 can be counted, there must be one for each text of the request.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from functools import cache

@@ -1,7 +1,5 @@
 """Arrival times of requests at a rate: a Poisson process, scaled to the rate exactly."""
 
-from __future__ import annotations
-
 from math import inf, isfinite
 
 import numpy as np

@@ -3,8 +3,6 @@
 A backend turns a sample of a dataset into the body of a request. It knows nothing of connections.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

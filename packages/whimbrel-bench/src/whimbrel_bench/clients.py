@@ -3,8 +3,6 @@
 Ctrl-C reaches the parent alone. It stops the processes and returns what they have so far. A process ends with its parent.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import signal

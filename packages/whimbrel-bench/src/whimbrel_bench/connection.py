@@ -4,8 +4,6 @@ It carries one request at a time. Requests are bytes that were made before. Of a
 usage and the message of an error, unless all is asked for.
 """
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field
 from time import monotonic

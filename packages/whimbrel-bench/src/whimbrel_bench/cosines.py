@@ -1,7 +1,5 @@
 """Cosines between two lists of vectors, scores or token vectors."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

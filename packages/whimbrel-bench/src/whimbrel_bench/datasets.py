@@ -3,8 +3,6 @@
 Names and meaning are those of vLLM's benchmark. The same seed gives the same samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from math import ceil, floor

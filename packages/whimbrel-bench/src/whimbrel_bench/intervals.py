@@ -1,7 +1,5 @@
 """Ratio of medians with its confidence interval, by the bootstrap. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 

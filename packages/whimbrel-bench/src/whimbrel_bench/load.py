@@ -4,8 +4,6 @@ In an open loop the latency counts from the moment for which a request was sched
 requests behind it and cannot hide that. The generator measures how late its own event loop turns.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field

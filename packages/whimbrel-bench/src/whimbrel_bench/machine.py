@@ -1,7 +1,5 @@
 """Description of the machine and the versions, for the results of a run."""
 
-from __future__ import annotations
-
 import platform
 import re
 from importlib.metadata import PackageNotFoundError, version

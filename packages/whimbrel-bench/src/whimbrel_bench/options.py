@@ -1,7 +1,5 @@
 """Options of benchmarks, and the flags that their fields have on the command line. A field without `option` has no flag."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial

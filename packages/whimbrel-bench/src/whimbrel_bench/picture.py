@@ -1,7 +1,5 @@
 """Picture of a sweep, throughput against latency, by matplotlib: PNG, SVG, or SVG in a self-contained HTML page."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import import_module

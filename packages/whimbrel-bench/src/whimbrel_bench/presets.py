@@ -1,7 +1,5 @@
 """Presets: published workloads with their figures, each with a random model or one of the Hub, and a server that it starts."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager

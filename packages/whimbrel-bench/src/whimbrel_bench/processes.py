@@ -1,7 +1,5 @@
 """Processes of a benchmark: workers of its own, and the processor time and memory of others, from /proc of Linux."""
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Callable

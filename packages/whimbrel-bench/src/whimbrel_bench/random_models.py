@@ -4,8 +4,6 @@ Their speed is that of the real model of the same size, because looking tokens u
 nothing. The weights are blocks of one random array, so that files of many GB are written as fast as the disk takes them.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass

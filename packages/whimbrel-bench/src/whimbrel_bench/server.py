@@ -1,7 +1,5 @@
 """A server that a benchmark starts for itself, on a free port of this machine, and its metrics."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Markdown tables that are aligned for reading as text. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 

@@ -1,7 +1,5 @@
 """A server under load: its model, its readiness, and one run of a workload against it."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -4,8 +4,6 @@ A random prompt of N tokens is N words that the model's tokenizer knows as one t
 routes, or that of a checkpoint on this machine. Without one, a word is taken for a token, and the output says so.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path

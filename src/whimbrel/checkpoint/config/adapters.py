@@ -9,8 +9,6 @@ the files of jinaai/jina-embeddings-v3-hf, and modeling_jina_embeddings_v5.py of
 transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import replace

@@ -4,8 +4,6 @@ Sources: transformers/models/*/configuration_*.py (5.23), and Alibaba-NLP/new-im
 gte-base-en-v1.5, snowflake-arctic-embed-m-v2.0). `hub_code.py` reads the dialects of other code on the hub.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

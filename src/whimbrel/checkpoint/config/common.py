@@ -1,7 +1,5 @@
 """Shared readers of config.json keys."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import inf
 from typing import Any, Final, cast

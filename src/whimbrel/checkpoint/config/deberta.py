@@ -3,8 +3,6 @@
 Source: transformers/models/deberta_v2/{configuration,modeling}_deberta_v2.py (5.23).
 """
 
-from __future__ import annotations
-
 from typing import Final, cast
 
 from whimbrel.checkpoint.config import common

@@ -6,8 +6,6 @@ modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M, modeling_qwen3
 modeling_internlm2.py of internlm/internlm2-1_8b-reward and modeling_internlm3.py of internlm/internlm3-8b-instruct.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from math import log

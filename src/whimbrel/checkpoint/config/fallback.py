@@ -4,8 +4,6 @@ Reads only the fields that the rest of the program needs. `model/hf.py` checks a
 whether the model can be packed. Architectures that are known not to be packable are refused here, with the reason.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Final, cast

@@ -7,8 +7,6 @@ Whimbrel implements that code natively and never runs it. Sources, all on the hu
 - jinaai/xlm-roberta-flash-implementation, modeling_xlm_roberta.py and modeling_lora.py (jina-embeddings-v3, jina-colbert-v2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

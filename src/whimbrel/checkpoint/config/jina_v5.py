@@ -7,8 +7,6 @@ Sources: transformers/models/eurobert/*_eurobert.py (5.23); on the hub, custom_s
 configuration_*.py of jinaai/jina-embeddings-v5-text-nano and -small; vllm/model_executor/models/jina.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final

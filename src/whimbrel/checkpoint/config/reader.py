@@ -5,8 +5,6 @@ read by one of them, known not to matter, or refused. Sources: transformers/conf
 (5.23).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from importlib.util import find_spec

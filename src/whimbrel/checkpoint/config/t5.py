@@ -4,8 +4,6 @@ Sources: transformers/models/{t5,mt5}/configuration_*.py (5.23), and _load_encod
 sentence_transformers/base/modules/transformer.py (6.2), by which a whole T5 is an encoder too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Final
 

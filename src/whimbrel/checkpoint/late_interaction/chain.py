@@ -8,8 +8,6 @@ leaves tokens out cannot follow it: a pooled vector belongs to no one token, and
 Sources: sentence_transformers/multi_vector_encoder/modules/{multi_vector_mask,token_pooling}.py (6.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path

@@ -9,8 +9,6 @@ Sources: stanford-futuredata/ColBERT, colbert/modeling and colbert/infra/config;
 Dense.py; sentence_transformers/multi_vector_encoder and base/modules/transformer.py (6.2).
 """
 
-from __future__ import annotations
-
 import string
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace

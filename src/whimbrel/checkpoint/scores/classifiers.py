@@ -9,8 +9,6 @@ Sources: transformers/models/*/modeling_*.py (ForSequenceClassification, ForToke
 modeling_internlm2.py of internlm2-1_8b-reward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -6,8 +6,6 @@ Sources, all of them the code of the models' cards: README.md of Qwen/Qwen3-Rera
 nvidia/llama-nemotron-rerank-1b-v2; mxbai_rerank/mxbai_rerank_v2.py (0.1.6); modeling_zeranker.py of zeroentropy/zerank-1-small.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final

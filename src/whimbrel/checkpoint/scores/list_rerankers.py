@@ -7,8 +7,6 @@ limits, and is refused.
 Source: modeling.py of jinaai/jina-reranker-v3.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

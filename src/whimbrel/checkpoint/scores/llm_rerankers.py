@@ -10,8 +10,6 @@ Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and 
 llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2, and the card of peiyi9979/math-shepherd-mistral-7b-prm.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

@@ -8,8 +8,6 @@ Sources: sentence_transformers/sentence_transformer/modules/{pooling,layer_norm}
 base/modules/{dense,normalize}.py and sparse_encoder/modules/sparse_auto_encoder.py (6.2).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path

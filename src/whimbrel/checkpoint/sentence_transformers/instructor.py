@@ -6,8 +6,6 @@ the package InstructorEmbedding has saved name its classes in modules.json.
 Sources: InstructorEmbedding/instructor.py (1.0.1), and sentence_transformers/sentence_transformer/model.py (6.2).
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Final
 

@@ -5,8 +5,6 @@ Reads modules.json, config_sentence_transformers.json (the whole model) and sent
 Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2); both layouts, up to 5.3 and since 5.4.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast

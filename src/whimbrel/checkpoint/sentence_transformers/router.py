@@ -5,8 +5,6 @@ A Router stands first, or after a model that its routes share. `checkpoint/reade
 Source: sentence_transformers/base/modules/router.py (6.2), where Asym is its old name.
 """
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 from typing import Final, cast

@@ -9,8 +9,6 @@ transformers/models/*/modeling_*.py (5.23); of "new", Alibaba-NLP/new-impl on th
 inference/embedder/encoder_only/m3.py, `_process_token_weights` and `_process_colbert_vecs`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path

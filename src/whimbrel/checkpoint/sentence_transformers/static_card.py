@@ -11,8 +11,6 @@ Sources: sentence_transformers/sentence_transformer/modules/static_embedding.py 
 sparse_static_embedding.py (6.2); model2vec/model.py and model2vec/persistence/persistence.py (0.10).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path

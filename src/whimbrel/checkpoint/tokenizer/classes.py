@@ -7,8 +7,6 @@ use the whole file. In every case, the added tokens of tokenizer_config.json rep
 Source: transformers/tokenization_utils_tokenizers.py and models/*/tokenization_*.py (5.23).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, cast, get_args

@@ -6,8 +6,6 @@ Source: transformers/tokenization_utils_base.py, `_from_pretrained`, tokenizatio
 models/auto/tokenization_auto.py (5.23).
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, cast

@@ -1,7 +1,5 @@
 """Contents of tokenizer.json in the reading that the card states: as transformers 5 or 4, or as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final

@@ -5,8 +5,6 @@ for each character: the number of characters that it becomes at most. What Unico
 characters for one at most, is not counted for characters of the text, only for those that a step writes.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from base64 import b64decode

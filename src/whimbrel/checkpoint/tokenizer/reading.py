@@ -10,8 +10,6 @@ Source: `update_post_processor` in transformers/models/llama/tokenization_llama_
 `save_pretrained` in transformers/tokenization_utils_base.py (5.23).
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Generator, Mapping
 from dataclasses import replace

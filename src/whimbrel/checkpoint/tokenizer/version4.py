@@ -6,8 +6,6 @@ space before the first word, and the special tokens of a Llama or Gemma tokenize
 Source: transformers/tokenization_utils_fast.py, models/*/tokenization_*_fast.py and convert_slow_tokenizer.py (4.57).
 """
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 from whimbrel.checkpoint.json_file import JSON

@@ -1,7 +1,5 @@
 """Client side of Cohere's API, version 2."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Client side of OpenAI's embeddings API, which most servers of embeddings implement."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """Client side of the native API of Hugging Face's text-embeddings-inference (TEI)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, Final

@@ -1,7 +1,5 @@
 """Client side of Whimbrel's own API: all verbs, arrays as binary data."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial

@@ -4,8 +4,6 @@ A checkpoint without an activation gets TEI's: the sigmoid of one score, the sof
 vectors are similarities and stay as they are.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, TypeAlias
 
 import msgspec

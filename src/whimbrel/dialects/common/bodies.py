@@ -5,8 +5,6 @@ body's fields. Rules over several fields are schemas in a struct's `RULES`; the 
 as absent. Every failure is an InvalidRequest with its location.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass

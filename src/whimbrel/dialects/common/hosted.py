@@ -1,7 +1,5 @@
 """Number types of vectors as hosted services have them (Cohere, Jina, Voyage), and what Voyage and Jina share."""
 
-from __future__ import annotations
-
 from collections.abc import Collection
 from typing import Annotated, Final, Literal, TypeAlias, cast
 

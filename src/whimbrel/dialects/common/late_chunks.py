@@ -1,7 +1,5 @@
 """Late chunking by length: a vector for each piece of N tokens of a text, and where each begins and ends (vLLM)."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 

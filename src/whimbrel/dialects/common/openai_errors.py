@@ -5,8 +5,6 @@ entrypoints/pooling/base/serving.py, entrypoints/pooling/scoring/utils.py, entry
 entrypoints/serve/exception_handling; pydantic for the types of errors.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Final
 
 import msgspec

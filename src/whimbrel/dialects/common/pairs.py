@@ -7,8 +7,6 @@ Texts that exceed the limit are an error by default, because a score of half a d
 interaction cut queries and documents to their lengths, as their libraries do.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from math import prod

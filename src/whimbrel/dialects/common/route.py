@@ -1,7 +1,5 @@
 """Routes: the interface between dialects and the server, and errors in the terms of an API."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial

@@ -1,7 +1,5 @@
 """JSON Schemas of texts and token ids, and of rules over several fields of a body. A field that is null counts as absent."""
 
-from __future__ import annotations
-
 from typing import Any, Final, TypeAlias
 
 Schema: TypeAlias = dict[str, Any]

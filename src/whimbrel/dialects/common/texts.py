@@ -1,7 +1,5 @@
 """Texts and token ids of request bodies, and the fields beside them that several APIs share: purposes, prompts, truncation."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias, cast
 

@@ -4,8 +4,6 @@ A field that would change numbers and that is not honoured is refused by its nam
 Source: vLLM 0.33, entrypoints/pooling/base/protocol.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal
 

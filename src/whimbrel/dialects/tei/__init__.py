@@ -10,8 +10,6 @@
 tokens, `dimensions` is for models whose vectors may be cut, and a body may have a `model`.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from whimbrel.dialects.common.route import Route

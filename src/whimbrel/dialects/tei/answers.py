@@ -3,8 +3,6 @@
 Source: text-embeddings-inference, router/src/http/server.rs and router/src/lib.rs; status 422 as in TEI 1.9.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial

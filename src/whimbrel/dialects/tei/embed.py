@@ -1,7 +1,5 @@
 """TEI's /embed, /embed_all, /embed_sparse and /similarity. Pure functions over bytes."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 
 import msgspec

@@ -6,8 +6,6 @@ transformers give them. TEI runs each instance of /vertex alone; here all run as
 Source: text-embeddings-inference, router/src/http/server.rs (`vertex_compatibility`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace

@@ -3,8 +3,6 @@
 Scores pass through the checkpoint's activation unless the body asks for raw scores.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final, TypeAlias, cast
 
 import msgspec

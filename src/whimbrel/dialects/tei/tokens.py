@@ -1,7 +1,5 @@
 """TEI's /tokenize and /decode. Pure functions over bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Annotated, Any, Final, cast
 

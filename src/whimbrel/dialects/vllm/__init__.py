@@ -9,8 +9,6 @@
 Source: vLLM 0.33, entrypoints/pooling and entrypoints/serve/tokenize.
 """
 
-from __future__ import annotations
-
 from whimbrel.dialects.common.route import Route
 from whimbrel.dialects.vllm.invocations import invocation_routes
 from whimbrel.dialects.vllm.pair_scores import SCORE, V1_SCORE, VLLM_RERANK

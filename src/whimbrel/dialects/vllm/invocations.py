@@ -1,7 +1,5 @@
 """vLLM's /invocations, as SageMaker calls it: the route that suits the model, or the body. Pure functions over bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial

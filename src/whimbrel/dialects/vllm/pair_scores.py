@@ -3,8 +3,6 @@
 Unknown fields are ignored. Source: vLLM 0.33, entrypoints/pooling/scoring.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
 

@@ -4,8 +4,6 @@ Texts that exceed the limit are refused by default, but late-interaction models 
 are documents by default. Unknown fields are ignored. Source: vLLM 0.33, entrypoints/pooling.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal

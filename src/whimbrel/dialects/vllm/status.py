@@ -1,7 +1,5 @@
 """Statuses and bodies of vLLM's errors."""
 
-from __future__ import annotations
-
 from functools import partial
 from http import HTTPStatus
 from typing import Annotated, Final

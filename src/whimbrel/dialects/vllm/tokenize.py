@@ -1,7 +1,5 @@
 """vLLM's /tokenize and /detokenize, GET /tokenizer_info and /version. Pure functions."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 

@@ -7,8 +7,6 @@ public operators, which are slower and right.
 Shapes: R rows, I input and O output columns.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial

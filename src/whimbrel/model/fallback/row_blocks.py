@@ -8,8 +8,6 @@ equal results form a class. One class is chosen, and every number of rows then r
 The choice depends on the classes only, never on a timing, so replicas and restarts agree.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache

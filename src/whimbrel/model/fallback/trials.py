@@ -7,8 +7,6 @@ kind of product. Their threads have one intra-op thread, as lanes do: the number
 Shapes: R rows, C columns, I terms.
 """
 
-from __future__ import annotations
-
 from collections.abc import Generator, Hashable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ lesser one. A row or a seq has the same bits in any batch. `kernels()` is None w
 compiler at the build, or WHIMBREL_KERNELS=off. Callers then use PyTorch's operators.
 """
 
-from __future__ import annotations
-
 import ctypes
 import logging
 import os

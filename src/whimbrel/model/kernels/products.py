@@ -1,7 +1,5 @@
 """Linear layers of our own kernels, and the numbers in which they multiply."""
 
-from __future__ import annotations
-
 import ctypes
 
 import torch

@@ -3,8 +3,6 @@
 All members have 8 bytes, or are structures of such. A library tells the layout that it was compiled with.
 """
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Final
 

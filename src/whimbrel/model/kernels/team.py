@@ -5,8 +5,6 @@ all cores but one idle. So its products and heads are shared in C++ (`native/tea
 runs. Each number is computed by one thread, so the bits do not depend on the helpers.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Callable, Generator

@@ -3,8 +3,6 @@
 Only x86-64 on Linux has kernels. Without a C++ compiler nothing is compiled, and the engine uses PyTorch's operators.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -1,7 +1,5 @@
 """Activations by name, in PyTorch's operators."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from typing import Final
 

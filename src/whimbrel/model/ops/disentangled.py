@@ -11,8 +11,6 @@ runs seq by seq, as the bits of a product of several seqs depend on their number
 Shapes: B seqs, L tokens of a seq, K keys, Q queries, N heads, H head width, P rows of a table, M distances.
 """
 
-from __future__ import annotations
-
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass

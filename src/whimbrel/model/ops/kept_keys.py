@@ -6,8 +6,6 @@ and their own. Earlier tokens were computed before, in the same layer of this ba
 Shapes: B seqs of a group, L tokens, K key heads, H head width, R rows of a text.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeAlias

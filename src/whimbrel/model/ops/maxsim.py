@@ -13,8 +13,6 @@ three calls. Products run in shapes whose bits agree, so a score has the same bi
 Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Final, Literal, TypeAlias
 

@@ -16,8 +16,6 @@ Shapes: Q query tokens, T document tokens, P pairs, W programs, B blocks of quer
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
 
-from __future__ import annotations
-
 from typing import Final
 
 import numpy as np

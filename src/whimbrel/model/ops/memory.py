@@ -1,7 +1,5 @@
 """Detection of out-of-memory errors of torch."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final

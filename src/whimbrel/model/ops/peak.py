@@ -6,8 +6,6 @@ at once. The best round counts.
 Shapes: R rows, I input and O output columns.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

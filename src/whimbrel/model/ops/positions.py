@@ -6,8 +6,6 @@ Alibaba-NLP/new-impl on the Hub, the original code of gte-multilingual-base.
 Shapes: R rows, N heads, H head width, F frequencies, L keys, B buckets, D distances of keys from queries.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

@@ -6,8 +6,6 @@ batch stay apart without padding. Products and sums are rounded one by one, so a
 Shapes: R rows, D columns, K taps.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -7,8 +7,6 @@ torch.mm, whose bits may depend on addresses on Intel's processors. The first th
 Shapes: T document tokens, Q query tokens, D width.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial

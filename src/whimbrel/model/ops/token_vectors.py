@@ -3,8 +3,6 @@
 Shapes: T tokens, N texts, D width.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Final
 

@@ -3,8 +3,6 @@
 Routes are looked up in dicts. The app knows no engines and no tensors.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """The page /docs: the bodies of all routes by API, as the document /openapi.json describes them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cache
 from hashlib import sha256

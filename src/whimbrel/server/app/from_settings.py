@@ -1,7 +1,5 @@
 """Limits and access rules of a server process from its settings, with the files of keys that these name."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ Decisions rest on the headers and on `scope["path"]`, never on a URL made from t
 refused malformed heads. `RequestContext` limits the sizes of bodies, `server/http` times and rates.
 """
 
-from __future__ import annotations
-
 import hmac
 from collections.abc import Sequence
 from hashlib import sha256

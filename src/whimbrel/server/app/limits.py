@@ -1,7 +1,5 @@
 """Limits and access rules of a server process, and names of hosts and origins as they are compared."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass, field
 from ipaddress import IPv6Address

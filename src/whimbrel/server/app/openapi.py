@@ -1,7 +1,5 @@
 """The document /openapi.json, from the types of the dialects' routes."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast

@@ -1,7 +1,5 @@
 """Requests that come through a proxy: the path below a prefix, and the client, scheme and host that a trusted proxy names."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network

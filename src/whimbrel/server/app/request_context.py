@@ -3,8 +3,6 @@
 Each request has one RequestStarted and exactly one RequestFinished event, on every code path. Bugs get status 500.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -3,8 +3,6 @@
 For one event loop; not thread-safe.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field

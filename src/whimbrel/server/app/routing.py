@@ -3,8 +3,6 @@
 Paths are taken as clients build them: with doubled or trailing slashes, below Azure's prefixes, and with a model in them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence

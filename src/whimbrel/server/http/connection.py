@@ -5,8 +5,6 @@ enforces size and time of heads and discards unwanted bodies; exchange.py bounds
 gets status 400 and ends the connection. The states and their tables are in states.py.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import socket

@@ -3,8 +3,6 @@
 Times are in seconds, sizes in bytes, rates in bytes per second. Only the side that holds the socket can keep these limits.
 """
 
-from __future__ import annotations
-
 import socket
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias

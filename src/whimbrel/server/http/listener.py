@@ -1,7 +1,5 @@
 """HTTP server on a listening socket that other processes may share."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import resource

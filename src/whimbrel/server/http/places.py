@@ -4,8 +4,6 @@ While a few places are left, connections that do nothing are closed for new ones
 work end with their answer. If nothing helps for a while, new connections get one of the places that are kept for probes.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 from collections.abc import Callable

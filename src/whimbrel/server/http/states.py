@@ -12,8 +12,6 @@ Four rules join the states. Each is one place in `connection.py`:
 - Without a request, IDLE and HEAD last as long as a head may take. DISCARDING lasts as long as a drain may take.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Final

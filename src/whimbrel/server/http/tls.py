@@ -1,7 +1,5 @@
 """TLS certificates of the server."""
 
-from __future__ import annotations
-
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path

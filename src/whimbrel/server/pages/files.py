@@ -4,8 +4,6 @@ The pages load nothing but files of this folder and talk to nothing but this ser
 use relative URLs, so that they work under a proxy's prefix.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256

@@ -3,8 +3,6 @@
 The page can be read without its script, which adds the search and forms that send requests.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

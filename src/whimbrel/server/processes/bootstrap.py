@@ -6,8 +6,6 @@ A terminal or a service manager sends signals to all processes. A child ignores 
 ends when the supervisor ends: their channel is closed then, and the kernel kills a child that is loading or stuck.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

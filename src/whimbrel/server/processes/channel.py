@@ -4,8 +4,6 @@ A message is four bytes of length, then msgpack. `Channel` is for threads that b
 ProtocolError a channel is of no use, and one of the two processes has to end.
 """
 
-from __future__ import annotations
-
 import array
 import asyncio
 import logging

@@ -1,7 +1,5 @@
 """Child process of a server: its channel to the supervisor, its limits and its end."""
 
-from __future__ import annotations
-
 import os
 import resource
 import socket

@@ -1,7 +1,5 @@
 """Child processes of the supervisor: start, messages, end, and the backoff between two lives. Policy is the supervisor's."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

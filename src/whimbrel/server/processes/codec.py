@@ -4,8 +4,6 @@ The header is msgpack, in which the dtype, the shape and the offset of an array 
 finish, except for the scoring of pairs. For the engine the rows of all other requests are the response.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod

@@ -6,8 +6,6 @@ lanes write into it. The status board lists the seqs on the device. If this proc
 suspect. A message that cannot be read ends the process: the supervisor starts another, and no request is lost.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import socket

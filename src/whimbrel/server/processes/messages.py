@@ -3,8 +3,6 @@
 Large arrays travel beside the messages, in shared memory (shared_memory.py).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias

@@ -3,8 +3,6 @@
 Blame outlives the request. If a client gives up and sends the same text again, its blame still counts.
 """
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Sequence
 from hashlib import blake2b

@@ -8,8 +8,6 @@ After two deaths on which it was alone it is refused, and remembered (quarantine
 crash.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

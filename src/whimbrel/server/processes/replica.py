@@ -1,7 +1,5 @@
 """Replica: one engine process as a worker uses it. Its channel, its segments of shared memory and its unanswered requests."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 import socket

@@ -6,8 +6,6 @@ Each engine gets some of the documents and computes the queries of its shard. If
 Shapes: P pairs of a request, S pairs of a shard, N texts of a side.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, cast

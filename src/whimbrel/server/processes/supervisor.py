@@ -6,8 +6,6 @@ again, or keeps dying, waits longer before each restart, and the workers are tol
 that hang; the supervisor kills them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -4,8 +4,6 @@ An engine hangs if its status board stands still, if a batch takes too long, or 
 event loop does not turn. If the watchdog itself stood still, because the machine slept, all children have time to recover.
 """
 
-from __future__ import annotations
-
 import logging
 from time import perf_counter
 from typing import Final

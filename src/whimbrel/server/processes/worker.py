@@ -1,7 +1,5 @@
 """HTTP worker: the app on the supervisor's socket, and a RemoteEngine for each model."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -1,7 +1,5 @@
 """Files of results: whether they can be written, before anything is measured, and their writing."""
 
-from __future__ import annotations
-
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path

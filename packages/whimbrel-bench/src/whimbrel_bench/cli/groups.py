@@ -1,7 +1,5 @@
 """Commands whose parameters are options: their flags are those of the options' fields."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature, signature

@@ -1,7 +1,5 @@
 """The commands `whimbrel bench` and `whimbrel top`, which whimbrel finds by their entry points."""
 
-from __future__ import annotations
-
 import typer
 
 from whimbrel.cli.shared_options import help_text

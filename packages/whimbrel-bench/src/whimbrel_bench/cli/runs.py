@@ -1,7 +1,5 @@
 """Course of `whimbrel bench serve`: words, samples, warm-up and runs, for servers that are there or a preset's own."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack

@@ -1,7 +1,5 @@
 """The command `whimbrel bench serve`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Final, Literal
 

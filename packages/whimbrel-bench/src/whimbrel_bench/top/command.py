@@ -1,7 +1,5 @@
 """The command `whimbrel top`."""
 
-from __future__ import annotations
-
 import os
 from typing import Annotated, Final
 

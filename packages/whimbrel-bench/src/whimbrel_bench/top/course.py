@@ -1,7 +1,5 @@
 """Course of `whimbrel top`: one view, or one for each interval, on the screen or as JSON."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

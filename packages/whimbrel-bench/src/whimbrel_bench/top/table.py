@@ -1,7 +1,5 @@
 """Table of `whimbrel top`: the figures of servers, also as its JSON, their rows and total, and below them the stages. Pure."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final, Literal, TypeAlias
 
