@@ -16,15 +16,7 @@ from transformers import AutoTokenizer
 
 from checkpoints.families import DECODER, DEEPSEEK, LLAMA3, write_model
 from checkpoints.files import edit_json, write_json
-from checkpoints.layouts import (
-    JSON,
-    LAYOUTS,
-    OLD_QWEN,
-    TEXTS,
-    TURNS,
-    WEB,
-    write_layout,
-)
+from checkpoints.layouts import JSON, LAYOUTS, OLD_QWEN, TEXTS, TURNS, WEB, write_layout
 from checkpoints.published.cases import published_states, write_llama_bidirec, write_published
 from checkpoints.sentence_layout import sentence_layout
 from checkpoints.tokenizer_files import GTE_QWEN2, qwen

@@ -159,10 +159,7 @@ TEMPLATES: list[tuple[str, str]] = [
         "{% if messages[1].content %}{{ messages[0].content }}{{ messages[1].content }}{% endif %}",
         "does more with query and document",
     ),
-    (
-        "{{ messages[0].content[:40] }}{{ messages[-2].content }}{{ messages[-1].content }}",
-        "does more with query and document",
-    ),
+    ("{{ messages[0].content[:40] }}{{ messages[-2].content }}{{ messages[-1].content }}", "does more with query and document"),
     ("{{ messages[0].content ", "does not render"),
     ("{{ messages[7].content.x }}", "does not render"),
     ("{{ raise_exception('no') }}", "does not render"),

@@ -194,8 +194,7 @@ def test_a_base_url_may_end_with_the_version() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
-    [("ALL_PROXY", "socks4://a"), ("HTTP_PROXY", "x://a"), ("SSL_CERT_FILE", "/nowhere")],
+    ("name", "value"), [("ALL_PROXY", "socks4://a"), ("HTTP_PROXY", "x://a"), ("SSL_CERT_FILE", "/nowhere")]
 )
 def test_an_environment_that_lets_nobody_out(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)

@@ -558,10 +558,7 @@ def test_instances_that_are_refused(engine32: Engine) -> None:
         assert error["error"].startswith(where), error
 
 
-@given(
-    rows=vectors(4, 3),
-    counts=st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda counts: sum(counts) <= 4),
-)
+@given(rows=vectors(4, 3), counts=st.lists(st.integers(1, 3), min_size=1, max_size=4).filter(lambda counts: sum(counts) <= 4))
 def test_instances_read_back(rows: np.ndarray, counts: list[int]) -> None:
     bodies = [{"inputs": ["a"] * count} for count in counts]
     parsed = root.parse_vertex(instances(*bodies))

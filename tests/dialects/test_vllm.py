@@ -98,13 +98,7 @@ def test_every_field_of_pooling() -> None:
     body = {"input": ["a", "b"], "dimensions": 4, "use_activation": True, "priority": 2, "input_type": "query", "user": "u"}
     more = {"truncate_prompt_tokens": 9, "truncation_side": "left", "request_id": "r", "nobody": "knows", "cache_salt": "s"}
     assert pooled(task="embed", **body, **more) == Request(
-        ["a", "b"],
-        ("dense",),
-        dimensions=4,
-        normalize=True,
-        input_type="query",
-        truncate="left",
-        max_tokens=9,
+        ["a", "b"], ("dense",), dimensions=4, normalize=True, input_type="query", truncate="left", max_tokens=9
     )
     nulls = dict.fromkeys(pooling.PoolingRequest.__struct_fields__) | {"input": "a"}
     assert pooled(**nulls) == pooled()

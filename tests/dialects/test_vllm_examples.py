@@ -86,11 +86,7 @@ EXAMPLES: dict[str, tuple[str, str, Any]] = {
         "/v1/embeddings",
         {"model": "M", "input": "vLLM is great!", "add_special_tokens": False},
     ),
-    "classes of tokens": (
-        "classifier",
-        "/pooling",
-        {"model": "M", "input": ["vLLM is great!", "a"], "task": "token_classify"},
-    ),
+    "classes of tokens": ("classifier", "/pooling", {"model": "M", "input": ["vLLM is great!", "a"], "task": "token_classify"}),
     "weights of tokens": ("m3", "/pooling", {"model": "M", "input": [[0, 5, 7, 2]], "task": "token_classify"}),
     "tokenizer info": ("engine", "/tokenizer_info", None),
     "load": ("engine", "/load", None),

@@ -100,10 +100,7 @@ def test_ranked_documents_are_under_data() -> None:
     sent = voyage.parse_rerank(orjson.dumps(body)).body
     assert orjson.loads(voyage.render_rerank(sent, ranked_result(0.5, 2, 0.5), fake_model())) == {
         "object": "list",
-        "data": [
-            {"index": 1, "relevance_score": 2.0, "document": "b"},
-            {"index": 0, "relevance_score": 0.5, "document": "a"},
-        ],
+        "data": [{"index": 1, "relevance_score": 2.0, "document": "b"}, {"index": 0, "relevance_score": 0.5, "document": "a"}],
         "model": "m",
         "usage": {"total_tokens": 7},
     }

@@ -91,8 +91,7 @@ def test_B6_fields_that_are_not_known_are_ignored(server: Server, engine: Engine
 
 
 @pytest.mark.parametrize(
-    "kind",
-    ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", "json", "*/*"],
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "application/jsonp", "json", "*/*"]
 )
 def test_B7_other_content_types_are_refused(kind: str, server: Server) -> None:
     assert_refused(ask(server.port, post({"input": "a"}, content_type=kind)), None, 415)

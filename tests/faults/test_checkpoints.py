@@ -113,14 +113,7 @@ def test_H10_a_wish_to_be_trusted_is_nothing(key: str, folder: Path, saved: Path
     assert np.array_equal(vectors(folder), vectors(saved))
 
 
-KINDS = [
-    "modeling_evil.Evil",
-    "2_Dense.modeling_evil.Evil",
-    "os.abort",
-    "builtins.eval",
-    OLD + "LSTM",
-    OLD + "Dense.__init__",
-]
+KINDS = ["modeling_evil.Evil", "2_Dense.modeling_evil.Evil", "os.abort", "builtins.eval", OLD + "LSTM", OLD + "Dense.__init__"]
 
 
 @pytest.mark.parametrize("kind", KINDS)

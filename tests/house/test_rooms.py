@@ -28,10 +28,7 @@ def test_import_contracts() -> None:
         ("from whimbrel import Client, AsyncClient, WhimbrelError", HEAVY),
         ("import whimbrel.wire, whimbrel.dialects, whimbrel.types.card, whimbrel.types.plan", HEAVY),
         ("import whimbrel.outputs.muvera, whimbrel.outputs.token_pooling", HEAVY),
-        (
-            "import whimbrel.cli.main; whimbrel.cli.main.app(['--help'], standalone_mode=False)",
-            [*HEAVY, "numpy", "httpx2"],
-        ),
+        ("import whimbrel.cli.main; whimbrel.cli.main.app(['--help'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
         ("import whimbrel.cli.main; whimbrel.cli.main.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
         (
             "import whimbrel.cli.main; whimbrel.cli.main.app(['serve', '--help'], standalone_mode=False)",
@@ -41,10 +38,7 @@ def test_import_contracts() -> None:
             "import whimbrel.cli.main; whimbrel.cli.main.app(['bench', 'serve', '--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2"],
         ),
-        (
-            "import whimbrel_bench.cli.runs, whimbrel_bench.compare",
-            [each for each in HEAVY if each != "httptools"],
-        ),
+        ("import whimbrel_bench.cli.runs, whimbrel_bench.compare", [each for each in HEAVY if each != "httptools"]),
     ],
 )
 def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:

@@ -50,8 +50,7 @@ def test_signals():
 
 
 @pytest.mark.parametrize(
-    ("total", "count", "indices"),
-    [(5, 1, {0}), (5, 2, {0, 2}), (5, 5, {0, 1, 2, 3, 4}), (3, 7, {0, 1, 2}), (526, 2, {0, 263})],
+    ("total", "count", "indices"), [(5, 1, {0}), (5, 2, {0, 2}), (5, 5, {0, 1, 2, 3, 4}), (3, 7, {0, 1, 2}), (526, 2, {0, 263})]
 )
 def test_samples_are_evenly_spaced(total: int, count: int, indices: set[int]) -> None:
     assert spaced(total, count) == indices

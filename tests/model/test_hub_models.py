@@ -15,25 +15,11 @@ from safetensors.torch import load_file, save_file
 
 from checkpoints.families import DECODER, ROBERTA, SIZES, write_model
 from checkpoints.files import edit_json, write_json
-from checkpoints.published.blocks import (
-    Config,
-    W,
-)
-from checkpoints.published.cases import (
-    AROUND,
-    CASES,
-    published_states,
-    save_tokenizer,
-    write_llama_bidirec,
-    write_published,
-)
+from checkpoints.published.blocks import Config, W
+from checkpoints.published.cases import AROUND, CASES, published_states, save_tokenizer, write_llama_bidirec, write_published
 from checkpoints.published.gte import ARCTIC
-from checkpoints.published.jina import (
-    JINA_ROBERTA,
-)
-from checkpoints.published.nomic import (
-    NOMIC,
-)
+from checkpoints.published.jina import JINA_ROBERTA
+from checkpoints.published.nomic import NOMIC
 from comparisons import assert_close
 from hidden_states import hidden_states, random_ids, reference_states
 from whimbrel.checkpoint.reader import read_card

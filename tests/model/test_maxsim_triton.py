@@ -72,21 +72,8 @@ def test_aligned_vectors_are_loaded_16_bytes_at_a_time(dtype: str, monkeypatch: 
 
     from whimbrel.model.ops.maxsim_triton import _maxima_kernel
 
-    constants = {
-        "BLOCK_Q": 32,
-        "BLOCK_T": 64,
-        "BLOCK_D": 128,
-        "ONE_SLICE": True,
-        "BITS": False,
-        "WHERE": False,
-    }
-    pointers = {
-        "q_ptr": dtype,
-        "x_ptr": dtype,
-        "items_ptr": "i64",
-        "where_ptr": "i32",
-        "best_ptr": "fp32",
-    }
+    constants = {"BLOCK_Q": 32, "BLOCK_T": 64, "BLOCK_D": 128, "ONE_SLICE": True, "BITS": False, "WHERE": False}
+    pointers = {"q_ptr": dtype, "x_ptr": dtype, "items_ptr": "i64", "where_ptr": "i32", "best_ptr": "fp32"}
     signature = {name: f"*{kind}" for name, kind in pointers.items()} | dict.fromkeys(constants, "constexpr")
     names = [each.name for each in _maxima_kernel.params]
     aligned = [i for i, each in enumerate(_maxima_kernel.params) if each.name not in constants and not each.do_not_specialize]

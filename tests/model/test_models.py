@@ -11,16 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from checkpoints.families import (
-    CASES,
-    DEBERTA,
-    DECODER,
-    LLAMA3,
-    SIZES,
-    VOCABULARY,
-    YARN,
-    write_model,
-)
+from checkpoints.families import CASES, DEBERTA, DECODER, LLAMA3, SIZES, VOCABULARY, YARN, write_model
 from checkpoints.files import edit_json, write_json
 from comparisons import assert_close
 from hidden_states import hidden_states, least_cosine, loaded, random_ids, reference_states

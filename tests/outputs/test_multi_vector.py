@@ -22,13 +22,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from checkpoints.files import edit_json, write_json
-from checkpoints.late_interaction import (
-    JINA_V1,
-    write_jina,
-    write_jina_v1,
-    write_lfm2,
-    write_lfm2_both_ways,
-)
+from checkpoints.late_interaction import JINA_V1, write_jina, write_jina_v1, write_lfm2, write_lfm2_both_ways
 from checkpoints.late_references import CASES, DOCUMENTS, FIXED, QUERIES, checkpoints_of, jina_vectors, late_reference
 from checkpoints.published.jina import jina_bert
 from checkpoints.published.lfm2 import LFM2, lfm2

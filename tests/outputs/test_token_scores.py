@@ -251,12 +251,7 @@ def test_internlm2_with_classes(tmp_path: Path, parity: Parity) -> None:
 def test_rewards_of_tokens(bias: bool, tmp_path: Path, parity: Parity) -> None:
     """The model is internlm2-1_8b-reward: a layer over every token. The reward is that of the token that the caller puts last."""
     code = {"AutoConfig": "configuration_internlm2.InternLM2Config", "AutoModel": "modeling_internlm2.InternLM2ForRewardModel"}
-    config = INTERNLM2 | {
-        "architectures": ["InternLM2ForRewardModel"],
-        "auto_map": code,
-        "reward_token_id": 5,
-        "bias": bias,
-    }
+    config = INTERNLM2 | {"architectures": ["InternLM2ForRewardModel"], "auto_map": code, "reward_token_id": 5, "bias": bias}
     weights = draw_weights(internlm2_names(config) | {"v_head.weight": (1, 48)})
     write_json(tmp_path / "config.json", config)
     named = {name if name == "v_head.weight" else f"model.{name}": tensor for name, tensor in weights.items()}

@@ -152,8 +152,5 @@ def test_H12_a_model_with_such_a_tokenizer_is_refused(tmp_path: Path) -> None:
     sentence_layout(tmp_path)
     edit_json(tmp_path / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     edit_json(tmp_path / "tokenizer.json", normalizer=GROWING["nested"])
-    with (
-        pytest.raises(CheckpointError, match="normalizer: makes of one character up to 1,000;"),
-        Engine(str(tmp_path)),
-    ):
+    with pytest.raises(CheckpointError, match="normalizer: makes of one character up to 1,000;"), Engine(str(tmp_path)):
         pass

@@ -115,10 +115,7 @@ def test_a_pair_is_cut_as_tokenizers_cuts_it(first: int, second: int, room: int,
     assert cut_pair(first, second, room) == (ids.count(0), ids.count(1))
 
 
-@pytest.mark.parametrize(
-    "pair",
-    ["$B:1 $A:0", "[:0 $A:0 $B:1 $A:0", "$A:0 ]:3 $B:5", "$A:1 $B:0", "$A:0 [:1 ]:0 $B:1"],
-)
+@pytest.mark.parametrize("pair", ["$B:1 $A:0", "[:0 $A:0 $B:1 $A:0", "$A:0 ]:3 $B:5", "$A:1 $B:0", "$A:0 [:1 ]:0 $B:1"])
 def test_pairs_that_are_put_together_otherwise_are_not_taken(pair: str) -> None:
     tokenizer = tokenizers.Tokenizer.from_str(words().to_str())
     tokenizer.no_truncation()

@@ -80,8 +80,7 @@ def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[...
 @with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
 def serve(
     models: Annotated[
-        list[str] | None,
-        model_argument("Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]"),
+        list[str] | None, model_argument("Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]")
     ] = None,
     *,
     assignments: Annotated[
@@ -158,8 +157,7 @@ def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) 
         from whimbrel.model.runner import probe
 
         limits = Options(
-            max_request_tokens=Settings().max_request_tokens,
-            max_queue_tokens=share_waiting_memory(usable_memory()).tokens,
+            max_request_tokens=Settings().max_request_tokens, max_queue_tokens=share_waiting_memory(usable_memory()).tokens
         )
         options = Options(**arguments) | limits
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
@@ -231,8 +229,7 @@ def verify(
         option("URL", "Server of the same model to compare with. [default: Sentence Transformers]", panel=REFERENCE_PANEL),
     ] = None,
     dialect: Annotated[
-        Literal["whimbrel", "openai", "tei", "cohere"],
-        typer.Option(help="API of the server.", rich_help_panel=REFERENCE_PANEL),
+        Literal["whimbrel", "openai", "tei", "cohere"], typer.Option(help="API of the server.", rich_help_panel=REFERENCE_PANEL)
     ] = "whimbrel",
     remote_model: Annotated[
         str | None, option("NAME", "Name of the model on the server. [default: MODEL]", panel=REFERENCE_PANEL)

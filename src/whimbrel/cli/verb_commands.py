@@ -39,8 +39,7 @@ DocumentsArgument = Annotated[
 ]
 Out = Annotated[Path | None, option("PATH", "Output file. [default: JSONL to stdout]", "--out", "-o", panel=OUTPUT_PANEL)]
 Prompt = Annotated[
-    str | None,
-    option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.", panel=OUTPUT_PANEL),
+    str | None, option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.", panel=OUTPUT_PANEL)
 ]
 Logits = Annotated[
     bool, flag("--logits", "Give the classifier's logits, without the activation of the checkpoint.", panel=OUTPUT_PANEL)

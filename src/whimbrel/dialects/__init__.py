@@ -6,20 +6,7 @@ parts that several share stand in `common`. A dialect that repeats a route of an
 
 from typing import Final
 
-from whimbrel.dialects import (
-    cohere,
-    infinity,
-    jina,
-    llama_cpp,
-    mixedbread,
-    native,
-    nvidia,
-    ollama,
-    openai,
-    tei,
-    vllm,
-    voyage,
-)
+from whimbrel.dialects import cohere, infinity, jina, llama_cpp, mixedbread, native, nvidia, ollama, openai, tei, vllm, voyage
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
 from whimbrel.dialects.common.route import API, MESSAGE_PACK, GetRoute, Route
 

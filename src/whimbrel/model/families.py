@@ -188,10 +188,7 @@ _JINA_ADAPTERS: Final = replace(
     alternative=replace(_IN_JINA_V3, unused=(r"pooler\.dense\..*",)),
 )
 _JINA_V3: Final = replace(
-    _JINA_COLBERT,
-    unused=_NOMIC.unused,
-    adapters=_JINA_ADAPTERS,
-    in_transformers=replace(_IN_JINA_V3, unused=_NOMIC.unused),
+    _JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS, in_transformers=replace(_IN_JINA_V3, unused=_NOMIC.unused)
 )
 
 _GTE: Final = replace(
@@ -275,10 +272,7 @@ _INTERNLM2: Final = replace(
 )
 
 _DEEPSEEK: Final = replace(
-    _LLAMA,
-    router="layers.{i}.mlp.gate",
-    experts="layers.{i}.mlp",
-    correction="layers.{i}.mlp.gate.e_score_correction_bias",
+    _LLAMA, router="layers.{i}.mlp.gate", experts="layers.{i}.mlp", correction="layers.{i}.mlp.gate.e_score_correction_bias"
 )
 
 _LFM2: Final = replace(

@@ -117,11 +117,7 @@ class Transformer:
         return x_RD
 
     def _run_in_pieces(
-        self,
-        layer: Layer,
-        x_RD: Tensor,
-        pieces: Sequence[tuple[slice, Rows]],
-        between_pieces: Callable[[], None] | None,
+        self, layer: Layer, x_RD: Tensor, pieces: Sequence[tuple[slice, Rows]], between_pieces: Callable[[], None] | None
     ) -> None:
         """Run a layer piece by piece, in place and in order. A piece attends to the keys of those before it."""
         for part, rows in pieces:

@@ -105,10 +105,7 @@ def _poolings(output: Output, request: Request, *, finished: bool) -> tuple[Toke
 def require_scipy(pooling: TokenPooling) -> None:
     """Raise SetupError if vectors are to be pooled and scipy is not installed."""
     if pooling.pool_factor > 1 and find_spec("scipy") is None:
-        raise SetupError(
-            "token pooling needs scipy, which is not installed.",
-            hint="pip install scipy",
-        )
+        raise SetupError("token pooling needs scipy, which is not installed.", hint="pip install scipy")
 
 
 def pool_all(texts: Ragged, poolings: Sequence[TokenPooling]) -> Ragged:

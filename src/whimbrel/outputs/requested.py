@@ -51,10 +51,7 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
     """Raise InvalidRequest for a field that has no effect on these outputs or on this model."""
     for name, applies_to in _APPLIES_TO.items():
         if getattr(request, name) is not None and not any(output in applies_to for output in outputs):
-            raise InvalidRequest(
-                f"is for {', '.join(applies_to)}; this request asks for {', '.join(outputs)}.",
-                param=name,
-            )
+            raise InvalidRequest(f"is for {', '.join(applies_to)}; this request asks for {', '.join(outputs)}.", param=name)
     if request.score_by is not None and "scores" in outputs:
         raise InvalidRequest("this model scores pairs itself, and compares no vectors.", param="score_by")
     if request.instruction is not None and card.template is None and card.list_template is None:

@@ -3,6 +3,8 @@
 The texts are strings, pairs of strings or arrays of token ids, and must not be mixed. Pure.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias, cast

@@ -23,10 +23,7 @@ CASES: dict[str, tuple[str, Config]] = {
     "data2vec": ("Data2VecText", ROBERTA),
     "ernie": ("Ernie", SIZES | {"use_task_id": True}),
     "gpt2": ("GPT2", GPT2 | {"bos_token_id": 2, "eos_token_id": 2}),
-    "granite": (
-        "Granite",
-        DECODER | {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 3.0},
-    ),
+    "granite": ("Granite", DECODER | {"attention_multiplier": 0.3, "residual_multiplier": 0.5, "embedding_multiplier": 3.0}),
     "ministral": ("Ministral", DECODER | {"sliding_window": 5, "head_dim": 12}),
     "ministral3": (
         "Ministral3",

@@ -121,9 +121,7 @@ class TargetOptions:
         Read(str | None, None, read_extra_body),
     ] = field(default_factory=dict[str, Any])
     verify_tls: Annotated[
-        bool,
-        flag("--insecure", "Accept any TLS certificate.", panel=SERVER_PANEL),
-        Read(bool, False, not_),
+        bool, flag("--insecure", "Accept any TLS certificate.", panel=SERVER_PANEL), Read(bool, False, not_)
     ] = True
     ready_seconds: Annotated[float, _server("SECONDS", _READY, "--ready-check-timeout-sec", min=0, callback=finite)] = 0.0
     timeout: Annotated[float, _load("SECONDS", "Time after which a request has failed.", min=0.1, callback=finite)] = 600.0

@@ -77,10 +77,7 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
     ),
     "bge-gemma": Convention(
         Template(
-            ("A: {query}", "\n", "B: {document}", "\n", _BGE_TASK),
-            add_special_tokens=True,
-            body_length=1024,
-            query_share=0.75,
+            ("A: {query}", "\n", "B: {document}", "\n", _BGE_TASK), add_special_tokens=True, body_length=1024, query_share=0.75
         ),
         stems=("Gemma",),
         tokens=("Yes", None),

@@ -113,7 +113,7 @@ WITH_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
     "modality_config": (
         *_FEATURES["modality_config"],
         *({"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")),
-    ),
+    )
 }
 """Supported settings of a Transformer that may put each text into the chat template, as a message of a user."""
 _NO_VARIABLES: Final = """

@@ -64,10 +64,7 @@ _FILE_ALONE: Final = """
     internlm3 iquestcoder mimo_v2_flash minicpm3 minimax_m2 ministral ministral3 mistral mixtral modernbert
     modernbert-decoder nemotron olmo2 olmo3 persimmon phi3 phimoe xlm-roberta-xl
 """.split()
-_FORCED: Final[Mapping[str, TokenizerClass]] = {
-    "qwen2": "Qwen2Tokenizer",
-    **dict.fromkeys(_FILE_ALONE, "tokenizer.json"),
-}
+_FORCED: Final[Mapping[str, TokenizerClass]] = {"qwen2": "Qwen2Tokenizer", **dict.fromkeys(_FILE_ALONE, "tokenizer.json")}
 """Model type -> tokenizer class, regardless of tokenizer_class."""
 _ENDING: Final = ("tokenization_qwen.Qwen2Tokenizer", "tokenization_qwen.Qwen2TokenizerFast")
 """Code of gte-Qwen2 and stella. If add_eos_token is true, it appends an eos token that their tokenizer.json does not."""

@@ -50,10 +50,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "attend": (_INT, (_POINTER,)),
     "norm": (None, (_POINTER, _POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER)),
     "norm_and_rotate": (_INT, (_POINTER, _INT, *[_LONG] * 4, _POINTER, ctypes.c_double, _POINTER, _POINTER)),
-    "embed": (
-        _INT,
-        (_POINTER, _INT, _LONG, _POINTER, *[_POINTER, _LONG, _POINTER] * 2, _LONG, _LONG, _POINTER),
-    ),
+    "embed": (_INT, (_POINTER, _INT, _LONG, _POINTER, *[_POINTER, _LONG, _POINTER] * 2, _LONG, _LONG, _POINTER)),
     "means": (None, (_POINTER, _LONG, _POINTER, _POINTER, _LONG, _POINTER)),
     "normalize": (None, (_POINTER, _LONG, _LONG, ctypes.c_float, _POINTER)),
     "gate": (None, (_INT, _POINTER, _INT, _LONG, _LONG, _POINTER)),

@@ -56,12 +56,7 @@ class Connection(asyncio.Protocol):
     transport: asyncio.Transport
 
     def __init__(
-        self,
-        app: ASGIApp,
-        limits: HttpLimits,
-        render_error: RenderError,
-        places: Places,
-        sock: socket.socket | None = None,
+        self, app: ASGIApp, limits: HttpLimits, render_error: RenderError, places: Places, sock: socket.socket | None = None
     ) -> None:
         """Give it the `sock` where making the transport takes time, as for TLS."""
         self._app = app

@@ -150,10 +150,7 @@ class Server:
         """Make the transport of a connection. It is never cancelled: uvloop would not report the loss of the transport."""
         try:
             await self._loop.connect_accepted_socket(
-                lambda: connection,
-                sock,
-                ssl=self.tls,
-                ssl_handshake_timeout=self._limits.header_timeout if self.tls else None,
+                lambda: connection, sock, ssl=self.tls, ssl_handshake_timeout=self._limits.header_timeout if self.tls else None
             )
         except OSError:  # the client has left, or does not speak TLS
             sock.close()

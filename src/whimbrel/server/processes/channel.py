@@ -153,12 +153,7 @@ class AsyncChannel(Generic[T]):
     """A channel's end for an event loop. It calls `on_message` with each message, and `on_end` once with an error or None."""
 
     def __init__(
-        self,
-        sock: socket.socket,
-        kind: Any,
-        *,
-        on_message: Callable[[T], None],
-        on_end: Callable[[ProtocolError | None], None],
+        self, sock: socket.socket, kind: Any, *, on_message: Callable[[T], None], on_end: Callable[[ProtocolError | None], None]
     ) -> None:
         sock.setblocking(False)
         self._sock = sock

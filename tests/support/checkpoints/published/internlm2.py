@@ -7,18 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from checkpoints.families import VOCABULARY
-from checkpoints.published.blocks import (
-    Config,
-    Shapes,
-    W,
-    attention,
-    inverse_frequencies,
-    linear,
-    repeat,
-    rms,
-    rope,
-    tensors,
-)
+from checkpoints.published.blocks import Config, Shapes, W, attention, inverse_frequencies, linear, repeat, rms, rope, tensors
 
 INTERNLM2: Config = {
     "architectures": ["InternLM2ForCausalLM"],
