@@ -234,7 +234,8 @@ def expected(verb: str, small: Small) -> np.ndarray[Any, Any]:
         case "norm 0" | "norm 1" | "norm 3" | "norm 1000":
             raw_D, order = engine.embed(QUERY, normalize=False).astype(np.float64), int(how.removeprefix("norm "))
             largest = np.abs(raw_D).max()
-            return raw_D / (largest / 32760 if order == 0 else largest if order == 1000 else np.linalg.norm(raw_D, order))
+            ratios_D = raw_D / largest  # whose powers of 1000 do not overflow
+            return ratios_D * 32760 if order == 0 else ratios_D / (np.abs(ratios_D) ** order).sum() ** (1 / order)
         case "norm" | "raw":
             return engine.embed(QUERY, normalize=how == "norm")
         case "tokens":

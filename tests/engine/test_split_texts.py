@@ -150,8 +150,8 @@ def test_the_projector_runs_once_per_batch(everything: str) -> None:
         poolings: Any = engine._lanes._runner._poolings[0]  # pyright: ignore
         projector, calls = poolings["multi_vector"], list[int]()
 
-        def count(hidden_RD: torch.Tensor, selection: Any) -> Any:
-            found = projector(hidden_RD, selection)
+        def count(*batch: Any) -> Any:
+            found = projector(*batch)
             calls.append(len(found))
             return found
 

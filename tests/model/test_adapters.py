@@ -168,8 +168,8 @@ def test_instructions_are_those_of_config_json(converted: Path) -> None:
         ("config.json", {"architectures": ["ColBERTJinaRobertaModel"]}, r"config\.json: lora_adaptations"),
         ("config.json", {"lora_adaptations": [], "load_trained_adapters": False, "task_instructions": {}}, r"modules\.json: type: .*not run"),
         ("config_sentence_transformers.json", {"prompts": {"separation": "x: "}}, r"prompts: 'separation' is 'x: '; config\.json"),
-        ("sentence_bert_config.json", {"model_args": {"default_task": "retrieval"}}, r"sentence_bert_config\.json: default_task"),
-        ("sentence_bert_config.json", {"model_args": {"revision": "main"}}, r"sentence_bert_config\.json: revision"),
+        ("sentence_bert_config.json", {"model_args": {"default_task": "retrieval"}}, r"sentence_bert_config\.json: model_args: default_task"),
+        ("sentence_bert_config.json", {"model_args": {"revision": "main"}}, r"sentence_bert_config\.json: model_args: revision"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(file: str, change: dict[str, Any], says: str, stacked: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.json_file import JSON, JsonFile
 from whimbrel.checkpoint.tokenizer.classes import CLASSES, read_tokens
-from whimbrel.checkpoint.tokenizer.growth import steps_of
 from whimbrel.checkpoint.tokenizer.version4 import flags_template
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerReading
@@ -119,7 +118,7 @@ def _differing(old: TokenizerCard, flags: tuple[bool, bool], file: JSON, kinds: 
     if any(tokens.names.get(role) not in tokens.ids for role in roles):
         return None
     by_flags = flags_template(flags, tokens)
-    frames = [(_frame({"post_processor": by_flags}, kind), _frame(file, kind)) for kind in kinds]
+    frames = [(_frame(by_flags, kind), _frame(file.get("post_processor"), kind)) for kind in kinds]
     texts = {number: token for token, number in tokens.ids.items()}
     return next(((_words(one, texts), _words(other, texts)) for one, other in frames if one != other), None)
 
@@ -158,16 +157,26 @@ def _major(version: str) -> int:
     return int(first) if first.isascii() and first.isdigit() and len(first) < 4 else 0
 
 
-def _frame(file: JSON, kind: Kind) -> Frame:
-    """Return what the post-processor makes of a text or a pair. Raises CheckpointError if it is malformed."""
+def _frame(post_processor: object, kind: Kind) -> Frame:
+    """Return what a post-processor makes of a text or a pair. Raises CheckpointError if it is malformed."""
     try:
-        steps = [step for step in steps_of(file, "post_processor") if step["type"] != "ByteLevel"]
+        steps = list(_steps(post_processor))
         if len(steps) > 1:
             raise CheckpointError("has several steps that add tokens.", file=_FILE, key="post_processor")
         frame = tuple(_step(steps[0], kind)) if steps else ()
     except (KeyError, TypeError, AttributeError, IndexError, ValueError):
         raise CheckpointError("is malformed.", file=_FILE, key="post_processor") from None
     return frame or (("A",) if kind == "single" else ("A", "B"))
+
+
+def _steps(step: Any) -> Generator[JSON]:
+    """Yield the steps of a post-processor that add tokens."""
+    if step is None or step["type"] == "ByteLevel":
+        return
+    if step["type"] != "Sequence":
+        yield step
+    for inner in step["processors"] if step["type"] == "Sequence" else ():
+        yield from _steps(inner)
 
 
 def _step(step: JSON, kind: Kind) -> Generator[int | str]:

@@ -90,7 +90,7 @@ class Route:
     error_type: type
     """The type of that body."""
     terms: ErrorTerms = ErrorTerms()
-    """By default those of the Python API, as on Whimbrel's own routes."""
+    """Those of the Python API by default, as on Whimbrel's own routes."""
     status: Callable[[WhimbrelError], int] = lambda error: error.status
     """Return the HTTP status of an error."""
     media_types: tuple[str, ...] = (JSON,)
