@@ -31,7 +31,7 @@ from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.library import Kernels
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
 from whimbrel.model.kernels.team import Team, num_helpers
-from whimbrel.model.layer_call import LayerCall, LayerParts
+from whimbrel.model.layer import LayerCall
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.activations import ACTIVATIONS
@@ -516,16 +516,16 @@ def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
     """Its first products, or its second ones, need more memory than any machine has."""
     linear = PackedLinear(own, "float32", torch.randn(16, 16), None, "identity")
     qkv = PackedLinear(own, "float32", torch.randn(48, 16), None, "identity")
-    parts = LayerParts(
-        torch.float32, None, qkv, None, 1e-6, 1, 1, 16, ScoreOptions(0.25), 0, linear,
-        None, None, None, None, linear, None, linear, None, None,
+    layer = structs.Layer(
+        qkv=qkv.product, num_heads=1, num_key_heads=1, head_width=16, score_scale=0.25, window=-1,
+        out=linear.product, up=linear.product, gate=-1, down=linear.product,
     )  # fmt: skip
     layout, x = make_layout([3, 2]), torch.randn(5, 16)
-    call = LayerCall(own, [parts, parts])
+    call = LayerCall(own, [layer, layer], None)
     expected = call(x, layout, [None])
     for path, member in (((), "num_heads"), (("up", "weight"), "columns")):
-        broken = LayerCall(own, [parts, parts])
-        setattr(reduce(getattr, path, broken._layers[1]), member, 2**44)
+        broken = LayerCall(own, [layer, layer], None)
+        setattr(reduce(getattr, path, broken.layers[1]), member, 2**44)
         with pytest.raises(MemoryError, match="a layer needs more memory than there is"):
             broken(x, layout, [None])
         assert torch.equal(call(x, layout, [None]), expected)
@@ -556,7 +556,7 @@ def test_memory_of_former_calls_reaches_no_result(own: Kernels) -> None:
 
 def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     """Two threads take turns in leading a helper, and dismiss it at random times: no number is lost or computed twice."""
-    threading.Thread(target=own.help, daemon=True).start()
+    threading.Thread(target=own.call.help, daemon=True).start()
     torch.manual_seed(8)
     linear = PackedLinear(own, "float32", torch.randn(200, 96), torch.randn(200), "gelu")
     q_RNH, k_RKH, v_RKH = torch.randn(40, 12, 32).bfloat16().split((6, 3, 3), dim=1)
@@ -575,15 +575,15 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     def run(seed: int) -> None:
         turns = random.Random(seed)
         for turn in range(300):
-            leads = bool(own.lead())
+            leads = bool(own.call.lead())
             led.append(leads)
             for call, result in zip(calls, expected, strict=True):
                 if turns.random() < 0.05:
-                    own.dismiss()
+                    own.call.dismiss()
                 if not torch.equal(call(), result):
                     wrong.append(turn)
             if leads:
-                own.leave()
+                own.call.leave()
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
     for thread in threads:
@@ -750,7 +750,7 @@ def test_only_a_small_batch_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None
     """A larger one looks for helpers between its layers."""
     counts: list[int] = []
     call = LayerCall.__call__
-    monkeypatch.setattr(LayerCall, "__call__", lambda self, *args: (counts.append(len(self._layers)), call(self, *args))[1])
+    monkeypatch.setattr(LayerCall, "__call__", lambda self, *args: (counts.append(len(self.layers)), call(self, *args))[1])
     monkeypatch.setattr(runner, "num_helpers", lambda _: 1)
     with Engine(dtype="float32") as engine:
         counts.clear()

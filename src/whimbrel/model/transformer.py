@@ -21,8 +21,7 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.experts import load_experts
 from whimbrel.model.kernels.library import kernels, kernels_for
 from whimbrel.model.latent import load_latent
-from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows, added
-from whimbrel.model.layer_call import LayerCall
+from whimbrel.model.layer import Attention, FeedForward, Layer, LayerCall, Mixer, Mlp, Rows, added
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
 from whimbrel.model.ops.linear import Norm
@@ -79,10 +78,11 @@ class Transformer:
 
     def join_parts(self) -> None:
         """Run each layer as one call, or all of them, where our own kernels have all parts. Weights in int8 must be rounded."""
-        parts = [layer.join_parts() for layer in self._layers]
-        joined, own = [each for each in parts if each is not None], kernels()
-        whole = joined and len(joined) == len(parts) and self._neighbours is None
-        self._whole = LayerCall(own, joined) if own is not None and whole else None
+        calls = [call for layer in self._layers if (call := layer.join_parts()) is not None]
+        own, is_whole = kernels(), len(calls) == len(self._layers) and self._neighbours is None
+        self._whole = None
+        if own is not None and calls and is_whole:
+            self._whole = LayerCall(own, [layer for call in calls for layer in call.layers], calls[0].bias)
 
     def __call__(
         self,

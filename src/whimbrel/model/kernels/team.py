@@ -40,7 +40,7 @@ class Team:
 
         def help_leaders() -> None:
             init_thread()
-            kernels.help()
+            kernels.call.help()
 
         with _lock:
             for number in set(range(num_helpers)) - _started:
@@ -60,13 +60,13 @@ class Team:
             with _lock:
                 if Team._num_running == 1 and not Team._is_open:
                     if leads:
-                        self._kernels.leave()  # it was dismissed
-                    leads = Team._is_open = bool(self._kernels.lead())
+                        self._kernels.call.leave()  # it was dismissed
+                    leads = Team._is_open = bool(self._kernels.call.lead())
 
         with _lock:
             Team._num_running += 1
             if Team._is_open:
-                self._kernels.dismiss()
+                self._kernels.call.dismiss()
                 Team._is_open = False
         try:
             look_again()
@@ -75,5 +75,5 @@ class Team:
             with _lock:
                 Team._num_running -= 1
                 if leads:
-                    self._kernels.leave()
+                    self._kernels.call.leave()
                     Team._is_open = False

@@ -23,6 +23,7 @@ from whimbrel.model.fallback.prepacked import EPILOGUES, packed_linear, prepacke
 from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
 from whimbrel.model.fallback.trials import FEW_TERMS, Finding, begin, cancelling
 from whimbrel.model.kernels import library as own
+from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
 from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
@@ -212,7 +213,7 @@ class Norm:
         # Strides do not matter to our kernels: a slice of one row is contiguous.
         of_rows = x.dtype == torch.float32 and weight.dim() == 1 and x.shape[1:] == weight.shape
         if kernels is not None and of_rows and (added is None or added.shape == x.shape):
-            return kernels.norm(x, added, weight, self.bias_D, self.eps, centred=self.centred)
+            return kernels.norm(x, added, self.structure())
         x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
         if self.centred:
             return F.layer_norm(x, weight.shape, weight, self.bias_D, self.eps)
@@ -220,3 +221,7 @@ class Norm:
             normed = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, self.eps)
             return normed if weight.ndim == 1 else normed * weight
         return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * weight
+
+    def structure(self) -> structs.Norm:
+        """Return the norm for C++, for as long as this object lives."""
+        return structs.Norm(self.weight_D.data_ptr(), structs.address(self.bias_D), self.eps, self.centred)

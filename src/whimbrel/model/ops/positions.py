@@ -51,8 +51,7 @@ def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles:
     own = kernels_for(x_RNH)
     heads_follow = x_RNH.stride(-1) == 1 and x_RNH.stride(1) == x_RNH.shape[2]
     if own is not None and heads_follow and x_RNH.dtype in (torch.float32, torch.bfloat16) and not (angles and angles[2]):
-        cos_RF, sin_RF = angles[:2] if angles else (None, None)
-        return own.norm_and_rotate(x_RNH, weight_NH, eps, cos_RF, sin_RF)
+        return own.norm_and_rotate(x_RNH, weight_NH, eps, angles)
     if weight_NH is not None:
         x_RNH = Norm(weight_NH, None, eps, centred=False)(x_RNH.float())
     return apply_rotary(x_RNH, *angles[:2], interleaved=angles[2]) if angles else x_RNH
