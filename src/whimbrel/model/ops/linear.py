@@ -127,28 +127,23 @@ class _Kind:
         return packed_linear(weight, bias, self.activation, num_rows=MAX_BLOCK)
 
     def find(self) -> RowBlocks:
-        sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
-        return find_row_blocks(sizes, _Trial(self))
+        num_columns = min(self.width, _TRIAL_COLUMNS)
+        num_trials = -(-_TRIAL_FUSED // self.width) if self.inner >= FEW_TERMS else 2 * _TRIAL_FUSED
+        rows_RI, columns_CI = cancelling(num_trials, num_columns, self.inner)
+        weight_OI = columns_CI.to(self.dtype).repeat(-(-self.width // num_columns), 1)[: self.width].contiguous()
+        bias_O = torch.linspace(-0.1, 0.1, self.width, dtype=torch.float32).to(self.dtype) if self.has_bias else None
+        product = self.product(weight_OI, bias_O)
 
+        def bits(num_rows: int) -> bytes | None:
+            results: list[bytes] = []
+            for row_I in rows_RI.to(self.dtype):
+                bits_RX = product(row_I.repeat(num_rows, 1)).view(torch.uint8)
+                if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
+                    return None
+                results.append(bits_RX[0].numpy().tobytes())
+            return b"".join(results)
 
-class _Trial:
-    def __init__(self, kind: _Kind) -> None:
-        num_columns = min(kind.width, _TRIAL_COLUMNS)
-        num_rows = -(-_TRIAL_FUSED // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_FUSED
-        rows_RI, columns_CI = cancelling(num_rows, num_columns, kind.inner)
-        weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
-        bias_O = torch.linspace(-0.1, 0.1, kind.width, dtype=torch.float32).to(kind.dtype) if kind.has_bias else None
-        self._product = kind.product(weight_OI, bias_O)
-        self._rows_RI = rows_RI.to(kind.dtype)
-
-    def __call__(self, num_rows: int) -> bytes | None:
-        results: list[bytes] = []
-        for row_I in self._rows_RI:
-            bits_RX = self._product(row_I.repeat(num_rows, 1)).view(torch.uint8)
-            if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
-                return None
-            results.append(bits_RX[0].numpy().tobytes())
-        return b"".join(results)
+        return find_row_blocks(COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES, bits)
 
 
 class LowRank:
