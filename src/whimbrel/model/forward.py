@@ -16,7 +16,7 @@ Shapes: R rows, T tokens, B seqs of a batch, S seqs of rows (prefixes and own to
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -64,16 +64,14 @@ class Forward:
 
         `between` is called between any two layers, and between any two pieces of a layer.
         """
-        if batch.num_seqs == 1 and self._is_long(batch):
+        own_tokens = batch.num_tokens - int(batch.prefix_tokens_B[0])
+        if batch.num_seqs == 1 and self._piece_tokens is not None and own_tokens > self._piece_tokens:
             layout = self._layout_of_pieces(batch)
             between = _in_step(between) if between is not None and layout.cu_seqlens.is_cuda else between
             return self._run(batch, None, layout, between)
         if batch.prefix_tokens_B.any():
             return self._run_with_prefixes(batch, between)
         return self._run(batch, None, self._layout(batch), between)
-
-    def _is_long(self, batch: Batch) -> bool:
-        return self._piece_tokens is not None and batch.num_tokens - int(batch.prefix_tokens_B[0]) > self._piece_tokens
 
     def _run(
         self, batch: Batch, tokens_R: NDArray[np.integer] | None, layout: AttentionLayout, between: Callable[[], None] | None
@@ -179,11 +177,11 @@ class Forward:
         cu_seqlens = offsets_of(lengths_S).astype(np.int32)
         is_missing = [True] * len(missing) + [False] * batch.num_seqs
         kinds = list(zip(is_missing, lengths_S.tolist(), attended_S.tolist(), num_before, strict=True))
-        for first, last in _runs(kinds):
-            is_prefix, length, keys, _ = kinds[first]
-            start = int(cu_seqlens[first])
-            groups.append((start, last - first, length, keys))
-            kept = [prefix.kept for prefix in prefix_of_S[first:last] if prefix]
+        for (is_prefix, length, keys, _), equal in groupby(range(len(kinds)), kinds.__getitem__):
+            seqs = list(equal)
+            start = int(cu_seqlens[seqs[0]])
+            groups.append((start, len(seqs), length, keys))
+            kept = [prefix.kept for seq in seqs if (prefix := prefix_of_S[seq])]
             if kept:
                 sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
         return AttentionLayout(
@@ -230,12 +228,6 @@ def _in_step(between: Callable[[], None]) -> Callable[[], None]:
         between()
 
     return wait
-
-
-def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
-    """Return the bounds of each run of equal items."""
-    starts = [i for i, item in enumerate(items) if i == 0 or item != items[i - 1]]
-    return list(pairwise([*starts, len(items)]))
 
 
 def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:

@@ -11,7 +11,7 @@ Shapes: R rows, D model width, N query heads, K key heads or taps, H head width,
 columns of all adapters.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -93,7 +93,9 @@ class Transformer:
         between_layers: Callable[[], None] | None = None,
     ) -> Tensor:
         """Return the hidden states of the last layer, (R, D) in float32. Layers are one call if nothing runs between."""
-        lora_mask_RK = self._lora_mask(layout)
+        lora_mask_RK = None  # else true at the columns of other adapters than a row's own
+        if layout.adapters_R is not None and self._lora_columns_K is not None:
+            lora_mask_RK = layout.adapters_R[:, None] != self._lora_columns_K
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
         rows = Rows(positions_R, layout, angles, lora_mask_RK)
@@ -108,28 +110,15 @@ class Transformer:
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            if pieces:
-                self._run_in_pieces(layer, x_RD, pieces, between_layers)
-            else:
+            for part, piece in pieces:  # in place and in order: a piece attends to the keys of those before it
+                if between_layers is not None and part.start > 0:
+                    between_layers()
+                x_RD[part] = layer(x_RD[part], piece)
+            if not pieces:
                 x_RD = layer(x_RD, rows)
             if number == 0 and self._neighbours is not None:
                 x_RD = self._neighbours(embedded_RD, x_RD, rows)
         return x_RD
-
-    def _run_in_pieces(
-        self, layer: Layer, x_RD: Tensor, pieces: Sequence[tuple[slice, Rows]], between_pieces: Callable[[], None] | None
-    ) -> None:
-        """Run a layer piece by piece, in place and in order. A piece attends to the keys of those before it."""
-        for part, rows in pieces:
-            if between_pieces is not None and part.start > 0:
-                between_pieces()
-            x_RD[part] = layer(x_RD[part], rows)
-
-    def _lora_mask(self, layout: AttentionLayout) -> Tensor | None:
-        """Return the mask of LoRA columns of other adapters than a row's own; None if no row uses an adapter."""
-        if layout.adapters_R is None or self._lora_columns_K is None:
-            return None
-        return layout.adapters_R[:, None] != self._lora_columns_K
 
     def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         own = kernels_for(ids_R)

@@ -8,7 +8,7 @@ equal results form a class. One class is chosen, and every number of rows then r
 The choice depends on the classes only, never on a timing, so replicas and restarts agree.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
@@ -72,21 +72,17 @@ def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dic
             classes.setdefault(result, {}).setdefault(shape[1], []).append(shape[0])
     options = [{columns: RowBlocks(tuple(sizes)) for columns, sizes in each.items()} for each in classes.values()]
     widths = {columns for _, columns in candidates}
-    none: dict[int, RowBlocks] = {}
-    return min(options, key=lambda each: _total_cost_of_shapes(each, widths), default=none)
+
+    def cost(rows: dict[int, RowBlocks]) -> float:
+        costs = {columns: _cost_per_row(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
+        return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in widths)
+
+    return min(options, key=cost, default=dict[int, RowBlocks]())
 
 
-def _total_cost(blocks: RowBlocks) -> float:
-    return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK))
-
-
-def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], widths: Iterable[int]) -> float:
-    costs = {columns: _total_cost(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
-    return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in widths)
-
-
-def _cost(cover: tuple[tuple[int, int], ...]) -> int:
-    return sum(size + _BLOCK_COST for _, size in cover)
+def _cost_per_row(blocks: RowBlocks) -> float:
+    counts = (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK)
+    return sum(sum(size + _BLOCK_COST for _, size in blocks.cover(num_rows)) / num_rows for num_rows in counts)
 
 
 @lru_cache(maxsize=4096)

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.model.ops.tile_products import TileProducts, find_tile_products
+from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors, to_tensor
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import ranges
@@ -146,8 +146,10 @@ def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: NDArray[np.i
     """Return the greatest similarity of each query token to each document, (N, Q)."""
     starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
     products = find_tile_products(documents.width).result()
-    blocks = _blocks(query_QD, products)
-    width, step = blocks[0].shape
+    step = products.num_columns(len(query_QD))
+    padded_DQ = F.pad(query_QD, (0, 0, 0, -len(query_QD) % step)).T
+    blocks = [padded_DQ[:, start : start + step].contiguous() for start in range(0, padded_DQ.shape[1], step)]
+    width = documents.width
     most = max(_TILE // width // _TOKENS, 1) * _TOKENS
     multiple = max((size for size in products.rows[step].sizes if size <= most), default=_TOKENS)
     size = max(most // multiple, 1) * multiple
@@ -183,12 +185,6 @@ def _read(documents: TokenVectors, tile: Tensor, out_TD: Tensor, least: int) -> 
         out_TD[:count] = x_TD
     out_TD[count:least] = 0
     return out_TD[: max(count, least)]
-
-
-def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:
-    step = products.num_columns(len(query_QD))
-    query_DQ = F.pad(query_QD, (0, 0, 0, -len(query_QD) % step)).T
-    return [query_DQ[:, start : start + step].contiguous() for start in range(0, query_DQ.shape[1], step)]
 
 
 def _split(rows: Tensor, size: int) -> list[Tensor]:

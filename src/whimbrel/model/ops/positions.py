@@ -61,10 +61,6 @@ def _plain(theta: float, width: int) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
 
 
-def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    return _plain(rotary.theta, rotary.width) / scaling["factor"], 1.0
-
-
 def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
     factor = max(scaling["factor"], 1.0)
     return _plain(rotary.theta * factor, rotary.width) / factor ** (2 / rotary.width), 1.0
@@ -100,7 +96,12 @@ def _yarn(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
     return scaled, float(attention) if attention is not None else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-SCALINGS: Final[Mapping[str, _Scale]] = {"linear": _linear, "ntk": _ntk, "llama3": _llama3, "yarn": _yarn}
+SCALINGS: Final[Mapping[str, _Scale]] = {
+    "linear": lambda rotary, scaling: (_plain(rotary.theta, rotary.width) / scaling["factor"], 1.0),
+    "ntk": _ntk,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
