@@ -53,7 +53,9 @@ def load_model(
         from whimbrel.model.hf_load import load_hf
 
         with Weights(folder, path=card.path, sha256=sha256) as weights:  # rejects pickles and files that are damaged or outside
-            return load_hf(folder, card, device=device, dtype=dtype), _heads(folder, card, weights, device, dtype)
+            return load_hf(folder, card, device=device, dtype=dtype), _heads(
+                folder, card, weights, device, dtype, quantization=None
+            )
     names = FAMILIES[card.encoder.family]
     on_meta = device.type == "meta"
     prefixes = names.prefixes if card.span_prompt is None else (GLINER_PREFIX,)
@@ -88,19 +90,13 @@ def check_weights(folder: Path, card: Card) -> None:
     for tower in {tower.path: replace(tower, towers=card.towers) for tower in card.towers or (card,)}.values():
         if tower.encoder.family == FALLBACK:
             with Weights(folder, path=tower.path, on_meta=True) as weights:
-                _heads(folder, tower, weights, device, dtype)
+                _heads(folder, tower, weights, device, dtype, quantization=None)
         else:
             load_model(folder, tower, device=device, dtype=dtype)
 
 
 def _heads(
-    folder: Path,
-    card: Card,
-    weights: Weights,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    quantization: Quantization | None = None,
+    folder: Path, card: Card, weights: Weights, device: torch.device, dtype: torch.dtype, *, quantization: Quantization | None
 ) -> Mapping[Head, LoadedHead]:
     sharing = [tower for tower in card.towers if tower.path == card.path] or [card]
     heads = [head for tower in sharing for output in tower.outputs.values() for head in output.heads]

@@ -29,7 +29,7 @@ Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out), where R is a result of `round_up_rows`."""
 LoadedHead: TypeAlias = Callable[..., Tensor]
-"""HeadFunction; for an MlmHead, a `Decoder`; for a SpanHead, a `SpanScorer`."""
+"""HeadFunction; for an MlmHead, also of the number of rows of each text; for a SpanHead, a `SpanScorer`."""
 
 
 class Pooling:

@@ -38,13 +38,7 @@ class Transformer:
     """Loaded transformer, called as `load.Model`."""
 
     def __init__(
-        self,
-        spec: Encoder,
-        weights: Weights,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        quantization: Quantization | None = None,
+        self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
     ) -> None:
         """`quantization` takes all linear layers."""
         self._spec = spec
