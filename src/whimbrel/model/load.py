@@ -53,22 +53,19 @@ def load_model(
         from whimbrel.model.hf_load import load_hf
 
         with Weights(folder, path=card.path, sha256=sha256) as weights:  # rejects pickles and files that are damaged or outside
-            return load_hf(folder, card, device=device, dtype=dtype), _heads(
-                folder, card, weights, device, dtype, quantization=None
-            )
+            model = load_hf(folder, card, device=device, dtype=dtype)
+            return model, _heads(folder, card, weights, device, dtype, quantization=None)
     names = FAMILIES[card.encoder.family]
     on_meta = device.type == "meta"
     prefixes = names.prefixes if card.span_prompt is None else (GLINER_PREFIX,)
     with Weights(folder, path=card.path, prefixes=prefixes, sha256=sha256, on_meta=on_meta) as weights:
-        model: Model
-        left_out: Sequence[str] = ()
         if card.encoder.family == "static":
             model = _static_model(card.encoder, weights, device)
         else:
             model = Transformer(card.encoder, weights, device=device, dtype=dtype, quantization=quantization)
-            left_out = model.left_out
         heads = _heads(folder, card, weights, device, dtype, quantization=quantization)
-        _check_left_out(left_out, weights)
+        if isinstance(model, Transformer):
+            _check_left_out(model.left_out, weights)
         gives_scores = not {"scores", "token_scores"}.isdisjoint(card.outputs)
         weights.finish(names.unused if gives_scores else (*names.unused, _OTHER_HEADS))
     return model, heads
