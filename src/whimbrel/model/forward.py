@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from whimbrel.model.pooling import Put
 from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
+
+_Tokens: TypeAlias = NDArray[np.integer] | slice
+_ALL: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -68,28 +71,29 @@ class Forward:
         if batch.num_seqs == 1 and self._piece_tokens is not None and own_tokens > self._piece_tokens:
             layout = self._layout_of_pieces(batch)
             between = _in_step(between) if between is not None and layout.cu_seqlens.is_cuda else between
-            return self._run(batch, None, layout, between)
+            return self._run(batch, _ALL, layout, between)
         if batch.prefix_tokens_B.any():
             return self._run_with_prefixes(batch, between)
-        return self._run(batch, None, self._layout(batch), between)
+        return self._run(batch, _ALL, self._layout(batch), between)
 
-    def _run(
-        self, batch: Batch, tokens_R: NDArray[np.integer] | None, layout: AttentionLayout, between: Callable[[], None] | None
-    ) -> Tensor:
-        """Run the model on the rows of these tokens; None: of all."""
-        inputs = [batch.ids_T, batch.positions_T, batch.type_ids_T]
-        if tokens_R is not None:
-            inputs = [each[tokens_R] for each in inputs]
-        num_rows = self._round_up(inputs[0].size)
-        arrays = [self._put(_pad(each, num_rows)) for each in inputs]
-        return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
+    def _run(self, batch: Batch, tokens_R: _Tokens, layout: AttentionLayout, between: Callable[[], None] | None) -> Tensor:
+        ids_R, positions_R, type_ids_R = (
+            self._put_rows(each[tokens_R]) for each in (batch.ids_T, batch.positions_T, batch.type_ids_T)
+        )
+        return self._models[batch.tower](ids_R, positions_R, type_ids_R, layout, between)
 
-    def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer] | None) -> Tensor | None:
+    def _adapters(self, batch: Batch, tokens_R: _Tokens) -> Tensor | None:
         if not (batch.adapters_B >= 0).any():
             return None
-        adapters = np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))
-        adapters = adapters if tokens_R is None else adapters[tokens_R]
-        return self._put(_pad(adapters, self._round_up(adapters.size)))
+        return self._put_rows(np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))[tokens_R])
+
+    def _put_rows(self, numbers_T: Int32Array) -> Tensor:
+        """Return the numbers on the device, with zeros up to the number of rows."""
+        if (num_rows := self._round_up(numbers_T.size)) == numbers_T.size:
+            return self._put(numbers_T)
+        padded_R = np.zeros(num_rows, np.int32)
+        padded_R[: numbers_T.size] = numbers_T
+        return self._put(padded_R)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
@@ -100,7 +104,7 @@ class Forward:
             batch.num_tokens,
             int(lengths.max()),
             num_keys_B,
-            adapters_R=self._adapters(batch, None),
+            adapters_R=self._adapters(batch, _ALL),
         )
 
     # Long texts
@@ -119,7 +123,7 @@ class Forward:
             )
             for (first, last), source in zip(bounds, pieces(bounds), strict=True)
         ]
-        return self._layout_of_text(batch.num_tokens, adapters_R=self._adapters(batch, None), pieces=parts)
+        return self._layout_of_text(batch.num_tokens, adapters_R=self._adapters(batch, _ALL), pieces=parts)
 
     def _layout_of_text(self, length: int, **more: Any) -> AttentionLayout:
         return AttentionLayout(self._put(np.array([0, length], np.int32)), [(0, 1, length, length)], length, length, **more)
@@ -228,12 +232,3 @@ def _in_step(between: Callable[[], None]) -> Callable[[], None]:
         between()
 
     return wait
-
-
-def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
-    """Return the numbers, with zeros up to a number of rows."""
-    if array_T.size == num_rows:
-        return array_T
-    padded_R = np.zeros(num_rows, np.int32)
-    padded_R[: array_T.size] = array_T
-    return padded_R
