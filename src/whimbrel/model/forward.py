@@ -10,28 +10,79 @@ Three ways through the model, chosen for each batch by its seqs alone:
 - A text of more than `piece_tokens` own tokens, which is always alone in its batch: every layer runs it piece by piece. Only
   one layer's keys and values are kept at a time, and on a GPU another batch may run between any two pieces.
 
-Shapes: R rows, T tokens, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
+Shapes: R rows, T tokens, L tokens of a prefix, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby, pairwise
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whimbrel.model.byte_cache import ByteCache
 from whimbrel.model.load import Model
 from whimbrel.model.ops.attention import AttentionLayout
 from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.pooling import Put
-from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
+from whimbrel.telemetry.trace import count, gauge
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
+
+
+class PrefixKey(NamedTuple):
+    """Everything that the numbers of a prefix depend on, in an engine of one model and one dtype."""
+
+    tower: int
+    adapter: int
+    type_id: int
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedPrefix:
+    kept: KeptKeys
+    hidden_LD: Tensor
+    """Hidden states of the last layer."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.hidden_LD.nbytes + sum(part.nbytes for pair in self.kept.values() for part in pair)
+
+
+class PrefixCache(ByteCache[PrefixKey, CachedPrefix]):
+    """Keys, values and hidden states of leading tokens that many texts share. Counts hits and misses; its size is a gauge.
+
+    Lanes compute outside of it, and two may compute the same prefix at the same time, of which one is kept. A prefix that a
+    batch uses stays alive for that batch, whether it is still here or not.
+    """
+
+    def __init__(self, max_bytes: int, *, model: str = "") -> None:
+        super().__init__(max_bytes)
+        self._model = model
+
+    @property
+    def is_on(self) -> bool:
+        return self.max_bytes > 0
+
+    def get(self, key: PrefixKey) -> CachedPrefix | None:
+        """Return a prefix and make it the most recent one. Counts a hit or a miss."""
+        if not self.is_on:
+            return None
+        (found,) = self.find([key])
+        count("prefix_cache_hits" if found else "prefix_cache_misses", model=self._model)
+        return found
+
+    def put(self, key: PrefixKey, prefix: CachedPrefix) -> None:
+        """Keep a prefix, unless it is larger than the cache or another lane has put it."""
+        self.add(key, prefix)
+        gauge("prefix_cache_bytes", self.num_bytes, model=self._model)
+
 
 _Tokens: TypeAlias = NDArray[np.integer] | slice
 _ALL: Final = slice(None)

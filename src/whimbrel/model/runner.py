@@ -32,7 +32,7 @@ from whimbrel.errors import Unavailable
 from whimbrel.model.cpu import cpu
 from whimbrel.model.fallback.prepacked import prepacked_problem, version_note
 from whimbrel.model.fallback.trials import loading
-from whimbrel.model.forward import Forward
+from whimbrel.model.forward import Forward, PrefixCache
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.load import load_model
@@ -41,7 +41,6 @@ from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.pooling import Pooling
-from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.model.transformer import Transformer
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.batch import Batch
