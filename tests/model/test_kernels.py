@@ -25,6 +25,7 @@ from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
 from whimbrel.model import runner
+from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.model.cpu import cpu
 from whimbrel.model.kernels import library as kernels
 from whimbrel.model.kernels import structs
@@ -34,7 +35,6 @@ from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.layer import LayerCall
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import Linear, Norm, gate

@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.layer import FeedForward, Mlp
-from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.linear import Linear, round_up_rows
 from whimbrel.model.parts import Parts
 from whimbrel.types.card import Routing

@@ -16,7 +16,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.activations import in_blocks
+from whimbrel.model.activations import in_blocks
 from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, guard_rows, normalize, segment_reduce

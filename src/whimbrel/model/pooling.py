@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whimbrel.model.activations import in_blocks
 from whimbrel.model.kernels.library import kernels_for
-from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.outputs.rows import RowSelection
 from whimbrel.types.card import Output, PoolingMode

@@ -19,13 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.fallback.prepacked import EPILOGUES, packed_linear, prepacked_supported
 from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
 from whimbrel.model.fallback.trials import FEW_TERMS, Finding, begin, cancelling
 from whimbrel.model.kernels import library as own
 from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
-from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
 from whimbrel.types.heads import Activation
 

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.kernels.products import PackedLinear
-from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.types.heads import Activation
 
 _int_mm: Callable[[Tensor, Tensor], Tensor] = cast(Any, torch)._int_mm
