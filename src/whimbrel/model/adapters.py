@@ -153,12 +153,8 @@ class Adapters:
         if not self._spec.adapters or not self.changes(part, 0):
             return None
         self._check_tables(part, rows, columns)
-        down, up = _side_by_side(
-            [
-                folder.matrices(self._spec, folder.names.for_layer(part, 0)[0], columns, rows, table=True)
-                for folder in self._folders
-            ]
-        )
+        named = [(folder, folder.names.for_layer(part, 0)[0]) for folder in self._folders]
+        down, up = _side_by_side([folder.matrices(self._spec, name, columns, rows, table=True) for folder, name in named])
         table_VK = down.T.contiguous().to(self._device, self._dtype)
         return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
 

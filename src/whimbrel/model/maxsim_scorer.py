@@ -24,7 +24,7 @@ from torch import Tensor
 
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
-from whimbrel.model.ops.token_vectors import TokenVectors, to_tensor
+from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.outputs.finishers import Finisher, Step, checked_scores, stored_bytes
 from whimbrel.outputs.multi_vector import pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
@@ -214,12 +214,12 @@ class MaxSimScorer(Finisher):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
-                self._queries |= TokenRows(texts_N, to_tensor(to_float32(block)), starts_N, ends_N).copy()
+                self._queries |= TokenRows(texts_N, torch.as_tensor(to_float32(block)), starts_N, ends_N).copy()
                 self._has_query[texts_N] = True
                 continue
             for texts in _split_steps(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
                 scale = float(quantization_scale(block))
-                load = partial(TokenRows, texts_N[texts], to_tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
+                load = partial(TokenRows, texts_N[texts], torch.as_tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
                 yield partial(self._score_all, load)
 
     def _cached_steps(self, cached: Mapping[int, Tensor]) -> Iterable[Step]:

@@ -81,9 +81,13 @@ class Runner:
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             quantization = self._quantization = Quantization() if plan.dtype == "int8" else None
             dtype: torch.dtype = torch.float32 if quantization is not None else getattr(torch, plan.dtype)
-            folder = checkpoint.folder
             load = partial(
-                load_model, folder, device=self._device, dtype=dtype, quantization=quantization, sha256=checkpoint.sha256
+                load_model,
+                checkpoint.folder,
+                device=self._device,
+                dtype=dtype,
+                quantization=quantization,
+                sha256=checkpoint.sha256,
             )
             self._cards = card.towers or (card,)
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
@@ -232,22 +236,19 @@ class Runner:
 def probe() -> Hardware:
     """Return the resources that this process may use."""
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    has_bfloat16 = bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0)
     processor = cpu()  # before the self-test, which makes oneDNN's first primitive
     version = str(torch.__version__)  # of a class of its own
-    note = version_note(version, prepacked_problem())
     limits = read_limits()
-    gpu_memory = int(cast(Any, torch.cuda).get_device_properties(0).total_memory) if gpus else 0
     return Hardware(
         limits.usable_cores,
         processor,
         own.name if (own := kernels()) is not None else "",
         gpus,
-        has_bfloat16,
+        bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0),
         torch=version,
-        torch_note=note,
+        torch_note=version_note(version, prepacked_problem()),
         memory=limits.usable_memory,
-        gpu_memory=gpu_memory,
+        gpu_memory=int(cast(Any, torch.cuda).get_device_properties(0).total_memory) if gpus else 0,
     )
 
 

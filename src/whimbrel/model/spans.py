@@ -44,9 +44,8 @@ class SpanScorer:
             words, end = start + num_labels, start + num_labels + num_words
             if num_words:
                 logits = self._score(x_PD[start:words], x_PD[words:end]).flatten()
-                scores.append(
-                    torch.where(activated_P[start], logits.sigmoid(), logits).masked_fill_(~logits.isfinite(), torch.nan)
-                )
+                found = torch.where(activated_P[start], logits.sigmoid(), logits)
+                scores.append(found.masked_fill_(~logits.isfinite(), torch.nan))
             start = end
         return torch.cat(scores)[:, None]
 

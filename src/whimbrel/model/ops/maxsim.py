@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.model.ops.tile_products import find_tile_products
-from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors, to_tensor
+from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Ragged
@@ -154,9 +154,9 @@ def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: NDArray[np.i
     multiple = max((size for size in products.rows[step].sizes if size <= most), default=_TOKENS)
     size = max(most // multiple, 1) * multiple
     rows = _rows(starts_N, ends_N)
-    tiles = _split(documents.rows_TD[rows] if isinstance(rows, slice) else rows, size)
-    document_T = to_tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
-    document_tiles = _split(document_T[:, None].expand(-1, step), size)
+    tiles = torch.split(documents.rows_TD[rows] if isinstance(rows, slice) else rows, size)
+    document_T = torch.as_tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
+    document_tiles = torch.split(document_T[:, None].expand(-1, step), size)
     maxima = [torch.full((documents_N.size, step), -torch.inf, dtype=torch.float32) for _ in blocks]
     least = products.least(step)
     longest = max(least, len(tiles[0]))
@@ -187,11 +187,7 @@ def _read(documents: TokenVectors, tile: Tensor, out_TD: Tensor, least: int) -> 
     return out_TD[: max(count, least)]
 
 
-def _split(rows: Tensor, size: int) -> list[Tensor]:
-    return list(rows.split(size))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-
-
 def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
-    return to_tensor(ranges(starts_N, ends_N))
+    return torch.as_tensor(ranges(starts_N, ends_N))
