@@ -50,7 +50,7 @@ def load_model(
     if card.encoder.idf is not None:
         return _idf(folder, card, device), {}
     if card.encoder.family == FALLBACK:
-        from whimbrel.model.hf_load import load_hf
+        from whimbrel.model.hf import load_hf
 
         with Weights(folder, path=card.path, sha256=sha256) as weights:  # rejects pickles and files that are damaged or outside
             model = load_hf(folder, card, device=device, dtype=dtype)

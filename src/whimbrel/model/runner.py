@@ -111,7 +111,7 @@ class Runner:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
         own, helpers = kernels() if self._copies is None else None, num_helpers(plan.num_lanes)
-        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and own_products else None
+        self._team = Team(own.call, helpers, _lower_priority) if own is not None and helpers and own_products else None
         self._multiplications = [12 * len(each.encoder.layers) * each.encoder.hidden_size**2 for each in self._cards]
         """About those of each token, by tower."""
         self.unstable: Sequence[str] = unstable

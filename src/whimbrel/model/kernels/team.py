@@ -9,9 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import ClassVar, Final
-
-from whimbrel.model.kernels.library import Kernels
 
 _MOST_HELPERS: Final = 7
 
@@ -34,13 +33,13 @@ class Team:
     _is_open: ClassVar = False
     """True while helpers are awake."""
 
-    def __init__(self, kernels: Kernels, num_helpers: int, init_thread: Callable[[], None]) -> None:
+    def __init__(self, kernels: SimpleNamespace, num_helpers: int, init_thread: Callable[[], None]) -> None:
         """`init_thread` is called by each helper. It is kept until the process ends, as are the helpers."""
-        self._kernels = kernels
+        self._kernels = kernels  # `Kernels.call`
 
         def help_leaders() -> None:
             init_thread()
-            kernels.call.help()
+            kernels.help()
 
         with _lock:
             for number in set(range(num_helpers)) - _started:
@@ -60,13 +59,13 @@ class Team:
             with _lock:
                 if Team._num_running == 1 and not Team._is_open:
                     if leads:
-                        self._kernels.call.leave()  # it was dismissed
-                    leads = Team._is_open = bool(self._kernels.call.lead())
+                        self._kernels.leave()  # it was dismissed
+                    leads = Team._is_open = bool(self._kernels.lead())
 
         with _lock:
             Team._num_running += 1
             if Team._is_open:
-                self._kernels.call.dismiss()
+                self._kernels.dismiss()
                 Team._is_open = False
         try:
             look_again()
@@ -75,5 +74,5 @@ class Team:
             with _lock:
                 Team._num_running -= 1
                 if leads:
-                    self._kernels.call.leave()
+                    self._kernels.leave()
                     Team._is_open = False
