@@ -1,7 +1,8 @@
 """Tensor names of each model family.
 
 A part that a family lacks is None; the norms that it names tell where its norms are. {i} is the index of the layer. Names omit
-the prefix of a larger model ("bert.", "model."), which `Weights` removes, and ".weight".
+the prefix of a larger model ("bert.", "model."), which `Weights` removes, and ".weight". A name that no two families give to a
+part of a kind stands where that part is loaded.
 """
 
 from __future__ import annotations
@@ -37,18 +38,10 @@ class WeightNames:
     """Linear layer from the width of the tables to that of the model, if they differ."""
     relative: str | None = None
     """Table of biases of relative positions, or of relative positions themselves."""
-    relative_norm: str | None = None
-    relative_keys: str | None = None
-    """Linear layer that makes positions of keys, if it is not that of keys."""
-    relative_queries: str | None = None
-    neighbours: str | None = None
-    """Module of the convolution after the first layer: conv and LayerNorm."""
     q_norm: str | None = None
     k_norm: str | None = None
     whole_norms: bool = False
     """`q_norm` and `k_norm` are LayerNorms with biases over all heads together, not over each head."""
-    conv: str | None = None
-    """Module of a short convolution in place of attention: in_proj, conv and out_proj."""
     attention_in: str | None = None
     attention_out: str | None = None
     """Norm before the residual add of the attention."""
@@ -113,10 +106,6 @@ _DEBERTA: Final = replace(
     positions=None,
     qkv=tuple(f"encoder.layer.{{i}}.attention.self.{part}_proj" for part in ("query", "key", "value")),
     relative="encoder.rel_embeddings",
-    relative_norm="encoder.LayerNorm",
-    relative_keys="encoder.layer.{i}.attention.self.pos_key_proj",
-    relative_queries="encoder.layer.{i}.attention.self.pos_query_proj",
-    neighbours="encoder.conv",
     unused=(*_TASK_HEADS, r"embeddings\.position_embeddings\..*", r"(lm|mask)_predictions\..*"),
 )
 
@@ -204,7 +193,6 @@ _LFM2: Final = replace(
     out="layers.{i}.self_attn.out_proj",
     q_norm="layers.{i}.self_attn.q_layernorm",
     k_norm="layers.{i}.self_attn.k_layernorm",
-    conv="layers.{i}.conv",
     attention_in="layers.{i}.operator_norm",
     up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
     down="layers.{i}.feed_forward.w2",

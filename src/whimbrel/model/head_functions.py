@@ -33,10 +33,7 @@ _EPS: Final = 1e-5
 def load_head(
     head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype, *, quantization: Quantization | None
 ) -> LoadedHead:
-    """Load one head. `main` are the transformer's weights; `dtype` and `quantization` apply to MlmHead only.
-
-    Raises CheckpointError.
-    """
+    """Load a head. `main` are the model's weights; `dtype` and `quantization` apply to MlmHead only. Raises CheckpointError."""
     match head:
         case MlmHead():
             loaded = _decoder(head, main, device, dtype, quantization)

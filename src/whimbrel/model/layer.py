@@ -178,9 +178,7 @@ class Layer:
         qkv, out, up, down = (each.packed for each in (mix.qkv, mix.out, mlp.up, mlp.down))
         if qkv is None or out is None or up is None or down is None:
             return None
-        if mix.whole_norm is not None or mix.scores.softcap is not None:
-            return None
-        if mlp.gate is not None and mlp.gate not in FUSED:
+        if mix.whole_norm is not None or mix.scores.softcap is not None or mlp.gate not in (None, *FUSED):
             return None
         scores, dtype = mix.scores, mix.qkv.out_dtype
         layer = structs.Layer(

@@ -188,7 +188,7 @@ class Transformer:
 
     def _convolution(self, i: int, width: int) -> Mixer:
         """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
-        spec, parts, columns, at = self._spec, self._parts, self._spec.hidden_size, (self._parts.names.conv or "").format(i=i)
+        spec, parts, columns, at = self._spec, self._parts, self._spec.hidden_size, f"layers.{i}.conv"
         gates = parts.linear([f"{at}.in_proj"], [3 * columns], columns, bias=spec.conv_bias)
         out = parts.linear([f"{at}.out_proj"], [columns], columns, bias=spec.conv_bias)
         taps_KD = parts.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous()
@@ -264,7 +264,7 @@ class Transformer:
         if spec.disentangled is None:
             return None
         positions_PD = parts.table(parts.names.relative or "", 2 * spec.disentangled.span, spec.hidden_size)
-        if spec.disentangled.normed and (norm := parts.norm(parts.names.relative_norm, spec.hidden_size)) is not None:
+        if spec.disentangled.normed and (norm := parts.norm("encoder.LayerNorm", spec.hidden_size)) is not None:
             positions_PD = F.layer_norm(positions_PD, norm.weight_D.shape, norm.weight_D, norm.bias_D, norm.eps)
         return positions_PD, row_of_distances(spec.disentangled, spec.max_positions).to(parts.device)
 
@@ -282,19 +282,19 @@ class Transformer:
             raise CheckpointError(message, file="adapter_model.safetensors", key=queries)
         positions_PD, row_M = self._relative
 
-        def table(own: str | None, shared: str) -> Tensor:
-            name, width = shared if is_shared or own is None else own.format(i=i), spec.num_heads * spec.head_width
+        def table(own: str, shared: str) -> Tensor:
+            name, width = shared if is_shared else f"encoder.layer.{i}.attention.self.{own}", spec.num_heads * spec.head_width
             weight, bias = parts.take(f"{name}.weight", width, spec.hidden_size), parts.take(f"{name}.bias", width)
             return F.linear(positions_PD, weight, bias).view(-1, spec.num_heads, spec.head_width).transpose(0, 1).contiguous()
 
         return PositionTables(
-            table(names.relative_keys, keys) if of.of_keys else None,
-            table(names.relative_queries, queries) if of.of_queries else None,
+            table("pos_key_proj", keys) if of.of_keys else None,
+            table("pos_query_proj", queries) if of.of_queries else None,
             row_M,
         )
 
     def _load_neighbours(self, spec: NeighbourLayer) -> Callable[[Tensor, Tensor, Rows], Tensor]:
-        parts, at, width = self._parts, self._parts.names.neighbours, self._spec.hidden_size
+        parts, at, width = self._parts, "encoder.conv", self._spec.hidden_size
         weight_DDK = parts.take(f"{at}.conv.weight", width, width, spec.width)
         bias = parts.take(f"{at}.conv.bias", width).to(parts.dtype)
         weight = weight_DDK.transpose(1, 2).reshape(width, -1).to(parts.dtype)
