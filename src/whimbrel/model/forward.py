@@ -26,7 +26,7 @@ from torch import Tensor
 
 from whimbrel.model.byte_cache import ByteCache
 from whimbrel.model.load import Model
-from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.attention import AttentionLayout, LayerHook
 from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.pooling import Put
@@ -113,11 +113,8 @@ class Forward:
         self._piece_tokens = piece_tokens
         self._round_up: Callable[[int], int] = int if any_rows else round_up_rows
 
-    def __call__(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
-        """Return the hidden states of the tokens, (R, D), where R is T, rounded up unless the models run any number of rows.
-
-        `between` is called between any two layers, and between any two pieces of a layer.
-        """
+    def __call__(self, batch: Batch, between: LayerHook) -> Tensor:
+        """Return the hidden states of the tokens, (R, D), where R is T, rounded up unless the models run any number of rows."""
         own_tokens = batch.num_tokens - int(batch.prefix_tokens_B[0])
         if batch.num_seqs == 1 and self._piece_tokens is not None and own_tokens > self._piece_tokens:
             layout = self._layout_of_pieces(batch)
@@ -127,7 +124,7 @@ class Forward:
             return self._run_with_prefixes(batch, between)
         return self._run(batch, _ALL, self._layout(batch), between)
 
-    def _run(self, batch: Batch, tokens_R: _Tokens, layout: AttentionLayout, between: Callable[[], None] | None) -> Tensor:
+    def _run(self, batch: Batch, tokens_R: _Tokens, layout: AttentionLayout, between: LayerHook) -> Tensor:
         ids_R, positions_R, type_ids_R = (
             self._put_rows(each[tokens_R]) for each in (batch.ids_T, batch.positions_T, batch.type_ids_T)
         )
@@ -181,7 +178,7 @@ class Forward:
 
     # Shared prefixes
 
-    def _run_with_prefixes(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
+    def _run_with_prefixes(self, batch: Batch, between: LayerHook) -> Tensor:
         prefixes, prefix_B = self._find_prefixes(batch)
         missing = sorted((each for each in prefixes if each.cached is None), key=lambda each: -each.num_tokens)
         starts_S = np.array([each.first_token for each in missing] + (batch.cu_seqlens[:-1] + batch.prefix_tokens_B).tolist())

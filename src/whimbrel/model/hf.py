@@ -30,7 +30,7 @@ from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.left_out import FAMILY_HEADS, TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.fallback.trials import note_unstable, unrecorded
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
+from whimbrel.model.ops.attention import AttentionLayout, LayerHook, ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear, round_up_rows
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch, equal_length_groups, pack
@@ -57,7 +57,7 @@ class HFForward:
     """State of one forward pass, for the attention."""
 
     layout: AttentionLayout
-    between_layers: Callable[[], None] | None = None
+    between_layers: LayerHook = None
     attended: list[nn.Module] = field(default_factory=list[nn.Module])
     """Layers that have run."""
 
@@ -75,12 +75,7 @@ class HFModel:
                 _note_products(name, module)
 
     def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
+        self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, layout: AttentionLayout, between_layers: LayerHook = None
     ) -> Tensor:
         return self.run(ids_R, positions_R, type_ids_R, HFForward(layout, between_layers))
 

@@ -19,7 +19,7 @@ from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.head_functions import load_head
-from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.attention import AttentionLayout, LayerHook
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import LoadedHead
 from whimbrel.model.transformer import Transformer
@@ -30,8 +30,8 @@ from whimbrel.types.heads import Head
 _OTHER_HEADS: Final = rf"({'|'.join(TASK_HEADS)})\..*"
 """Pattern of the tensors of heads that a model of vectors leaves out, as AutoModel does."""
 
-Model: TypeAlias = Callable[[Tensor, Tensor, Tensor, AttentionLayout, Callable[[], None] | None], Tensor]
-"""(ids, positions, types, (R,) each, layout, function to call between any two layers) -> hidden states, (R, D) in float32."""
+Model: TypeAlias = Callable[[Tensor, Tensor, Tensor, AttentionLayout, LayerHook], Tensor]
+"""(ids, positions, types, (R,) each, layout, function to call between layers) -> hidden states, (R, D) in float32."""
 
 
 def load_model(

@@ -36,6 +36,7 @@ from whimbrel.model.forward import Forward, PrefixCache
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.load import load_model
+from whimbrel.model.ops.attention import LayerHook
 from whimbrel.model.ops.linear import takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.quantization import Quantization
@@ -140,7 +141,7 @@ class Runner:
             torch.cuda.set_device(self._device)
 
     def launch(
-        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: LayerHook = None
     ) -> LaunchedBatch:
         """Run a batch. Raises MemoryError, or Unavailable if the device is lost.
 
@@ -159,9 +160,7 @@ class Runner:
             return self._map_errors(lambda: self._launch(batch, selections, None if small else between))
 
     @torch.inference_mode()
-    def _launch(
-        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
-    ) -> LaunchedBatch:
+    def _launch(self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: LayerHook) -> LaunchedBatch:
         hidden_RD = self._forward(batch, between_layers)
         poolings = self._poolings[batch.tower]
         rows: dict[OutputName, Tensor] = {

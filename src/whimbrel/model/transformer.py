@@ -22,7 +22,7 @@ from whimbrel.model.experts import load_experts
 from whimbrel.model.kernels.library import kernels, kernels_for
 from whimbrel.model.latent import load_latent
 from whimbrel.model.layer import Attention, FeedForward, Layer, LayerCall, Mixer, Mlp, Rows, added
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
+from whimbrel.model.ops.attention import AttentionLayout, LayerHook, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
 from whimbrel.model.ops.linear import Norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
@@ -79,12 +79,7 @@ class Transformer:
             self._whole = LayerCall(own, [layer for call in calls for layer in call.layers], calls[0].bias)
 
     def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
+        self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, layout: AttentionLayout, between_layers: LayerHook = None
     ) -> Tensor:
         """Return the hidden states of the last layer, (R, D) in float32. Layers are one call if nothing runs between."""
         lora_mask_RK = None  # else true at the columns of other adapters than a row's own
@@ -99,7 +94,7 @@ class Transformer:
             x_RD = self._run_layers(x_RD, rows, between_layers)
         return x_RD if self._final is None else self._final(x_RD)
 
-    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: Callable[[], None] | None) -> Tensor:
+    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: LayerHook) -> Tensor:
         pieces, embedded_RD = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces], x_RD
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
