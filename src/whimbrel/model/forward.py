@@ -21,7 +21,6 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.model.byte_cache import ByteCache
@@ -31,7 +30,7 @@ from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, ke
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.pooling import Put
 from whimbrel.telemetry.trace import count, gauge
-from whimbrel.types.arrays import Int32Array
+from whimbrel.types.arrays import Int32Array, IntArray
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
 
 
@@ -84,7 +83,7 @@ class PrefixCache(ByteCache[PrefixKey, CachedPrefix]):
         gauge("prefix_cache_bytes", self.num_bytes, model=self._model)
 
 
-_Tokens: TypeAlias = NDArray[np.integer] | slice
+_Tokens: TypeAlias = IntArray | slice
 _ALL: Final = slice(None)
 
 
@@ -211,12 +210,7 @@ class Forward:
         return list(found.values()), prefix_B
 
     def _layout_with_prefixes(
-        self,
-        batch: Batch,
-        tokens_R: NDArray[np.integer],
-        lengths_S: NDArray[np.integer],
-        missing: Sequence[_Prefix],
-        prefix_B: Sequence[_Prefix | None],
+        self, batch: Batch, tokens_R: IntArray, lengths_S: IntArray, missing: list[_Prefix], prefix_B: list[_Prefix | None]
     ) -> AttentionLayout:
         """Return the layout of the rows: the missing prefixes, then each seq's own tokens."""
         prefix_of_S = [*missing, *prefix_B]
@@ -247,12 +241,7 @@ class Forward:
         )
 
     def _put_together(
-        self,
-        batch: Batch,
-        hidden_RD: Tensor,
-        tokens_R: NDArray[np.integer],
-        starts: dict[_Prefix, int],
-        prefix_B: Sequence[_Prefix | None],
+        self, batch: Batch, hidden_RD: Tensor, tokens_R: IntArray, starts: dict[_Prefix, int], prefix_B: list[_Prefix | None]
     ) -> Tensor:
         """Return the hidden states of all tokens: computed rows, and those of cached prefixes."""
         cached = list({prefix: None for prefix in prefix_B if prefix is not None and prefix.cached is not None})

@@ -19,12 +19,11 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors
-from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.arrays import Float32Array, Int64Array, IntArray
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Ragged
 
@@ -44,12 +43,7 @@ _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) 
 
 
 def maxsim(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    *,
-    reduce: Reduce = "sum",
+    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, *, reduce: Reduce = "sum"
 ) -> Float32Array:
     """Return the score of each pair (query_P[i], document_P[i]), (P,) on the host. A query without tokens scores 0.
 
@@ -69,9 +63,7 @@ def maxsim(
     return scores_P
 
 
-def best_matches(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Ragged:
+def best_matches(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Ragged:
     """Return the greatest similarity of each query token, and the index of the first document token that has it.
 
     (Q, 2) for each pair, on the host; NO_MATCH for a document without tokens. On a CPU, pairs are computed one by one.
@@ -94,9 +86,7 @@ def _best_matches(query_QD: Tensor, document_TD: Tensor) -> Float32Array:
     return np.stack((best_Q.numpy(), token_Q.numpy()), axis=1, dtype=np.float32, casting="same_kind")
 
 
-def _maxsim_cpu(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Float32Array:
+def _maxsim_cpu(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:
     """Return the sum of each pair, (P,); 0 if one side has no tokens."""
     scores_P = np.zeros(query_P.size, np.float32)
     for pairs_MN in _parts(queries, documents, query_P, document_P):
@@ -109,9 +99,7 @@ def _maxsim_cpu(
     return scores_P
 
 
-def _parts(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Iterator[Int64Array]:
+def _parts(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Iterator[Int64Array]:
     """Yield the pairs with tokens on both sides, (M, N), in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
     pairs_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
@@ -126,7 +114,7 @@ def _parts(
 
 
 def _group_by_documents(
-    by_query: list[Int64Array], document_P: NDArray[np.integer], query_length_P: Int64Array
+    by_query: list[Int64Array], document_P: IntArray, query_length_P: Int64Array
 ) -> Iterator[list[Int64Array]]:
     group: list[Int64Array] = []
     num_tokens = 0
@@ -142,7 +130,7 @@ def _group_by_documents(
         yield group
 
 
-def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: NDArray[np.integer]) -> Float32Array:
+def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: IntArray) -> Float32Array:
     """Return the greatest similarity of each query token to each document, (N, Q)."""
     starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
     products = find_tile_products(documents.width).result()
