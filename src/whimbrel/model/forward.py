@@ -145,13 +145,9 @@ class Forward:
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
         num_keys_B = None if (batch.num_attended_B == lengths).all() else self._put(batch.num_attended_B)
+        groups, adapters_R = equal_length_groups(batch.cu_seqlens, batch.num_attended_B), self._adapters(batch, _ALL)
         return AttentionLayout(
-            self._put(batch.cu_seqlens),
-            equal_length_groups(batch.cu_seqlens, batch.num_attended_B),
-            batch.num_tokens,
-            int(lengths.max()),
-            num_keys_B,
-            adapters_R=self._adapters(batch, _ALL),
+            self._put(batch.cu_seqlens), groups, batch.num_tokens, int(lengths.max()), num_keys_B, adapters_R=adapters_R
         )
 
     # Long texts
@@ -230,15 +226,10 @@ class Forward:
             kept = [prefix.kept for seq in seqs if (prefix := prefix_of_S[seq])]
             if kept:
                 sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
-        return AttentionLayout(
-            self._put(cu_seqlens),
-            groups,
-            tokens_R.size,
-            int(lengths_S.max()),
-            None if np.array_equal(attended_S, lengths_S) else self._put(attended_S),
-            adapters_R=self._adapters(batch, tokens_R),
-            sources=sources,
-        )
+        num_keys_S = None if np.array_equal(attended_S, lengths_S) else self._put(attended_S)
+        adapters_R = self._adapters(batch, tokens_R)
+        offsets, longest = self._put(cu_seqlens), int(lengths_S.max())
+        return AttentionLayout(offsets, groups, tokens_R.size, longest, num_keys_S, adapters_R=adapters_R, sources=sources)
 
     def _put_together(
         self, batch: Batch, hidden_RD: Tensor, tokens_R: IntArray, starts: dict[_Prefix, int], prefix_B: list[_Prefix | None]

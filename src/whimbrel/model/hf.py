@@ -114,12 +114,8 @@ def _attend(
     if whimbrel.attended and whimbrel.between_layers is not None:
         whimbrel.between_layers()
     whimbrel.attended.append(module)
-    scores = ScoreOptions(
-        q_1NRH.shape[-1] ** -0.5 if scaling is None else scaling,
-        causal=causal,
-        window=None if sliding_window is None else sliding_window - 1,
-        softcap=softcap,
-    )
+    scale, window = scaling or q_1NRH.shape[-1] ** -0.5, None if sliding_window is None else sliding_window - 1
+    scores = ScoreOptions(scale, causal=causal, window=window, softcap=softcap)
     q_RNH, k_RKH, v_RKH = (x[0].transpose(0, 1) for x in (q_1NRH, k_1KRH, v_1KRH))
     return attend(q_RNH, k_RKH, v_RKH, whimbrel.layout, scores).view(1, *q_RNH.shape), None
 

@@ -82,26 +82,16 @@ class Runner:
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             quantization = self._quantization = Quantization() if plan.dtype == "int8" else None
             dtype: torch.dtype = torch.float32 if quantization is not None else getattr(torch, plan.dtype)
-            load = partial(
-                load_model,
-                checkpoint.folder,
-                device=self._device,
-                dtype=dtype,
-                quantization=quantization,
-                sha256=checkpoint.sha256,
-            )
+            load = partial(load_model, checkpoint.folder, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
             self._cards = card.towers or (card,)
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
-            loaded = {path: load(tower) for path, tower in by_path.items()}
+            loaded = {path: load(tower, quantization=quantization) for path, tower in by_path.items()}
             self.prefix_cache = PrefixCache(plan.prefix_cache_bytes, model=plan.served_name)
             self._models = [loaded[tower.path][0] for tower in self._cards]
             own_products = takes_any_rows(dtype, self._device) and all(isinstance(each, Transformer) for each in self._models)
+            piece_tokens = plan.max_batch_tokens if plan.chunked_prefill else None
             self._forward = Forward(
-                self._models,
-                self._put,
-                self.prefix_cache,
-                piece_tokens=plan.max_batch_tokens if plan.chunked_prefill else None,
-                any_rows=own_products,
+                self._models, self._put, self.prefix_cache, piece_tokens=piece_tokens, any_rows=own_products
             )
             self._poolings = [
                 {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}

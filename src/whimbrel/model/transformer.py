@@ -155,14 +155,10 @@ class Transformer:
 
     def _attention(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Mixer:
         spec, parts = self._spec, self._parts
+        scale = spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale
+        tables = self._position_tables(i)
         scores = ScoreOptions(
-            spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
-            causal=spec.causal,
-            window=layer.window,
-            softcap=spec.softcap,
-            bias=bias,
-            tables=self._position_tables(i),
-            layer=i,
+            scale, causal=spec.causal, window=layer.window, softcap=spec.softcap, bias=bias, tables=tables, layer=i
         )
         if spec.latent is not None:
             return load_latent(parts, spec.latent, i, scores, rotary)

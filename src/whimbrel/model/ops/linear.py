@@ -70,7 +70,7 @@ class Linear:
             kind = _Kind(self._width, inner, weight.dtype, bias is not None, fused, prepacked)
             self._product = kind.product(weight, bias)
             self._finding = begin(kind) if weight.device.type == "cpu" else None
-            self._cover = _cached_cover(RowBlocks(()))
+            self._cover: Callable[[int], Sequence[tuple[int, int]]] = RowBlocks(()).cover
         self._after = None if fused == activation else ACTIVATIONS[activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
@@ -88,7 +88,7 @@ class Linear:
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
-            self._cover = _cached_cover(finding.result())
+            self._cover = lru_cache(maxsize=1024)(finding.result().cover)
             self._finding = None  # last: another lane may be in this branch
         num_rows = x_RI.shape[0]
         blocks = self._cover(num_rows)
@@ -164,10 +164,6 @@ class LowRank:
         low_RK = self._down(x)
         low_RPK = low_RK.view(*lora_mask_RK.shape[:1], -1, lora_mask_RK.shape[1])
         return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
-
-
-def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]]]:
-    return lru_cache(maxsize=1024)(blocks.cover)
 
 
 def takes_any_rows(dtype: torch.dtype, device: torch.device) -> bool:
