@@ -107,7 +107,7 @@ class LayerCall:
     """
 
     def __init__(self, own: Kernels, layers: Sequence[structs.Layer], bias: Bias | None) -> None:
-        """The parts of the layers must stay as they are, and outlive this object. All layers have the same bias."""
+        """All layers have the same bias. Their parts must stay as they are, and outlive this object."""
         self._run = own.call.layers
         self.layers = (structs.Layer * len(layers))(*layers)
         self.bias = bias
