@@ -45,7 +45,9 @@ def test_an_activation_within_a_head_shows_it_too(activation: Activation, tmp_pa
     weights = {"a.weight": torch.randn(8, 32, generator=generator), "a.bias": torch.randn(8, generator=generator)}
     save_file(weights, tmp_path / "model.safetensors")
     with Weights(tmp_path) as stored:
-        head = load_head(Dense(None, "a", 32, 8, True, activation), tmp_path, stored, torch.device("cpu"), torch.float32)
+        head = load_head(
+            Dense(None, "a", 32, 8, True, activation), tmp_path, stored, torch.device("cpu"), torch.float32, quantization=None
+        )
     x_RI = torch.randn(16, 32, generator=generator)
     plain = head(x_RI)
     for bad in BAD:

@@ -25,16 +25,16 @@ from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.errors import SetupError
 from whimbrel.model import runner
+from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.model.cpu import cpu
 from whimbrel.model.kernels import library as kernels
 from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.library import Kernels
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
 from whimbrel.model.kernels.team import Team, num_helpers
-from whimbrel.model.layer_call import LayerCall, LayerParts
+from whimbrel.model.layer import LayerCall
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention
-from whimbrel.model.ops.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import Linear, Norm, gate
@@ -487,9 +487,8 @@ cp {made} "$to"
     monkeypatch.setattr(native, "library", lambda name: tmp_path / f"kernels.{name}.so")
     monkeypatch.setenv("CXX", str(compiler))
     assert "failed: error: no such instruction (for avx512_fp16)" in (native.compile_kernels() or "")
-    assert native.compiled() == [name for name in native.INSTRUCTION_SETS if name != "avx512_fp16"]
-    monkeypatch.setattr(native, "fingerprint", lambda: 1)
-    assert native.compiled() == []
+    sources = {name: native.sources_of(native.library(name)) for name in native.INSTRUCTION_SETS}
+    assert sources == {name: None if name == "avx512_fp16" else native.fingerprint() for name in sources}
 
 
 def test_a_build_in_a_tree_that_cannot_be_written_says_so(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -516,16 +515,16 @@ def test_a_layer_whose_memory_runs_out_is_an_error(own: Kernels) -> None:
     """Its first products, or its second ones, need more memory than any machine has."""
     linear = PackedLinear(own, "float32", torch.randn(16, 16), None, "identity")
     qkv = PackedLinear(own, "float32", torch.randn(48, 16), None, "identity")
-    parts = LayerParts(
-        torch.float32, None, qkv, None, 1e-6, 1, 1, 16, ScoreOptions(0.25), 0, linear,
-        None, None, None, None, linear, None, linear, None, None,
+    layer = structs.Layer(
+        qkv=qkv.product, num_heads=1, num_key_heads=1, head_width=16, score_scale=0.25, window=-1,
+        out=linear.product, up=linear.product, gate=-1, down=linear.product,
     )  # fmt: skip
     layout, x = make_layout([3, 2]), torch.randn(5, 16)
-    call = LayerCall(own, [parts, parts])
+    call = LayerCall(own, [layer, layer], None)
     expected = call(x, layout, [None])
     for path, member in (((), "num_heads"), (("up", "weight"), "columns")):
-        broken = LayerCall(own, [parts, parts])
-        setattr(reduce(getattr, path, broken._layers[1]), member, 2**44)
+        broken = LayerCall(own, [layer, layer], None)
+        setattr(reduce(getattr, path, broken.layers[1]), member, 2**44)
         with pytest.raises(MemoryError, match="a layer needs more memory than there is"):
             broken(x, layout, [None])
         assert torch.equal(call(x, layout, [None]), expected)
@@ -556,7 +555,7 @@ def test_memory_of_former_calls_reaches_no_result(own: Kernels) -> None:
 
 def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     """Two threads take turns in leading a helper, and dismiss it at random times: no number is lost or computed twice."""
-    threading.Thread(target=own.help, daemon=True).start()
+    threading.Thread(target=own.call.help, daemon=True).start()
     torch.manual_seed(8)
     linear = PackedLinear(own, "float32", torch.randn(200, 96), torch.randn(200), "gelu")
     q_RNH, k_RKH, v_RKH = torch.randn(40, 12, 32).bfloat16().split((6, 3, 3), dim=1)
@@ -575,15 +574,15 @@ def test_a_team_computes_the_same_bits(own: Kernels) -> None:
     def run(seed: int) -> None:
         turns = random.Random(seed)
         for turn in range(300):
-            leads = bool(own.lead())
+            leads = bool(own.call.lead())
             led.append(leads)
             for call, result in zip(calls, expected, strict=True):
                 if turns.random() < 0.05:
-                    own.dismiss()
+                    own.call.dismiss()
                 if not torch.equal(call(), result):
                     wrong.append(turn)
             if leads:
-                own.leave()
+                own.call.leave()
 
     threads = [threading.Thread(target=run, args=(seed,)) for seed in range(2)]
     for thread in threads:
@@ -750,7 +749,7 @@ def test_only_a_small_batch_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None
     """A larger one looks for helpers between its layers."""
     counts: list[int] = []
     call = LayerCall.__call__
-    monkeypatch.setattr(LayerCall, "__call__", lambda self, *args: (counts.append(len(self._layers)), call(self, *args))[1])
+    monkeypatch.setattr(LayerCall, "__call__", lambda self, *args: (counts.append(len(self.layers)), call(self, *args))[1])
     monkeypatch.setattr(runner, "num_helpers", lambda _: 1)
     with Engine(dtype="float32") as engine:
         counts.clear()

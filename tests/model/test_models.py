@@ -18,8 +18,7 @@ from hidden_states import hidden_states, least_cosine, loaded, random_ids, refer
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
 from whimbrel.model.kernels.library import kernels
-from whimbrel.model.layer import Layer
-from whimbrel.model.layer_call import LayerCall
+from whimbrel.model.layer import Layer, LayerCall
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.quantization import Quantization
 

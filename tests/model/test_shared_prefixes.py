@@ -19,12 +19,11 @@ from comparisons import assert_close
 from hidden_states import reference_states
 from references import attend_reference
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.model.forward import Forward
+from whimbrel.model.forward import CachedPrefix, Forward, PrefixCache, PrefixKey
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
 from whimbrel.model.ops.positions import Bias
-from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
 from whimbrel.telemetry.trace import CounterEvent, subscribe
 from whimbrel.types.batch import pack
 from whimbrel.types.seq import Seq

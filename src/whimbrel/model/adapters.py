@@ -62,13 +62,13 @@ class _Folder:
         return F.pad(down, (0, 0, 0, missing)), F.pad(up, (0, missing))
 
     def _stacked(self, spec: Encoder, name: str, rows: int, columns: int, *, table: bool) -> _Pair:
-        a, b = (f"{name}.parametrizations.weight.0.{kind}" for kind in ("lora_A", "lora_B"))
-        num, rank = len(spec.adapters), spec.adapter_rank
-        if table:
-            a_NIR, b_NRO = self.weights.take(a, num, columns, rank), self.weights.take(b, num, rank, rows)
-            return a_NIR[self.number].T, b_NRO[self.number].T * spec.adapter_scale
-        a_NRI, b_NOR = self.weights.take(a, num, rank, columns), self.weights.take(b, num, rows, rank)
-        return a_NRI[self.number], b_NOR[self.number] * spec.adapter_scale
+        rank = spec.adapter_rank
+        shapes = ((columns, rank), (rank, rows)) if table else ((rank, columns), (rows, rank))
+        a, b = (
+            self.weights.take(f"{name}.parametrizations.weight.0.{kind}", len(spec.adapters), *shape)[self.number]
+            for kind, shape in zip(("lora_A", "lora_B"), shapes, strict=True)
+        )
+        return (a.T, b.T * spec.adapter_scale) if table else (a, b * spec.adapter_scale)
 
     def blocks(
         self, spec: Encoder, names: Sequence[str], rows: Sequence[int], columns: int, order: Tensor | None
@@ -153,12 +153,8 @@ class Adapters:
         if not self._spec.adapters or not self.changes(part, 0):
             return None
         self._check_tables(part, rows, columns)
-        down, up = _side_by_side(
-            [
-                folder.matrices(self._spec, folder.names.for_layer(part, 0)[0], columns, rows, table=True)
-                for folder in self._folders
-            ]
-        )
+        named = [(folder, folder.names.for_layer(part, 0)[0]) for folder in self._folders]
+        down, up = _side_by_side([folder.matrices(self._spec, name, columns, rows, table=True) for folder, name in named])
         table_VK = down.T.contiguous().to(self._device, self._dtype)
         return LowRank(table_VK, up.to(self._device, self._dtype), table=True)
 

@@ -8,37 +8,103 @@ Shapes: R rows, D model width, E experts, G groups, I inner width.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.layer import FeedForward, Mlp
-from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.linear import Linear, round_up_rows
 from whimbrel.model.parts import Parts
 from whimbrel.types.card import Routing
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Experts:
-    """Layer of experts: bias + the sum of weight * down(up(x)) over the experts of a token.
+def load_experts(parts: Parts, i: int, num_experts: int) -> Mlp:
+    """Load a layer of experts. Adapters may change the shared one alone.
 
-    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1. Sums are in the
-    order of the experts, so a row has the same bits in any batch. On a GPU the host waits for each expert's number of rows.
+    Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU the host waits for each expert's
+    number of rows.
     """
+    spec, names = parts.spec, parts.names
+    at = (names.experts or "").format(i=i)
+    router_ED = parts.take(f"{(names.router or '').format(i=i)}.weight", num_experts, spec.hidden_size)
+    # Padded: the bits of a product with few columns would depend on the number of rows.
+    router_ED = F.pad(router_ED, (0, 0, 0, -num_experts % 16))
+    if spec.routing is None:
+        return _load_plain(parts, Linear(router_ED.to(parts.dtype), None), num_experts, at)
+    correction_E = torch.zeros(num_experts, device=parts.device)
+    if spec.routing.corrected:
+        correction_E = parts.take((names.correction or "").format(i=i), num_experts)
+    return _load_gated(parts, spec.routing, Linear(router_ED, None), correction_E, at)
 
-    router: Linear
-    experts: Sequence[Mlp]
-    bias_D: Tensor
-    per_token: int
-    dtype: torch.dtype
 
-    def __call__(self, x_RD: Tensor, _: Tensor | None) -> Tensor:
-        x_RD = x_RD.to(self.dtype)
-        weights_RE = self.router(x_RD)[:, : len(self.experts)].float().softmax(-1)
-        return _add_experts(x_RD, self.experts, _largest(weights_RE, self.per_token), weights_RE) + self.bias_D
+def _load_plain(parts: Parts, router: Linear, num_experts: int, at: str) -> Mlp:
+    """Return bias + the sum of weight * down(up(x)) over the experts of a token.
+
+    The weights are the router's softmax over all experts, so those of the selected ones do not add up to 1.
+    """
+    spec, dtype, per_token = parts.spec, parts.dtype, parts.spec.experts_per_token
+    width, inner = spec.hidden_size, spec.intermediate_size
+    up_EID, down_EID = (
+        parts.weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width)
+        for name in ("w1", "w2")
+    )
+    experts = [
+        FeedForward(
+            parts.make_linear(up_ID.to(parts.device, dtype), None, spec.activation),
+            parts.make_linear(down_ID.T.contiguous().to(parts.device, dtype), None),
+            gate=None,
+        )
+        for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
+    ]
+    bias_D = parts.take(f"{at}.bias", width)
+
+    def run(x_RD: Tensor, _: Tensor | None) -> Tensor:
+        x_RD = x_RD.to(dtype)
+        weights_RE = router(x_RD)[:, :num_experts].float().softmax(-1)
+        return _add_experts(x_RD, experts, _largest(weights_RE, per_token), weights_RE) + bias_D
+
+    return run
+
+
+def _load_gated(parts: Parts, routing: Routing, router: Linear, correction_E: Tensor, at: str) -> Mlp:
+    """Return the sum of weight * expert(x) over the experts of a token, + shared(x) if any."""
+    act, shared_name = ACTIVATIONS[parts.spec.activation], f"{at}.shared_experts"
+    dtype, per_token = parts.dtype, parts.spec.experts_per_token
+
+    def mlp(name: str, inner: int) -> Mlp:
+        *first, last = (f"{name}.{layer}" for layer in parts.names.expert_layers)
+        both = parts.linear(first, [inner, inner], parts.spec.hidden_size, adapted=name == shared_name)
+        down = parts.linear([last], [parts.spec.hidden_size], inner, adapted=name == shared_name)
+
+        def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+            gate, up = both(x_RD, lora_mask_RK).chunk(2, dim=-1)
+            return down(act(gate) * up, lora_mask_RK)
+
+        return run
+
+    experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(len(correction_E))]
+    shared = mlp(shared_name, routing.shared_size) if routing.shared_size else None
+
+    def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
+        x_RD = x_RD.to(dtype)
+        scores_RE = in_blocks(torch.sigmoid, router(x_RD.float()))[:, : len(experts)]
+        chosen_RE = _choose(scores_RE + correction_E, routing, per_token)
+        weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
+        if routing.normalized:
+            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + routing.eps)
+        out_RD = _add_experts(x_RD, experts, chosen_RE, weights_RE * routing.scale)
+        return out_RD if shared is None else out_RD + shared(x_RD, lora_mask_RK).float()
+
+    return run
+
+
+def _choose(scores_RE: Tensor, routing: Routing, count: int) -> Tensor:
+    """Return the mask of the best experts in the best groups."""
+    scores_RGE = scores_RE.view(len(scores_RE), routing.num_groups, -1)
+    best_RG = _largest(scores_RGE.topk(2, dim=-1).values.sum(-1), routing.top_groups)
+    return _largest(scores_RGE.masked_fill(~best_RG[..., None], -torch.inf).view(scores_RE.shape), count)
 
 
 def _largest(scores_RE: Tensor, count: int) -> Tensor:
@@ -55,81 +121,3 @@ def _add_experts(x_RD: Tensor, experts: Sequence[Mlp], chosen_RE: Tensor, weight
             own = F.pad(x_RD[rows], (0, 0, 0, round_up_rows(rows.numel()) - rows.numel()))
             out_RD[rows] += expert(own, None)[: rows.numel()].float() * weights_RE[rows, number, None]
     return out_RD
-
-
-def load_experts(parts: Parts, i: int, num_experts: int) -> Mlp:
-    """Load a layer of experts. Adapters may change the shared one alone."""
-    spec, names = parts.spec, parts.names
-    at = (names.experts or "").format(i=i)
-    router_ED = parts.take(f"{(names.router or '').format(i=i)}.weight", num_experts, spec.hidden_size)
-    # Padded: the bits of a product with few columns would depend on the number of rows.
-    router_ED = F.pad(router_ED, (0, 0, 0, -num_experts % 16))
-    if spec.routing is not None:
-        correction_E = torch.zeros(num_experts, device=parts.device)
-        if spec.routing.corrected:
-            correction_E = parts.take((names.correction or "").format(i=i), num_experts)
-        return _load_gated(parts, spec.routing, Linear(router_ED, None), correction_E, at)
-    width, inner = spec.hidden_size, spec.intermediate_size
-    up_EID, down_EID = (
-        parts.weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width)
-        for name in ("w1", "w2")
-    )
-    experts = [
-        FeedForward(
-            parts.make_linear(up_ID.to(parts.device, parts.dtype), None, spec.activation),
-            parts.make_linear(down_ID.T.contiguous().to(parts.device, parts.dtype), None),
-            gate=None,
-        )
-        for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
-    ]
-    router = Linear(router_ED.to(parts.dtype), None)
-    return Experts(router, experts, parts.take(f"{at}.bias", width), spec.experts_per_token, parts.dtype)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class GatedExperts:
-    """Layer of gated experts: the sum of weight * expert(x) over the experts of a token, in their order, + shared(x) if any."""
-
-    router: Linear
-    correction_E: Tensor
-    experts: Sequence[Mlp]
-    shared: Mlp | None
-    routing: Routing
-    per_token: int
-    dtype: torch.dtype
-
-    def __call__(self, x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-        x_RD = x_RD.to(self.dtype)
-        scores_RE = in_blocks(torch.sigmoid, self.router(x_RD.float()))[:, : len(self.experts)]
-        chosen_RE = self._choose(scores_RE + self.correction_E)
-        weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
-        if self.routing.normalized:
-            weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + self.routing.eps)
-        out_RD = _add_experts(x_RD, self.experts, chosen_RE, weights_RE * self.routing.scale)
-        return out_RD if self.shared is None else out_RD + self.shared(x_RD, lora_mask_RK).float()
-
-    def _choose(self, scores_RE: Tensor) -> Tensor:
-        """Return the mask of the best experts in the best groups."""
-        scores_RGE = scores_RE.view(len(scores_RE), self.routing.num_groups, -1)
-        best_RG = _largest(scores_RGE.topk(2, dim=-1).values.sum(-1), self.routing.top_groups)
-        scores_RE = scores_RGE.masked_fill(~best_RG[..., None], -torch.inf).view(scores_RE.shape)
-        return _largest(scores_RE, self.per_token)
-
-
-def _load_gated(parts: Parts, routing: Routing, router: Linear, correction_E: Tensor, at: str) -> GatedExperts:
-    spec, act, shared_name = parts.spec, ACTIVATIONS[parts.spec.activation], f"{at}.shared_experts"
-
-    def mlp(name: str, inner: int) -> Mlp:
-        *first, last = (f"{name}.{layer}" for layer in parts.names.expert_layers)
-        both = parts.linear(first, [inner, inner], spec.hidden_size, adapted=name == shared_name)
-        down = parts.linear([last], [spec.hidden_size], inner, adapted=name == shared_name)
-
-        def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-            gate, up = both(x_RD, lora_mask_RK).chunk(2, dim=-1)
-            return down(act(gate) * up, lora_mask_RK)
-
-        return run
-
-    experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(len(correction_E))]
-    shared = mlp(shared_name, routing.shared_size) if routing.shared_size else None
-    return GatedExperts(router, correction_E, experts, shared, routing, spec.experts_per_token, parts.dtype)

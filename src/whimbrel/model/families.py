@@ -1,7 +1,8 @@
 """Tensor names of each model family.
 
 A part that a family lacks is None; the norms that it names tell where its norms are. {i} is the index of the layer. Names omit
-the prefix of a larger model ("bert.", "model."), which `Weights` removes, and ".weight".
+the prefix of a larger model ("bert.", "model."), which `Weights` removes, and ".weight". A name that no two families give to a
+part of a kind stands where that part is loaded.
 """
 
 from __future__ import annotations
@@ -37,18 +38,10 @@ class WeightNames:
     """Linear layer from the width of the tables to that of the model, if they differ."""
     relative: str | None = None
     """Table of biases of relative positions, or of relative positions themselves."""
-    relative_norm: str | None = None
-    relative_keys: str | None = None
-    """Linear layer that makes positions of keys, if it is not that of keys."""
-    relative_queries: str | None = None
-    neighbours: str | None = None
-    """Module of the convolution after the first layer: conv and LayerNorm."""
     q_norm: str | None = None
     k_norm: str | None = None
     whole_norms: bool = False
     """`q_norm` and `k_norm` are LayerNorms with biases over all heads together, not over each head."""
-    conv: str | None = None
-    """Module of a short convolution in place of attention: in_proj, conv and out_proj."""
     attention_in: str | None = None
     attention_out: str | None = None
     """Norm before the residual add of the attention."""
@@ -107,53 +100,30 @@ _BERT: Final = WeightNames(
     unused=_TASK_HEADS,
 )
 
-_DISTILBERT: Final = replace(
-    _BERT,
-    prefixes=("distilbert.",),
-    types=None,
-    qkv=tuple(f"transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"),
-    out="transformer.layer.{i}.attention.out_lin",
-    attention_sum="transformer.layer.{i}.sa_layer_norm",
-    up=("transformer.layer.{i}.ffn.lin1",),
-    down="transformer.layer.{i}.ffn.lin2",
-    mlp_sum="transformer.layer.{i}.output_layer_norm",
-    unused=(_CONSTANTS, r"vocab_\w+\..*", r"vocab_\w+"),
-)
-
-_MPNET: Final = replace(
-    _BERT,
-    prefixes=("mpnet.",),
-    types=None,
-    qkv=tuple(f"encoder.layer.{{i}}.attention.attn.{part}" for part in "qkv"),
-    out="encoder.layer.{i}.attention.attn.o",
-    attention_sum="encoder.layer.{i}.attention.LayerNorm",
-    relative="encoder.relative_attention_bias",
-)
-
 _DEBERTA: Final = replace(
     _BERT,
     prefixes=("deberta.",),
     positions=None,
     qkv=tuple(f"encoder.layer.{{i}}.attention.self.{part}_proj" for part in ("query", "key", "value")),
     relative="encoder.rel_embeddings",
-    relative_norm="encoder.LayerNorm",
-    relative_keys="encoder.layer.{i}.attention.self.pos_key_proj",
-    relative_queries="encoder.layer.{i}.attention.self.pos_query_proj",
-    neighbours="encoder.conv",
     unused=(*_TASK_HEADS, r"embeddings\.position_embeddings\..*", r"(lm|mask)_predictions\..*"),
 )
 
+_LLAMA: Final = WeightNames(
+    prefixes=("model.",),
+    words="embed_tokens",
+    qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
+    out="layers.{i}.self_attn.o_proj",
+    attention_in="layers.{i}.input_layernorm",
+    up=("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
+    down="layers.{i}.mlp.down_proj",
+    mlp_in="layers.{i}.post_attention_layernorm",
+    final="norm",
+    unused=(r"lm_head\..*", r"(.*\.)?rotary_emb\..*"),
+)
 
-def _joined_on_the_hub(**names: str | tuple[str, ...]) -> dict[str, Any]:
-    """Return the names that transformers gives to the layers of models whose code on the hub joins matrices."""
-    return {
-        "qkv": tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
-        "out": "layers.{i}.self_attn.o_proj",
-        "up": ("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
-        "down": "layers.{i}.mlp.down_proj",
-        **names,
-    }
-
+_IN_TRANSFORMERS: Final[Mapping[str, Any]] = {part: getattr(_LLAMA, part) for part in ("qkv", "out", "up", "down")}
+"""Names that transformers gives to the layers of models whose code on the Hub joins matrices."""
 
 _NOMIC: Final = WeightNames(
     prefixes=("nomic_bert.", "bert."),
@@ -179,7 +149,7 @@ _JINA_COLBERT: Final = replace(
     unused=(*_NOMIC.unused, r"linear\.weight"),
 )
 
-_IN_JINA_V3: Final = replace(_JINA_COLBERT, **_joined_on_the_hub(up=("layers.{i}.mlp.fc1",), down="layers.{i}.mlp.fc2"))
+_IN_JINA_V3: Final = replace(_JINA_COLBERT, **{**_IN_TRANSFORMERS, "up": ("layers.{i}.mlp.fc1",), "down": "layers.{i}.mlp.fc2"})
 _JINA_ADAPTERS: Final = replace(
     _JINA_COLBERT,
     prefixes=("roberta.", "base_model.model.", "base_model.model.roberta."),
@@ -187,10 +157,6 @@ _JINA_ADAPTERS: Final = replace(
     unused=(r"pooler\.dense\..*",),
     alternative=replace(_IN_JINA_V3, unused=(r"pooler\.dense\..*",)),
 )
-_JINA_V3: Final = replace(
-    _JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS, in_transformers=replace(_IN_JINA_V3, unused=_NOMIC.unused)
-)
-
 _GTE: Final = replace(
     _BERT,
     prefixes=("new.", "gte."),
@@ -219,61 +185,7 @@ _JINA_CODE: Final = replace(
     mlp_sum="encoder.layer.{i}.layer_norm_2",
 )
 
-_JINA_BERT: Final = replace(
-    _BERT,
-    positions=None,
-    up=("encoder.layer.{i}.mlp.gated_layers",),
-    down="encoder.layer.{i}.mlp.wo",
-    mlp_sum="encoder.layer.{i}.mlp.layernorm",
-    alternative=_JINA_CODE,
-)
-
-_MODERNBERT: Final = WeightNames(
-    prefixes=("model.",),
-    words="embeddings.tok_embeddings",
-    embedding_norm="embeddings.norm",
-    qkv=("layers.{i}.attn.Wqkv",),
-    out="layers.{i}.attn.Wo",
-    attention_in="layers.{i}.attn_norm",
-    first_attention_in=False,
-    up=("layers.{i}.mlp.Wi",),
-    down="layers.{i}.mlp.Wo",
-    mlp_in="layers.{i}.mlp_norm",
-    final="final_norm",
-    unused=(r"head\..*", r"decoder\..*"),
-)
-
-_LLAMA: Final = WeightNames(
-    prefixes=("model.",),
-    words="embed_tokens",
-    qkv=tuple(f"layers.{{i}}.self_attn.{part}_proj" for part in "qkv"),
-    out="layers.{i}.self_attn.o_proj",
-    attention_in="layers.{i}.input_layernorm",
-    up=("layers.{i}.mlp.gate_proj", "layers.{i}.mlp.up_proj"),
-    down="layers.{i}.mlp.down_proj",
-    mlp_in="layers.{i}.post_attention_layernorm",
-    final="norm",
-    unused=(r"lm_head\..*", r"(.*\.)?rotary_emb\..*"),
-)
-
 _QWEN3: Final = replace(_LLAMA, q_norm="layers.{i}.self_attn.q_norm", k_norm="layers.{i}.self_attn.k_norm")
-
-_INTERNLM2: Final = replace(
-    _LLAMA,
-    words="tok_embeddings",
-    qkv=("layers.{i}.attention.wqkv",),
-    qkv_by_key=True,
-    out="layers.{i}.attention.wo",
-    attention_in="layers.{i}.attention_norm",
-    up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
-    down="layers.{i}.feed_forward.w2",
-    mlp_in="layers.{i}.ffn_norm",
-    unused=(r"output\..*", r"(.*\.)?rotary_emb\..*"),
-)
-
-_DEEPSEEK: Final = replace(
-    _LLAMA, router="layers.{i}.mlp.gate", experts="layers.{i}.mlp", correction="layers.{i}.mlp.gate.e_score_correction_bias"
-)
 
 _LFM2: Final = replace(
     _LLAMA,
@@ -281,20 +193,11 @@ _LFM2: Final = replace(
     out="layers.{i}.self_attn.out_proj",
     q_norm="layers.{i}.self_attn.q_layernorm",
     k_norm="layers.{i}.self_attn.k_layernorm",
-    conv="layers.{i}.conv",
     attention_in="layers.{i}.operator_norm",
     up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
     down="layers.{i}.feed_forward.w2",
     mlp_in="layers.{i}.ffn_norm",
     final="embedding_norm",
-)
-
-_LFM2_MOE: Final = replace(
-    _LFM2,
-    router="layers.{i}.feed_forward.gate",
-    experts="layers.{i}.feed_forward",
-    expert_layers=("w1", "w3", "w2"),
-    correction="layers.{i}.feed_forward.expert_bias",
 )
 
 _GEMMA2: Final = replace(
@@ -334,31 +237,91 @@ FAMILIES: Final[Mapping[str, WeightNames]] = {
         projection="embeddings_project",
         unused=(*_TASK_HEADS, r"(discriminator|generator)_\w+\..*"),
     ),
-    "distilbert": _DISTILBERT,
-    "mpnet": _MPNET,
+    "distilbert": replace(
+        _BERT,
+        prefixes=("distilbert.",),
+        types=None,
+        qkv=tuple(f"transformer.layer.{{i}}.attention.{part}_lin" for part in "qkv"),
+        out="transformer.layer.{i}.attention.out_lin",
+        attention_sum="transformer.layer.{i}.sa_layer_norm",
+        up=("transformer.layer.{i}.ffn.lin1",),
+        down="transformer.layer.{i}.ffn.lin2",
+        mlp_sum="transformer.layer.{i}.output_layer_norm",
+        unused=(_CONSTANTS, r"vocab_\w+\..*", r"vocab_\w+"),
+    ),
+    "mpnet": replace(
+        _BERT,
+        prefixes=("mpnet.",),
+        types=None,
+        qkv=tuple(f"encoder.layer.{{i}}.attention.attn.{part}" for part in "qkv"),
+        out="encoder.layer.{i}.attention.attn.o",
+        attention_sum="encoder.layer.{i}.attention.LayerNorm",
+        relative="encoder.relative_attention_bias",
+    ),
     "deberta": _DEBERTA,
     "deberta_placed": replace(_DEBERTA, positions=_BERT.positions),
-    "nomic_bert": replace(_NOMIC, in_transformers=replace(_NOMIC, **_joined_on_the_hub())),
+    "nomic_bert": replace(_NOMIC, in_transformers=replace(_NOMIC, **_IN_TRANSFORMERS)),
     "nomic_bert_ungated": replace(
         _NOMIC,
         up=("encoder.layers.{i}.mlp.fc1",),
         router="encoder.layers.{i}.mlp.router.layer",
         experts="encoder.layers.{i}.mlp.experts",
     ),
-    "jina_bert": _JINA_BERT,
+    "jina_bert": replace(
+        _BERT,
+        positions=None,
+        up=("encoder.layer.{i}.mlp.gated_layers",),
+        down="encoder.layer.{i}.mlp.wo",
+        mlp_sum="encoder.layer.{i}.mlp.layernorm",
+        alternative=_JINA_CODE,
+    ),
     "jina_bert_ungated": replace(_BERT, positions=None),
-    "jina_embeddings_v3": _JINA_V3,
+    "jina_embeddings_v3": replace(
+        _JINA_COLBERT, unused=_NOMIC.unused, adapters=_JINA_ADAPTERS, in_transformers=replace(_IN_JINA_V3, unused=_NOMIC.unused)
+    ),
     "jina_colbert": _JINA_COLBERT,
     "jina_reranker": replace(_JINA_COLBERT, unused=_NOMIC.unused, positions=_BERT.positions),
-    "gte": replace(_GTE, in_transformers=replace(_GTE, **_joined_on_the_hub())),
-    "modernbert": _MODERNBERT,
+    "gte": replace(_GTE, in_transformers=replace(_GTE, **_IN_TRANSFORMERS)),
+    "modernbert": WeightNames(
+        prefixes=("model.",),
+        words="embeddings.tok_embeddings",
+        embedding_norm="embeddings.norm",
+        qkv=("layers.{i}.attn.Wqkv",),
+        out="layers.{i}.attn.Wo",
+        attention_in="layers.{i}.attn_norm",
+        first_attention_in=False,
+        up=("layers.{i}.mlp.Wi",),
+        down="layers.{i}.mlp.Wo",
+        mlp_in="layers.{i}.mlp_norm",
+        final="final_norm",
+        unused=(r"head\..*", r"decoder\..*"),
+    ),
     "llama": _LLAMA,
     "qwen3": _with_linear_adapters(_QWEN3),
     "eurobert": _with_linear_adapters(replace(_LLAMA, unused=(*_LLAMA.unused, r"dense\..*"))),
-    "internlm2": _INTERNLM2,
-    "deepseek": _DEEPSEEK,
+    "internlm2": replace(
+        _LLAMA,
+        words="tok_embeddings",
+        qkv=("layers.{i}.attention.wqkv",),
+        qkv_by_key=True,
+        out="layers.{i}.attention.wo",
+        attention_in="layers.{i}.attention_norm",
+        up=("layers.{i}.feed_forward.w1", "layers.{i}.feed_forward.w3"),
+        down="layers.{i}.feed_forward.w2",
+        mlp_in="layers.{i}.ffn_norm",
+        unused=(r"output\..*", r"(.*\.)?rotary_emb\..*"),
+    ),
+    "deepseek": replace(
+        _LLAMA, router="layers.{i}.mlp.gate", experts="layers.{i}.mlp", correction="layers.{i}.mlp.gate.e_score_correction_bias"
+    ),
     "lfm2": _LFM2,
-    "lfm2_moe": _LFM2_MOE,
+    "lfm2_moe": replace(
+        _LFM2,
+        router="layers.{i}.feed_forward.gate",
+        experts="layers.{i}.feed_forward",
+        expert_layers=("w1", "w3", "w2"),
+        correction="layers.{i}.feed_forward.expert_bias",
+    ),
     "gemma": _LLAMA,
     "gemma2": _GEMMA2,
     "static": WeightNames(prefixes=(), words="", qkv=(), out="", up=(), down="", unused=()),

@@ -10,28 +10,81 @@ Three ways through the model, chosen for each batch by its seqs alone:
 - A text of more than `piece_tokens` own tokens, which is always alone in its batch: every layer runs it piece by piece. Only
   one layer's keys and values are kept at a time, and on a GPU another batch may run between any two pieces.
 
-Shapes: R rows, T tokens, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
+Shapes: R rows, T tokens, L tokens of a prefix, B seqs of a batch, S seqs of rows (prefixes and own tokens), D model width.
 """
 
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
-from typing import Any
+from itertools import accumulate, groupby, pairwise
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from whimbrel.model.byte_cache import ByteCache
 from whimbrel.model.load import Model
-from whimbrel.model.ops.attention import AttentionLayout
+from whimbrel.model.ops.attention import AttentionLayout, LayerHook
 from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.pooling import Put
-from whimbrel.model.prefix_cache import CachedPrefix, PrefixCache, PrefixKey
-from whimbrel.types.arrays import Int32Array
+from whimbrel.telemetry.trace import count, gauge
+from whimbrel.types.arrays import Int32Array, IntArray
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
+
+
+class PrefixKey(NamedTuple):
+    """Everything that the numbers of a prefix depend on, in an engine of one model and one dtype."""
+
+    tower: int
+    adapter: int
+    type_id: int
+    ids: bytes
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedPrefix:
+    kept: KeptKeys
+    hidden_LD: Tensor
+    """Hidden states of the last layer."""
+
+    @property
+    def nbytes(self) -> int:
+        return self.hidden_LD.nbytes + sum(part.nbytes for pair in self.kept.values() for part in pair)
+
+
+class PrefixCache(ByteCache[PrefixKey, CachedPrefix]):
+    """Keys, values and hidden states of leading tokens that many texts share. Counts hits and misses; its size is a gauge.
+
+    Lanes compute outside of it, and two may compute the same prefix at the same time, of which one is kept. A prefix that a
+    batch uses stays alive for that batch, whether it is still here or not.
+    """
+
+    def __init__(self, max_bytes: int, *, model: str = "") -> None:
+        super().__init__(max_bytes)
+        self._model = model
+
+    @property
+    def is_on(self) -> bool:
+        return self.max_bytes > 0
+
+    def get(self, key: PrefixKey) -> CachedPrefix | None:
+        """Return a prefix and make it the most recent one. Counts a hit or a miss."""
+        if not self.is_on:
+            return None
+        (found,) = self.find([key])
+        count("prefix_cache_hits" if found else "prefix_cache_misses", model=self._model)
+        return found
+
+    def put(self, key: PrefixKey, prefix: CachedPrefix) -> None:
+        """Keep a prefix, unless it is larger than the cache or another lane has put it."""
+        self.add(key, prefix)
+        gauge("prefix_cache_bytes", self.num_bytes, model=self._model)
+
+
+_Tokens: TypeAlias = IntArray | slice
+_ALL: Final = slice(None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,50 +112,42 @@ class Forward:
         self._piece_tokens = piece_tokens
         self._round_up: Callable[[int], int] = int if any_rows else round_up_rows
 
-    def __call__(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
-        """Return the hidden states of the tokens, (R, D), where R is T, rounded up unless the models run any number of rows.
-
-        `between` is called between any two layers, and between any two pieces of a layer.
-        """
-        if batch.num_seqs == 1 and self._is_long(batch):
+    def __call__(self, batch: Batch, between: LayerHook) -> Tensor:
+        """Return the hidden states of the tokens, (R, D), where R is T, rounded up unless the models run any number of rows."""
+        own_tokens = batch.num_tokens - int(batch.prefix_tokens_B[0])
+        if batch.num_seqs == 1 and self._piece_tokens is not None and own_tokens > self._piece_tokens:
             layout = self._layout_of_pieces(batch)
             between = _in_step(between) if between is not None and layout.cu_seqlens.is_cuda else between
-            return self._run(batch, None, layout, between)
+            return self._run(batch, _ALL, layout, between)
         if batch.prefix_tokens_B.any():
             return self._run_with_prefixes(batch, between)
-        return self._run(batch, None, self._layout(batch), between)
+        return self._run(batch, _ALL, self._layout(batch), between)
 
-    def _is_long(self, batch: Batch) -> bool:
-        return self._piece_tokens is not None and batch.num_tokens - int(batch.prefix_tokens_B[0]) > self._piece_tokens
+    def _run(self, batch: Batch, tokens_R: _Tokens, layout: AttentionLayout, between: LayerHook) -> Tensor:
+        ids_R, positions_R, type_ids_R = (
+            self._put_rows(each[tokens_R]) for each in (batch.ids_T, batch.positions_T, batch.type_ids_T)
+        )
+        return self._models[batch.tower](ids_R, positions_R, type_ids_R, layout, between)
 
-    def _run(
-        self, batch: Batch, tokens_R: NDArray[np.integer] | None, layout: AttentionLayout, between: Callable[[], None] | None
-    ) -> Tensor:
-        """Run the model on the rows of these tokens; None: of all."""
-        inputs = [batch.ids_T, batch.positions_T, batch.type_ids_T]
-        if tokens_R is not None:
-            inputs = [each[tokens_R] for each in inputs]
-        num_rows = self._round_up(inputs[0].size)
-        arrays = [self._put(_pad(each, num_rows)) for each in inputs]
-        return self._models[batch.tower](arrays[0], arrays[1], arrays[2], layout, between)
-
-    def _adapters(self, batch: Batch, tokens_R: NDArray[np.integer] | None) -> Tensor | None:
+    def _adapters(self, batch: Batch, tokens_R: _Tokens) -> Tensor | None:
         if not (batch.adapters_B >= 0).any():
             return None
-        adapters = np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))
-        adapters = adapters if tokens_R is None else adapters[tokens_R]
-        return self._put(_pad(adapters, self._round_up(adapters.size)))
+        return self._put_rows(np.repeat(batch.adapters_B, lengths_of(batch.cu_seqlens))[tokens_R])
+
+    def _put_rows(self, numbers_T: Int32Array) -> Tensor:
+        """Return the numbers on the device, with zeros up to the number of rows."""
+        if (num_rows := self._round_up(numbers_T.size)) == numbers_T.size:
+            return self._put(numbers_T)
+        padded_R = np.zeros(num_rows, np.int32)
+        padded_R[: numbers_T.size] = numbers_T
+        return self._put(padded_R)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
         num_keys_B = None if (batch.num_attended_B == lengths).all() else self._put(batch.num_attended_B)
+        groups, adapters_R = equal_length_groups(batch.cu_seqlens, batch.num_attended_B), self._adapters(batch, _ALL)
         return AttentionLayout(
-            self._put(batch.cu_seqlens),
-            equal_length_groups(batch.cu_seqlens, batch.num_attended_B),
-            batch.num_tokens,
-            int(lengths.max()),
-            num_keys_B,
-            adapters_R=self._adapters(batch, None),
+            self._put(batch.cu_seqlens), groups, batch.num_tokens, int(lengths.max()), num_keys_B, adapters_R=adapters_R
         )
 
     # Long texts
@@ -121,14 +166,14 @@ class Forward:
             )
             for (first, last), source in zip(bounds, pieces(bounds), strict=True)
         ]
-        return self._layout_of_text(batch.num_tokens, adapters_R=self._adapters(batch, None), pieces=parts)
+        return self._layout_of_text(batch.num_tokens, adapters_R=self._adapters(batch, _ALL), pieces=parts)
 
     def _layout_of_text(self, length: int, **more: Any) -> AttentionLayout:
         return AttentionLayout(self._put(np.array([0, length], np.int32)), [(0, 1, length, length)], length, length, **more)
 
     # Shared prefixes
 
-    def _run_with_prefixes(self, batch: Batch, between: Callable[[], None] | None) -> Tensor:
+    def _run_with_prefixes(self, batch: Batch, between: LayerHook) -> Tensor:
         prefixes, prefix_B = self._find_prefixes(batch)
         missing = sorted((each for each in prefixes if each.cached is None), key=lambda each: -each.num_tokens)
         starts_S = np.array([each.first_token for each in missing] + (batch.cu_seqlens[:-1] + batch.prefix_tokens_B).tolist())
@@ -161,12 +206,7 @@ class Forward:
         return list(found.values()), prefix_B
 
     def _layout_with_prefixes(
-        self,
-        batch: Batch,
-        tokens_R: NDArray[np.integer],
-        lengths_S: NDArray[np.integer],
-        missing: Sequence[_Prefix],
-        prefix_B: Sequence[_Prefix | None],
+        self, batch: Batch, tokens_R: IntArray, lengths_S: IntArray, missing: list[_Prefix], prefix_B: list[_Prefix | None]
     ) -> AttentionLayout:
         """Return the layout of the rows: the missing prefixes, then each seq's own tokens."""
         prefix_of_S = [*missing, *prefix_B]
@@ -179,30 +219,20 @@ class Forward:
         cu_seqlens = offsets_of(lengths_S).astype(np.int32)
         is_missing = [True] * len(missing) + [False] * batch.num_seqs
         kinds = list(zip(is_missing, lengths_S.tolist(), attended_S.tolist(), num_before, strict=True))
-        for first, last in _runs(kinds):
-            is_prefix, length, keys, _ = kinds[first]
-            start = int(cu_seqlens[first])
-            groups.append((start, last - first, length, keys))
-            kept = [prefix.kept for prefix in prefix_of_S[first:last] if prefix]
+        for (is_prefix, length, keys, _), equal in groupby(range(len(kinds)), kinds.__getitem__):
+            seqs = list(equal)
+            start = int(cu_seqlens[seqs[0]])
+            groups.append((start, len(seqs), length, keys))
+            kept = [prefix.kept for seq in seqs if (prefix := prefix_of_S[seq])]
             if kept:
                 sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
-        return AttentionLayout(
-            self._put(cu_seqlens),
-            groups,
-            tokens_R.size,
-            int(lengths_S.max()),
-            None if np.array_equal(attended_S, lengths_S) else self._put(attended_S),
-            adapters_R=self._adapters(batch, tokens_R),
-            sources=sources,
-        )
+        num_keys_S = None if np.array_equal(attended_S, lengths_S) else self._put(attended_S)
+        adapters_R = self._adapters(batch, tokens_R)
+        offsets, longest = self._put(cu_seqlens), int(lengths_S.max())
+        return AttentionLayout(offsets, groups, tokens_R.size, longest, num_keys_S, adapters_R=adapters_R, sources=sources)
 
     def _put_together(
-        self,
-        batch: Batch,
-        hidden_RD: Tensor,
-        tokens_R: NDArray[np.integer],
-        starts: dict[_Prefix, int],
-        prefix_B: Sequence[_Prefix | None],
+        self, batch: Batch, hidden_RD: Tensor, tokens_R: IntArray, starts: dict[_Prefix, int], prefix_B: list[_Prefix | None]
     ) -> Tensor:
         """Return the hidden states of all tokens: computed rows, and those of cached prefixes."""
         cached = list({prefix: None for prefix in prefix_B if prefix is not None and prefix.cached is not None})
@@ -230,18 +260,3 @@ def _in_step(between: Callable[[], None]) -> Callable[[], None]:
         between()
 
     return wait
-
-
-def _runs(items: Sequence[object]) -> list[tuple[int, int]]:
-    """Return the bounds of each run of equal items."""
-    starts = [i for i, item in enumerate(items) if i == 0 or item != items[i - 1]]
-    return list(pairwise([*starts, len(items)]))
-
-
-def _pad(array_T: NDArray[Any], num_rows: int) -> Int32Array:
-    """Return the numbers, with zeros up to a number of rows."""
-    if array_T.size == num_rows:
-        return array_T
-    padded_R = np.zeros(num_rows, np.int32)
-    padded_R[: array_T.size] = array_T
-    return padded_R

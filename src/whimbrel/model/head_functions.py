@@ -1,6 +1,6 @@
 """Loading of heads: functions from rows to rows, in float32.
 
-The scores of all tokens for all entries of a vocabulary would be by far the largest tensor of a batch. So `Decoder` has blocks
+The scores of all tokens for all entries of a vocabulary would be by far the largest tensor of a batch. So a decoder has blocks
 of columns, and the scores of a block are pooled before the next block runs. Sources:
 sentence_transformers/sparse_encoder/modules/{splade_pooling,sparse_auto_encoder}.py (6.2) and, for SPLADE,
 splade/models/transformer_rep.py of naver/splade.
@@ -8,8 +8,6 @@ splade/models/transformer_rep.py of naver/splade.
 Shapes: R rows, I input columns, D columns, P texts, V vocabulary entries, W columns of a block, K largest latents.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Final, cast
 import torch
 from torch import Tensor
 
-from whimbrel.model.ops.activations import in_blocks
+from whimbrel.model.activations import in_blocks
 from whimbrel.model.ops.linear import Linear, Norm
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.pooling import HeadFunction, LoadedHead, guard_rows, normalize, segment_reduce
@@ -33,18 +31,9 @@ _EPS: Final = 1e-5
 
 
 def load_head(
-    head: Head,
-    folder: Path,
-    main: Weights,
-    device: torch.device,
-    dtype: torch.dtype,
-    *,
-    quantization: Quantization | None = None,
+    head: Head, folder: Path, main: Weights, device: torch.device, dtype: torch.dtype, *, quantization: Quantization | None
 ) -> LoadedHead:
-    """Load one head. `main` are the transformer's weights; `dtype` and `quantization` apply to MlmHead only.
-
-    Raises CheckpointError.
-    """
+    """Load a head. `main` are the model's weights; `dtype` and `quantization` apply to MlmHead only. Raises CheckpointError."""
     match head:
         case MlmHead():
             loaded = _decoder(head, main, device, dtype, quantization)
@@ -92,55 +81,47 @@ def _logit_score(head: LogitScore, weights: Weights, device: torch.device) -> He
     return Linear(weight.to(device), None)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Decoder:
-    """SPLADE decoder: rows (R, in) and the number of rows of each text -> (P, out) in float32.
+def _decoder(
+    head: MlmHead, weights: Weights, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
+) -> LoadedHead:
+    """Load a SPLADE decoder: rows (R, in) and the number of rows of each text -> (P, out) in float32.
 
-    The rows of the texts are consecutive; further rows are ignored. `blocks` score consecutive ranges of entries.
+    The rows of the texts are consecutive; further rows are ignored.
     """
+    width = head.out_features
+    name = head.table if head.table is not None and not weights.has(head.weight) else head.weight
+    weight_VD = weights.take(name, width, head.in_features)
+    bias_V = None
+    if head.biases:
+        bias_V = weights.take(next((each for each in head.biases if weights.has(each)), head.biases[0]), width)
+    blocks: dict[int, Linear] = {}  # by the first entry of each
+    for start in range(0, width, _BLOCK):
+        block = slice(start, start + _BLOCK)
+        bias = None if bias_V is None else bias_V[block].to(device, dtype)
+        blocks[start] = Linear(weight_VD[block].to(device, dtype), bias, quantization=quantization)
 
-    head: MlmHead
-    blocks: Sequence[Linear]
-    dtype: torch.dtype
-
-    def __call__(self, x_RD: Tensor, lengths_P: Tensor) -> Tensor:
-        width = self.head.out_features
-        pool = adjacent_max if self.head.strategy == "max" else self._sum
-        x_RD = x_RD.to(self.dtype)
-        rows_PV = torch.zeros((lengths_P.shape[0], width + -width % _ALIGN), device=x_RD.device)
-        for number, block in enumerate(self.blocks):
-            scores_PW = pool(block(x_RD), lengths_P)
-            rows_PV[:, number * _BLOCK : number * _BLOCK + scores_PW.shape[1]] = scores_PW
-        if self.head.strategy == "max":  # after the maximum: the function is monotonic
-            self._saturate(rows_PV)
-        return rows_PV[:, :width]
-
-    def _sum(self, scores_RW: Tensor, lengths_P: Tensor) -> Tensor:
-        ends_P = lengths_P.cumsum(0)
-        return segment_reduce(in_blocks(self._saturate, scores_RW.float()), ends_P - lengths_P, ends_P, "sum")
-
-    def _saturate(self, x: Tensor) -> Tensor:
+    def saturate(x: Tensor) -> Tensor:
         x.relu_()
-        for _ in range(self.head.num_logs):
+        for _ in range(head.num_logs):
             x.log1p_()
         return x
 
+    def sums(scores_RW: Tensor, lengths_P: Tensor) -> Tensor:
+        ends_P = lengths_P.cumsum(0)
+        return segment_reduce(in_blocks(saturate, scores_RW.float()), ends_P - lengths_P, ends_P, "sum")
 
-def _decoder(
-    head: MlmHead, weights: Weights, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
-) -> Decoder:
-    rows, columns = head.out_features, head.in_features
-    name = head.table if head.table is not None and not weights.has(head.weight) else head.weight
-    weight_VD = weights.take(name, rows, columns)
-    bias_V = None
-    if head.biases:
-        bias_V = weights.take(next((each for each in head.biases if weights.has(each)), head.biases[0]), rows)
-    blocks: list[Linear] = []
-    for start in range(0, rows, _BLOCK):
-        block = slice(start, start + _BLOCK)
-        bias = None if bias_V is None else bias_V[block].to(device, dtype)
-        blocks.append(Linear(weight_VD[block].to(device, dtype), bias, quantization=quantization))
-    return Decoder(head, blocks, dtype)
+    def decode(x_RD: Tensor, lengths_P: Tensor) -> Tensor:
+        pool = adjacent_max if head.strategy == "max" else sums
+        x_RD = x_RD.to(dtype)
+        rows_PV = torch.zeros((lengths_P.shape[0], width + -width % _ALIGN), device=x_RD.device)
+        for start, block in blocks.items():
+            scores_PW = pool(block(x_RD), lengths_P)
+            rows_PV[:, start : start + scores_PW.shape[1]] = scores_PW
+        if head.strategy == "max":  # after the maximum: the function is monotonic
+            saturate(rows_PV)
+        return rows_PV[:, :width]
+
+    return decode
 
 
 def _sparse_autoencoder(head: SparseAutoencoder, folder: Path, device: torch.device) -> HeadFunction:

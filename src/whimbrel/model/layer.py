@@ -1,4 +1,4 @@
-"""A layer of a transformer, and its parts. `transformer.py` loads them.
+"""A layer of a transformer, its parts, and layers that run in one call of our own kernels. `transformer.py` loads them.
 
 Shapes: R rows, D model width, N query heads, K key heads, H head width, F rotary frequencies. In LoRA tensors, K columns of all
 adapters.
@@ -6,7 +6,8 @@ adapters.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -14,11 +15,11 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.fallback.row_blocks import MAX_BLOCK
-from whimbrel.model.kernels.library import FUSED, kernels
-from whimbrel.model.layer_call import LayerCall, LayerParts
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
+from whimbrel.model.kernels import structs
+from whimbrel.model.kernels.library import FUSED, KIND_NUMBERS, Kernels, kernels
+from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, reach_of
 from whimbrel.model.ops.linear import Linear, Norm, gate
-from whimbrel.model.ops.positions import Angles, norm_and_rotate
+from whimbrel.model.ops.positions import Angles, Bias, norm_and_rotate
 from whimbrel.types.heads import Activation
 
 
@@ -98,6 +99,40 @@ class FeedForward:
         return self.down(x if self.gate is None else gate(x, self.gate), lora_mask_RK)
 
 
+class LayerCall:
+    """Layers that run in one call, one after another, with the bits of the calls that it stands for.
+
+    A call from Python costs some 17 microseconds with cold caches, which for one short text is a quarter of its time.
+    `native/layer.h` runs it.
+    """
+
+    def __init__(self, own: Kernels, layers: Sequence[structs.Layer], bias: Bias | None) -> None:
+        """All layers have the same bias. Their parts must stay as they are, and outlive this object."""
+        self._run = own.call.layers
+        self.layers = (structs.Layer * len(layers))(*layers)
+        self.bias = bias
+
+    def __call__(self, x_RD: Tensor, layout: AttentionLayout, angles: Sequence[Angles | None]) -> Tensor:
+        """Return the result for rows in float32, all of which belong to seqs of `layout`. Raises MemoryError.
+
+        `angles` are those of each rotary embedding of the model, not interleaved.
+        """
+        num_rows = x_RD.shape[0]
+        assert x_RD.dtype == torch.float32
+        assert num_rows == layout.num_tokens
+        x_RD = x_RD.contiguous()
+        out_RD = torch.empty_like(x_RD)
+        seqs_B5 = layout.kernel_seqs
+        rotations = (structs.Rotation * len(angles))(*map(structs.rotation, angles))
+        band_ND = None if self.bias is None else self.bias.band(reach_of(seqs_B5))
+        batch = structs.Batch(
+            num_rows, len(seqs_B5), seqs_B5.ctypes.data, ctypes.addressof(rotations), *structs.band_fields(band_ND)
+        )
+        if self._run(self.layers, len(self.layers), x_RD.data_ptr(), ctypes.byref(batch), out_RD.data_ptr()):
+            raise MemoryError("a layer needs more memory than there is")
+        return out_RD
+
+
 @dataclass(slots=True, eq=False)
 class Layer:
     """Attention and what follows it, each added to the residual stream. A norm that is None is none."""
@@ -132,8 +167,8 @@ class Layer:
             out_RD[rows] = self._feed_forward(x_RD[rows], None if lora_mask_RK is None else lora_mask_RK[rows])
         return out_RD
 
-    def join_parts(self) -> LayerParts | None:
-        """Run as one call from now on, where our own kernels have all parts, and return these; else None.
+    def join_parts(self) -> LayerCall | None:
+        """Run as one call from now on, where our own kernels have all parts, and return it; else None.
 
         Weights in int8 must be rounded by now.
         """
@@ -143,18 +178,24 @@ class Layer:
         qkv, out, up, down = (each.packed for each in (mix.qkv, mix.out, mlp.up, mlp.down))
         if qkv is None or out is None or up is None or down is None:
             return None
-        if mix.whole_norm is not None or mix.scores.softcap is not None:
+        if mix.whole_norm is not None or mix.scores.softcap is not None or mlp.gate not in (None, *FUSED):
             return None
-        if mlp.gate is not None and mlp.gate not in FUSED:
-            return None
-        parts = LayerParts(
-            mix.qkv.out_dtype, self.attention_in, qkv, mix.head_norm_NH, mix.eps,
-            mix.num_heads, mix.num_kv_heads, mix.head_width, mix.scores, mix.rotary, out,
-            self.attention_out, self.attention_inner_sum, self.attention_sum,
-            self.mlp_in, up, mlp.gate, down, self.mlp_out, self.mlp_sum,
+        scores, dtype = mix.scores, mix.qkv.out_dtype
+        layer = structs.Layer(
+            dtype == torch.bfloat16, _structure(self.attention_in), qkv.product, structs.address(mix.head_norm_NH), mix.eps,
+            mix.num_heads, mix.num_kv_heads, mix.head_width, KIND_NUMBERS[own.attention_kind(dtype)],
+            scores.scale, scores.causal, -1 if scores.window is None else scores.window,
+            None if scores.tables is None else scores.tables.address, mix.rotary,
+            out.product, *map(_structure, (self.attention_out, self.attention_inner_sum, self.attention_sum, self.mlp_in)),
+            up.product, -1 if mlp.gate is None else FUSED[mlp.gate],
+            down.product, _structure(self.mlp_out), _structure(self.mlp_sum),
         )  # fmt: skip
-        self._call = LayerCall(own, [parts])
-        return parts
+        self._call = LayerCall(own, [layer], scores.bias)
+        return self._call
+
+
+def _structure(norm: Norm | None) -> structs.Norm:
+    return structs.Norm() if norm is None else norm.structure()
 
 
 def _normed(norm: Norm | None, x_RD: Tensor) -> Tensor:

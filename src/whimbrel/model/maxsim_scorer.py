@@ -24,13 +24,13 @@ from torch import Tensor
 
 from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
 from whimbrel.model.ops.memory import memory_errors
-from whimbrel.model.ops.token_vectors import TokenVectors, to_tensor
+from whimbrel.model.ops.token_vectors import TokenVectors
 from whimbrel.outputs.finishers import Finisher, Step, checked_scores, stored_bytes
 from whimbrel.outputs.multi_vector import pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import BatchOutput, DeviceRows
 from whimbrel.outputs.stored_vectors import StoredVectors, entry_bounds, quantization_scale, to_float32
-from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.arrays import Float32Array, Int64Array, IntArray
 from whimbrel.types.batch import offsets_of, ranges
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Outputs, Ragged
@@ -45,10 +45,10 @@ _STEP_TEXTS: Final = 128
 class TokenRows:
     """Token vectors of some texts: texts_N[i] has rows starts_N[i] to ends_N[i]."""
 
-    texts_N: NDArray[np.integer]
+    texts_N: IntArray
     rows_XD: Tensor
-    starts_N: NDArray[np.integer]
-    ends_N: NDArray[np.integer]
+    starts_N: IntArray
+    ends_N: IntArray
     scale: float = 1.0
 
     def to_device(self, device: torch.device) -> TokenVectors:
@@ -116,7 +116,7 @@ class MaxSimScorer(Finisher):
         steps, self._steps = self._steps, []
         return steps
 
-    def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> list[Step]:
+    def add(self, batch: BatchOutput, seqs_B: IntArray, seqs_S: IntArray) -> list[Step]:
         poolings, query_poolings = self._comparison.poolings, self._comparison.query_poolings
         if not poolings and not query_poolings:
             return self._add_pooled(batch, seqs_B, seqs_S, ())
@@ -127,7 +127,7 @@ class MaxSimScorer(Finisher):
         ]
 
     def _add_pooled(
-        self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer], poolings: Sequence[TokenPooling]
+        self, batch: BatchOutput, seqs_B: IntArray, seqs_S: IntArray, poolings: Sequence[TokenPooling]
     ) -> list[Step]:
         offsets_B1, rows = batch.selections["multi_vector"].offsets_B1, batch.rows["multi_vector"]
         vectors_XD: Any = (rows.rows_PD if isinstance(rows, DeviceRows) else cast(Float32Array, rows))[:, : self._width]
@@ -146,9 +146,7 @@ class MaxSimScorer(Finisher):
         return self._response
 
     @memory_errors()
-    def add_rows(
-        self, rows_XD: Any, texts: NDArray[np.integer], starts: NDArray[np.integer], ends: NDArray[np.integer]
-    ) -> list[Step]:
+    def add_rows(self, rows_XD: Any, texts: IntArray, starts: IntArray, ends: IntArray) -> list[Step]:
         """Add computed texts: texts[i] has rows starts[i] to ends[i], which the caller may overwrite afterwards.
 
         Rows are an array, or a tensor on any device; scoring runs on a GPU if one side is on it. Each text is added once.
@@ -214,12 +212,12 @@ class MaxSimScorer(Finisher):
             texts_N = np.arange(first, first + len(block), dtype=np.int64)
             starts_N, ends_N = block.offsets_N1[:-1], block.offsets_N1[1:]
             if len(block) and self._by_query.has(texts_N[:1])[0]:
-                self._queries |= TokenRows(texts_N, to_tensor(to_float32(block)), starts_N, ends_N).copy()
+                self._queries |= TokenRows(texts_N, torch.as_tensor(to_float32(block)), starts_N, ends_N).copy()
                 self._has_query[texts_N] = True
                 continue
             for texts in _split_steps(block.offsets_N1, block.rows_XD.nbytes // max(1, len(block.rows_XD))):
                 scale = float(quantization_scale(block))
-                load = partial(TokenRows, texts_N[texts], to_tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
+                load = partial(TokenRows, texts_N[texts], torch.as_tensor(block.rows_XD), starts_N[texts], ends_N[texts], scale)
                 yield partial(self._score_all, load)
 
     def _cached_steps(self, cached: Mapping[int, Tensor]) -> Iterable[Step]:
@@ -235,7 +233,7 @@ class MaxSimScorer(Finisher):
         self._score_pairs(self._by_document.pairs_of(documents.texts_N), documents)
 
 
-def _split_steps(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]:
+def _split_steps(offsets_N1: IntArray, row_bytes: int) -> list[slice]:
     ends = offsets_N1[1:] * row_bytes
     if not ends.size:
         return []
@@ -245,22 +243,22 @@ def _split_steps(offsets_N1: NDArray[np.integer], row_bytes: int) -> list[slice]
 
 
 class _Index:
-    def __init__(self, texts_P: NDArray[np.integer]) -> None:
+    def __init__(self, texts_P: IntArray) -> None:
         self._order_P = np.argsort(texts_P, kind="stable")
         self._sorted_P = texts_P[self._order_P]
 
-    def has(self, texts_N: NDArray[np.integer]) -> NDArray[np.bool_]:
+    def has(self, texts_N: IntArray) -> NDArray[np.bool_]:
         starts_N, ends_N = self._bounds(texts_N)
         return ends_N > starts_N
 
-    def pairs_of(self, texts_N: NDArray[np.integer]) -> Int64Array:
+    def pairs_of(self, texts_N: IntArray) -> Int64Array:
         return self._order_P[ranges(*self._bounds(texts_N))]
 
-    def _bounds(self, texts_N: NDArray[np.integer]) -> tuple[Int64Array, Int64Array]:
+    def _bounds(self, texts_N: IntArray) -> tuple[Int64Array, Int64Array]:
         return np.searchsorted(self._sorted_P, texts_N, "left"), np.searchsorted(self._sorted_P, texts_N, "right")
 
 
-def _stack(texts_N: NDArray[np.integer], rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
+def _stack(texts_N: IntArray, rows: Mapping[int, Tensor], scale: float = 1.0) -> TokenRows:
     blocks = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(block) for block in blocks])
     rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])

@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from whimbrel.model.activations import in_blocks
 from whimbrel.model.kernels.library import kernels_for
-from whimbrel.model.ops.activations import in_blocks
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.outputs.rows import RowSelection
 from whimbrel.types.card import Output, PoolingMode
@@ -29,7 +29,7 @@ Put: TypeAlias = Callable[[NDArray[Any]], Tensor]
 HeadFunction: TypeAlias = Callable[[Tensor], Tensor]
 """(R, in) -> (R, out), where R is a result of `round_up_rows`."""
 LoadedHead: TypeAlias = Callable[..., Tensor]
-"""HeadFunction; for an MlmHead, a `Decoder`; for a SpanHead, a `SpanScorer`."""
+"""HeadFunction; for an MlmHead, also of the number of rows of each text; for a SpanHead, a `SpanScorer`."""
 
 
 class Pooling:

@@ -32,16 +32,16 @@ from whimbrel.errors import Unavailable
 from whimbrel.model.cpu import cpu
 from whimbrel.model.fallback.prepacked import prepacked_problem, version_note
 from whimbrel.model.fallback.trials import loading
-from whimbrel.model.forward import Forward
+from whimbrel.model.forward import Forward, PrefixCache
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.kernels.team import Team, num_helpers
 from whimbrel.model.load import load_model
+from whimbrel.model.ops.attention import LayerHook
 from whimbrel.model.ops.linear import takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.pooling import Pooling
-from whimbrel.model.prefix_cache import PrefixCache
 from whimbrel.model.transformer import Transformer
 from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection, to_host
 from whimbrel.types.batch import Batch
@@ -82,22 +82,16 @@ class Runner:
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             quantization = self._quantization = Quantization() if plan.dtype == "int8" else None
             dtype: torch.dtype = torch.float32 if quantization is not None else getattr(torch, plan.dtype)
-            folder = checkpoint.folder
-            load = partial(
-                load_model, folder, device=self._device, dtype=dtype, quantization=quantization, sha256=checkpoint.sha256
-            )
+            load = partial(load_model, checkpoint.folder, device=self._device, dtype=dtype, sha256=checkpoint.sha256)
             self._cards = card.towers or (card,)
             by_path = {tower.path: replace(tower, towers=card.towers) for tower in self._cards}  # towers may share a model
-            loaded = {path: load(tower) for path, tower in by_path.items()}
+            loaded = {path: load(tower, quantization=quantization) for path, tower in by_path.items()}
             self.prefix_cache = PrefixCache(plan.prefix_cache_bytes, model=plan.served_name)
             self._models = [loaded[tower.path][0] for tower in self._cards]
             own_products = takes_any_rows(dtype, self._device) and all(isinstance(each, Transformer) for each in self._models)
+            piece_tokens = plan.max_batch_tokens if plan.chunked_prefill else None
             self._forward = Forward(
-                self._models,
-                self._put,
-                self.prefix_cache,
-                piece_tokens=plan.max_batch_tokens if plan.chunked_prefill else None,
-                any_rows=own_products,
+                self._models, self._put, self.prefix_cache, piece_tokens=piece_tokens, any_rows=own_products
             )
             self._poolings = [
                 {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}
@@ -108,7 +102,7 @@ class Runner:
                     if "multi_vector" in tower.outputs and tower.list_template is None:
                         find_tile_products(tower.output("multi_vector").width)
         own, helpers = kernels() if self._copies is None else None, num_helpers(plan.num_lanes)
-        self._team = Team(own, helpers, _lower_priority) if own is not None and helpers and own_products else None
+        self._team = Team(own.call, helpers, _lower_priority) if own is not None and helpers and own_products else None
         self._multiplications = [12 * len(each.encoder.layers) * each.encoder.hidden_size**2 for each in self._cards]
         """About those of each token, by tower."""
         self.unstable: Sequence[str] = unstable
@@ -137,7 +131,7 @@ class Runner:
             torch.cuda.set_device(self._device)
 
     def launch(
-        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None = None
+        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: LayerHook = None
     ) -> LaunchedBatch:
         """Run a batch. Raises MemoryError, or Unavailable if the device is lost.
 
@@ -156,9 +150,7 @@ class Runner:
             return self._map_errors(lambda: self._launch(batch, selections, None if small else between))
 
     @torch.inference_mode()
-    def _launch(
-        self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: Callable[[], None] | None
-    ) -> LaunchedBatch:
+    def _launch(self, batch: Batch, selections: Mapping[OutputName, RowSelection], between_layers: LayerHook) -> LaunchedBatch:
         hidden_RD = self._forward(batch, between_layers)
         poolings = self._poolings[batch.tower]
         rows: dict[OutputName, Tensor] = {
@@ -233,22 +225,19 @@ class Runner:
 def probe() -> Hardware:
     """Return the resources that this process may use."""
     gpus = tuple(f"cuda:{i}" for i in range(torch.cuda.device_count()))
-    has_bfloat16 = bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0)
     processor = cpu()  # before the self-test, which makes oneDNN's first primitive
     version = str(torch.__version__)  # of a class of its own
-    note = version_note(version, prepacked_problem())
     limits = read_limits()
-    gpu_memory = int(cast(Any, torch.cuda).get_device_properties(0).total_memory) if gpus else 0
     return Hardware(
         limits.usable_cores,
         processor,
         own.name if (own := kernels()) is not None else "",
         gpus,
-        has_bfloat16,
+        bool(gpus) and torch.cuda.get_device_capability(0) >= (8, 0),
         torch=version,
-        torch_note=note,
+        torch_note=version_note(version, prepacked_problem()),
         memory=limits.usable_memory,
-        gpu_memory=gpu_memory,
+        gpu_memory=int(cast(Any, torch.cuda).get_device_properties(0).total_memory) if gpus else 0,
     )
 
 

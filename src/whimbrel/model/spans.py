@@ -25,9 +25,7 @@ class SpanScorer:
 
     def __init__(self, head: SpanHead, weights: Weights, device: torch.device) -> None:
         width = head.width
-        self._max_words = head.max_words
-        self._num_lstms = head.num_lstms
-        self._width = width
+        self._head = head
         self._project: list[HeadFunction] = []
         if head.in_features != width:
             self._project = [_linear(weights, device, "token_rep_layer.projection", (width, head.in_features))]
@@ -46,25 +44,21 @@ class SpanScorer:
             words, end = start + num_labels, start + num_labels + num_words
             if num_words:
                 logits = self._score(x_PD[start:words], x_PD[words:end]).flatten()
-                scores.append(
-                    torch.where(activated_P[start], logits.sigmoid(), logits).masked_fill_(~logits.isfinite(), torch.nan)
-                )
+                found = torch.where(activated_P[start], logits.sigmoid(), logits)
+                scores.append(found.masked_fill_(~logits.isfinite(), torch.nan))
             start = end
         return torch.cat(scores)[:, None]
 
     def _score(self, labels_CD: Tensor, words_WD: Tensor) -> Tensor:
-        words_WD = self._read(words_WD.clone())
+        if layers := self._head.num_lstms:
+            state = words_WD.new_zeros(2 * layers, 1, self._head.width // 2)
+            (words_WD,), _, _ = torch.lstm(
+                words_WD.clone()[None], (state, state), self._lstm, True, layers, 0.0, False, True, True
+            )
         starts_WD, ends_WD = apply_heads(words_WD, [self._starts]), apply_heads(words_WD, [self._ends])
-        spans_S2 = torch.tensor(word_spans(len(words_WD), self._max_words), device=words_WD.device)
+        spans_S2 = torch.tensor(word_spans(len(words_WD), self._head.max_words), device=words_WD.device)
         both_SD = torch.cat((starts_WD[spans_S2[:, 0]], ends_WD[spans_S2[:, 1]]), dim=1).relu()
         return apply_heads(both_SD, [self._both]) @ apply_heads(labels_CD, [self._labels]).clone().T
-
-    def _read(self, words_WD: Tensor) -> Tensor:
-        if not self._num_lstms:
-            return words_WD
-        state = words_WD.new_zeros(2 * self._num_lstms, 1, self._width // 2)
-        read_1WD, _, _ = torch.lstm(words_WD[None], (state, state), self._lstm, True, self._num_lstms, 0.0, False, True, True)
-        return read_1WD[0]
 
 
 def _linear(

@@ -11,7 +11,7 @@ Shapes: R rows, D model width, N query heads, K key heads or taps, H head width,
 columns of all adapters.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -21,9 +21,8 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.experts import load_experts
 from whimbrel.model.kernels.library import kernels, kernels_for
 from whimbrel.model.latent import load_latent
-from whimbrel.model.layer import Attention, FeedForward, Layer, Mixer, Mlp, Rows, added
-from whimbrel.model.layer_call import LayerCall
-from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
+from whimbrel.model.layer import Attention, FeedForward, Layer, LayerCall, Mixer, Mlp, Rows, added
+from whimbrel.model.ops.attention import AttentionLayout, LayerHook, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
 from whimbrel.model.ops.linear import Norm
 from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
@@ -39,13 +38,7 @@ class Transformer:
     """Loaded transformer, called as `load.Model`."""
 
     def __init__(
-        self,
-        spec: Encoder,
-        weights: Weights,
-        *,
-        device: torch.device,
-        dtype: torch.dtype,
-        quantization: Quantization | None = None,
+        self, spec: Encoder, weights: Weights, *, device: torch.device, dtype: torch.dtype, quantization: Quantization | None
     ) -> None:
         """`quantization` takes all linear layers."""
         self._spec = spec
@@ -79,21 +72,19 @@ class Transformer:
 
     def join_parts(self) -> None:
         """Run each layer as one call, or all of them, where our own kernels have all parts. Weights in int8 must be rounded."""
-        parts = [layer.join_parts() for layer in self._layers]
-        joined, own = [each for each in parts if each is not None], kernels()
-        whole = joined and len(joined) == len(parts) and self._neighbours is None
-        self._whole = LayerCall(own, joined) if own is not None and whole else None
+        calls = [call for layer in self._layers if (call := layer.join_parts()) is not None]
+        own, is_whole = kernels(), len(calls) == len(self._layers) and self._neighbours is None
+        self._whole = None
+        if own is not None and calls and is_whole:
+            self._whole = LayerCall(own, [layer for call in calls for layer in call.layers], calls[0].bias)
 
     def __call__(
-        self,
-        ids_R: Tensor,
-        positions_R: Tensor,
-        type_ids_R: Tensor,
-        layout: AttentionLayout,
-        between_layers: Callable[[], None] | None = None,
+        self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, layout: AttentionLayout, between_layers: LayerHook = None
     ) -> Tensor:
         """Return the hidden states of the last layer, (R, D) in float32. Layers are one call if nothing runs between."""
-        lora_mask_RK = self._lora_mask(layout)
+        lora_mask_RK = None  # else true at the columns of other adapters than a row's own
+        if layout.adapters_R is not None and self._lora_columns_K is not None:
+            lora_mask_RK = layout.adapters_R[:, None] != self._lora_columns_K
         x_RD = self._embed(ids_R, positions_R, type_ids_R, lora_mask_RK)
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
         rows = Rows(positions_R, layout, angles, lora_mask_RK)
@@ -103,33 +94,20 @@ class Transformer:
             x_RD = self._run_layers(x_RD, rows, between_layers)
         return x_RD if self._final is None else self._final(x_RD)
 
-    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: Callable[[], None] | None) -> Tensor:
+    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: LayerHook) -> Tensor:
         pieces, embedded_RD = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces], x_RD
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
-            if pieces:
-                self._run_in_pieces(layer, x_RD, pieces, between_layers)
-            else:
+            for part, piece in pieces:  # in place and in order: a piece attends to the keys of those before it
+                if between_layers is not None and part.start > 0:
+                    between_layers()
+                x_RD[part] = layer(x_RD[part], piece)
+            if not pieces:
                 x_RD = layer(x_RD, rows)
             if number == 0 and self._neighbours is not None:
                 x_RD = self._neighbours(embedded_RD, x_RD, rows)
         return x_RD
-
-    def _run_in_pieces(
-        self, layer: Layer, x_RD: Tensor, pieces: Sequence[tuple[slice, Rows]], between_pieces: Callable[[], None] | None
-    ) -> None:
-        """Run a layer piece by piece, in place and in order. A piece attends to the keys of those before it."""
-        for part, rows in pieces:
-            if between_pieces is not None and part.start > 0:
-                between_pieces()
-            x_RD[part] = layer(x_RD[part], rows)
-
-    def _lora_mask(self, layout: AttentionLayout) -> Tensor | None:
-        """Return the mask of LoRA columns of other adapters than a row's own; None if no row uses an adapter."""
-        if layout.adapters_R is None or self._lora_columns_K is None:
-            return None
-        return layout.adapters_R[:, None] != self._lora_columns_K
 
     def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         own = kernels_for(ids_R)
@@ -177,14 +155,10 @@ class Transformer:
 
     def _attention(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Mixer:
         spec, parts = self._spec, self._parts
+        scale = spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale
+        tables = self._position_tables(i)
         scores = ScoreOptions(
-            spec.head_width**-0.5 if spec.score_scale is None else spec.score_scale,
-            causal=spec.causal,
-            window=layer.window,
-            softcap=spec.softcap,
-            bias=bias,
-            tables=self._position_tables(i),
-            layer=i,
+            scale, causal=spec.causal, window=layer.window, softcap=spec.softcap, bias=bias, tables=tables, layer=i
         )
         if spec.latent is not None:
             return load_latent(parts, spec.latent, i, scores, rotary)
@@ -205,7 +179,7 @@ class Transformer:
 
     def _convolution(self, i: int, width: int) -> Mixer:
         """Load a gated short convolution. It sees all tokens, also those that are not attended to."""
-        spec, parts, columns, at = self._spec, self._parts, self._spec.hidden_size, (self._parts.names.conv or "").format(i=i)
+        spec, parts, columns, at = self._spec, self._parts, self._spec.hidden_size, f"layers.{i}.conv"
         gates = parts.linear([f"{at}.in_proj"], [3 * columns], columns, bias=spec.conv_bias)
         out = parts.linear([f"{at}.out_proj"], [columns], columns, bias=spec.conv_bias)
         taps_KD = parts.take(f"{at}.conv.weight", columns, 1, width)[:, 0].T.contiguous()
@@ -281,7 +255,7 @@ class Transformer:
         if spec.disentangled is None:
             return None
         positions_PD = parts.table(parts.names.relative or "", 2 * spec.disentangled.span, spec.hidden_size)
-        if spec.disentangled.normed and (norm := parts.norm(parts.names.relative_norm, spec.hidden_size)) is not None:
+        if spec.disentangled.normed and (norm := parts.norm("encoder.LayerNorm", spec.hidden_size)) is not None:
             positions_PD = F.layer_norm(positions_PD, norm.weight_D.shape, norm.weight_D, norm.bias_D, norm.eps)
         return positions_PD, row_of_distances(spec.disentangled, spec.max_positions).to(parts.device)
 
@@ -299,19 +273,19 @@ class Transformer:
             raise CheckpointError(message, file="adapter_model.safetensors", key=queries)
         positions_PD, row_M = self._relative
 
-        def table(own: str | None, shared: str) -> Tensor:
-            name, width = shared if is_shared or own is None else own.format(i=i), spec.num_heads * spec.head_width
+        def table(own: str, shared: str) -> Tensor:
+            name, width = shared if is_shared else f"encoder.layer.{i}.attention.self.{own}", spec.num_heads * spec.head_width
             weight, bias = parts.take(f"{name}.weight", width, spec.hidden_size), parts.take(f"{name}.bias", width)
             return F.linear(positions_PD, weight, bias).view(-1, spec.num_heads, spec.head_width).transpose(0, 1).contiguous()
 
         return PositionTables(
-            table(names.relative_keys, keys) if of.of_keys else None,
-            table(names.relative_queries, queries) if of.of_queries else None,
+            table("pos_key_proj", keys) if of.of_keys else None,
+            table("pos_query_proj", queries) if of.of_queries else None,
             row_M,
         )
 
     def _load_neighbours(self, spec: NeighbourLayer) -> Callable[[Tensor, Tensor, Rows], Tensor]:
-        parts, at, width = self._parts, self._parts.names.neighbours, self._spec.hidden_size
+        parts, at, width = self._parts, "encoder.conv", self._spec.hidden_size
         weight_DDK = parts.take(f"{at}.conv.weight", width, width, spec.width)
         bias = parts.take(f"{at}.conv.bias", width).to(parts.dtype)
         weight = weight_DDK.transpose(1, 2).reshape(width, -1).to(parts.dtype)

@@ -26,14 +26,7 @@ from whimbrel.errors import CheckpointError
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _PICKLE = "pytorch_model.bin"
-
-
-_DTYPES: Final[Mapping[str, torch.dtype]] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+_DTYPES: Final = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 """Name of a dtype in safetensors -> dtype, for those whose tensors are weights."""
 
 
@@ -80,12 +73,11 @@ class Weights(ExitStack[None]):
         return self._check(self._require(name), tensor, tensor.shape, shape)
 
     def take_rows(self, name: str, rows: Sequence[int], *shape: int) -> Tensor:
-        """Return rows of the matrix called `name`, in float32, without reading the others. Raises CheckpointError."""
+        """Return rows of a matrix that is in no pickle, in float32, without reading the others. Raises CheckpointError."""
         full = self._require(name)
-        part: Any = self._pickled[full] if full in self._pickled else self._handle_of[full].get_slice(full)
-        stored_shape = part.shape if full in self._pickled else part.get_shape()
+        part: Any = self._handle_of[full].get_slice(full)
         found = torch.cat([cast(Tensor, part[row : row + 1]) for row in rows])
-        return self._check(full, found.to("meta") if self._on_meta else found, stored_shape, shape)
+        return self._check(full, found.to("meta") if self._on_meta else found, part.get_shape(), shape)
 
     def _require(self, name: str) -> str:
         full = self._find_name(name)

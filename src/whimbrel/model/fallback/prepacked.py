@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.types.heads import Activation
 
 TRIED_VERSIONS: Final = ("2.13", "2.14", "2.15")
@@ -32,12 +33,6 @@ EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
 }
 """Activations that oneDNN applies in the epilogue: (attribute, algorithm)."""
 
-_REFERENCES: Final[Mapping[Activation, Callable[[Tensor], Tensor]]] = {
-    "identity": lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
-}
 _TOLERANCES: Final = {torch.float32: 1e-4, torch.bfloat16: 0.05}
 
 
@@ -97,7 +92,7 @@ def _agrees(dtype: torch.dtype, activation: Activation, *, has_bias: bool) -> bo
     bias_O = torch.linspace(-1, 1, 32).to(dtype) if has_bias else None
     found_RO = packed_linear(weight_OI, bias_O, activation, num_rows=4)(x_RI)
     bias = None if bias_O is None else bias_O.float()
-    expected_RO = _REFERENCES[activation](F.linear(x_RI.float(), weight_OI.float(), bias))
+    expected_RO = ACTIVATIONS[activation](F.linear(x_RI.float(), weight_OI.float(), bias))
     tolerance = _TOLERANCES[dtype]
     return found_RO.dtype == dtype and torch.allclose(found_RO.float(), expected_RO, rtol=tolerance, atol=tolerance)
 

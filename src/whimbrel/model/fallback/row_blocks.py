@@ -8,19 +8,13 @@ equal results form a class. One class is chosen, and every number of rows then r
 The choice depends on the classes only, never on a timing, so replicas and restarts agree.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Final, TypeAlias
+from typing import Final
 
 from whimbrel.types.batch_memory import MAX_BLOCK
-
-Trial: TypeAlias = Callable[[int], Hashable | None]
-"""Product of N equal rows: returns a value that is equal for equal bits, or None if the rows of the result differ."""
-
-ShapeTrial: TypeAlias = Callable[[tuple[int, int]], Hashable | None]
-"""Trial for a number of rows and of columns."""
 
 FINE_SIZES: Final = (*range(16, 256, 16), *range(256, MAX_BLOCK + 1, 32))
 """Sizes of batches and of trials. At least 16 rows keep a lone token off matrix-vector kernels."""
@@ -59,12 +53,17 @@ class RowBlocks:
         return tuple((max(0, min(start, num_rows - size)), size) for start, size in zip(starts, chosen, strict=True))
 
 
-def find_row_blocks(candidates: Sequence[int], trial: Trial) -> RowBlocks:
-    """Try a product with all candidate sizes. Return the class of sizes that runs any number of rows at the least cost."""
+def find_row_blocks(candidates: Sequence[int], trial: Callable[[int], Hashable | None]) -> RowBlocks:
+    """Try a product with all candidate sizes. Return the class of sizes that runs any number of rows at the least cost.
+
+    `trial` multiplies N equal rows. It returns a value that is equal for equal bits, or None if the rows of the result differ.
+    """
     return find_shapes([(size, 1) for size in candidates], lambda shape: trial(shape[0])).get(1, RowBlocks(()))
 
 
-def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dict[int, RowBlocks]:
+def find_shapes(
+    candidates: Sequence[tuple[int, int]], trial: Callable[[tuple[int, int]], Hashable | None]
+) -> dict[int, RowBlocks]:
     """Try a product with (rows, columns). Return the row blocks by number of columns, for those whose bits agree."""
     classes: dict[Hashable, dict[int, list[int]]] = {}
     for shape in sorted(candidates):
@@ -72,21 +71,17 @@ def find_shapes(candidates: Sequence[tuple[int, int]], trial: ShapeTrial) -> dic
             classes.setdefault(result, {}).setdefault(shape[1], []).append(shape[0])
     options = [{columns: RowBlocks(tuple(sizes)) for columns, sizes in each.items()} for each in classes.values()]
     widths = {columns for _, columns in candidates}
-    none: dict[int, RowBlocks] = {}
-    return min(options, key=lambda each: _total_cost_of_shapes(each, widths), default=none)
+
+    def cost(rows: dict[int, RowBlocks]) -> float:
+        costs = {columns: _cost_per_row(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
+        return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in widths)
+
+    return min(options, key=cost, default=dict[int, RowBlocks]())
 
 
-def _total_cost(blocks: RowBlocks) -> float:
-    return sum(_cost(blocks.cover(num_rows)) / num_rows for num_rows in (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK))
-
-
-def _total_cost_of_shapes(rows: Mapping[int, RowBlocks], widths: Iterable[int]) -> float:
-    costs = {columns: _total_cost(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
-    return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in widths)
-
-
-def _cost(cover: tuple[tuple[int, int], ...]) -> int:
-    return sum(size + _BLOCK_COST for _, size in cover)
+def _cost_per_row(blocks: RowBlocks) -> float:
+    counts = (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK)
+    return sum(sum(size + _BLOCK_COST for _, size in blocks.cover(num_rows)) / num_rows for num_rows in counts)
 
 
 @lru_cache(maxsize=4096)

@@ -139,14 +139,9 @@ def _submit(kind: Kind[T], threads: Executor) -> Future[T]:
     with _lock:
         known = _found.get(kind)
         if known is None or known.cancelled() or (known.done() and known.exception() is not None):
-            known = _found[kind] = threads.submit(_find, kind)
+            known = _found[kind] = threads.submit(torch.inference_mode()(kind.find))
         return known
 
 
 def _threads(count: int) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(count, "whimbrel-trial", initializer=partial(torch.set_num_threads, 1))
-
-
-@torch.inference_mode()
-def _find(kind: Kind[T]) -> T:
-    return kind.find()

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from functools import cache
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Final, Literal, TypeAlias
 
 import torch
@@ -44,9 +45,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "pack": (None, (_INT, _POINTER, _LONG, _LONG, _POINTER, _POINTER, _POINTER)),
     "linear": (_INT, (_POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER, _INT, _LONG)),
     "lead": (_INT, ()),
-    "leave": (None, ()),
-    "dismiss": (None, ()),
-    "help": (None, ()),
+    **dict.fromkeys(("leave", "dismiss", "help"), (None, ())),
     "attend": (_INT, (_POINTER,)),
     "norm": (None, (_POINTER, _POINTER, _POINTER, _INT, _LONG, _LONG, _POINTER)),
     "norm_and_rotate": (_INT, (_POINTER, _INT, *[_LONG] * 4, _POINTER, ctypes.c_double, _POINTER, _POINTER)),
@@ -67,16 +66,12 @@ class Kernels:
         functions = {key: getattr(lib, f"whimbrel_{key}") for key in _SIGNATURES}
         for key, (result, arguments) in _SIGNATURES.items():
             functions[key].restype, functions[key].argtypes = result, arguments
-        self.kinds: frozenset[Kind] = frozenset(kind for kind, number in KIND_NUMBERS.items() if functions["has"](number))
+        self.call = SimpleNamespace(**functions)
+        """The functions of the library, by their names in `_SIGNATURES`."""
+        self.kinds: frozenset[Kind] = frozenset(kind for kind, number in KIND_NUMBERS.items() if self.call.has(number))
         self.name = path.suffixes[0].removeprefix(".")
-        self.panel: int = functions["panel"]()
-        self.units, self.pack, self.linear, self.layers = (functions[key] for key in ("units", "pack", "linear", "layers"))
-        self.has_tiles = self.units(KIND_NUMBERS["bfloat16"], 2) > 1
-        self.lead, self.leave, self.dismiss, self.help = (functions[key] for key in ("lead", "leave", "dismiss", "help"))
-        self._attend, self._norm, self._norm_and_rotate, self._gate = (
-            functions[key] for key in ("attend", "norm", "norm_and_rotate", "gate")
-        )
-        self._embed, self._means, self._normalize = (functions[key] for key in ("embed", "means", "normalize"))
+        self.panel: int = self.call.panel()
+        self.has_tiles = self.call.units(KIND_NUMBERS["bfloat16"], 2) > 1
 
     def attend(
         self,
@@ -105,8 +100,7 @@ class Kernels:
             out_RNH.data_ptr(), out_RNH.stride(0), *seqs, *sizes, scale, causal, -1 if window is None else window,
             *structs.band_fields(band_ND), tables,
         )  # fmt: skip
-        failed = self._attend(ctypes.byref(attention))
-        if failed:
+        if self.call.attend(ctypes.byref(attention)):
             raise MemoryError("attention needs more memory than there is")
 
     def attention_kind(self, dtype: torch.dtype) -> Kind:
@@ -130,16 +124,13 @@ class Kernels:
             return "bfloat16"
         return "float16" if "float16" in self.kinds else "float32"
 
-    def norm(
-        self, x_RD: Tensor, added_RD: Tensor | None, weight_D: Tensor, bias_D: Tensor | None, eps: float, *, centred: bool
-    ) -> Tensor:
-        """Return the layer norm of x + added, or its RMS norm unless `centred`; x and the result are float32."""
+    def norm(self, x_RD: Tensor, added_RD: Tensor | None, norm: structs.Norm) -> Tensor:
+        """Return the norm of x + added; x and the result are float32."""
         rows, width = x_RD.shape
         x_RD, added_RD = x_RD.contiguous(), None if added_RD is None else added_RD.contiguous()
         out_RD = torch.empty_like(x_RD)
-        norm = structs.Norm(weight_D.data_ptr(), structs.address(bias_D), eps, centred)
         narrow = added_RD is not None and added_RD.dtype == _NARROW
-        self._norm(ctypes.byref(norm), x_RD.data_ptr(), structs.address(added_RD), narrow, rows, width, out_RD.data_ptr())
+        self.call.norm(ctypes.byref(norm), x_RD.data_ptr(), structs.address(added_RD), narrow, rows, width, out_RD.data_ptr())
         return out_RD
 
     def embed(self, words_VD: Tensor, ids_R: Tensor, *others: tuple[Tensor, Tensor] | None) -> Tensor:
@@ -156,7 +147,7 @@ class Kernels:
             (None, 0, None) if each is None else (each[0].data_ptr(), each[0].shape[0], each[1].data_ptr())
             for each in (*others, None, None)[:2]
         )
-        if self._embed(
+        if self.call.embed(
             words_VD.data_ptr(), words_VD.dtype == _NARROW, words_VD.shape[0], ids_R.data_ptr(),
             *positions, *types, rows, width, out_RD.data_ptr(),
         ):  # fmt: skip
@@ -169,18 +160,18 @@ class Kernels:
         assert starts_P.dtype == ends_P.dtype == torch.int32
         rows, width = starts_P.shape[0], x_RD.shape[1]
         out_PD = torch.empty(rows, width)
-        self._means(x_RD.data_ptr(), width, starts_P.data_ptr(), ends_P.data_ptr(), rows, out_PD.data_ptr())
+        self.call.means(x_RD.data_ptr(), width, starts_P.data_ptr(), ends_P.data_ptr(), rows, out_PD.data_ptr())
         return out_PD
 
     def normalize(self, x_PD: Tensor, least: float) -> Tensor:
         """Divide rows in float32 by their norm, or by `least` if that is more. A row whose norm overflows becomes NaN."""
         x_PD = x_PD.contiguous()
         out_PD = torch.empty_like(x_PD)
-        self._normalize(x_PD.data_ptr(), *x_PD.shape, least, out_PD.data_ptr())
+        self.call.normalize(x_PD.data_ptr(), *x_PD.shape, least, out_PD.data_ptr())
         return out_PD
 
     def norm_and_rotate(
-        self, x_RNH: Tensor, weight_NH: Tensor | None, eps: float, cos_RF: Tensor | None, sin_RF: Tensor | None
+        self, x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles: tuple[Tensor, Tensor, bool] | None
     ) -> Tensor:
         """Return the RMS norm of each head, unless there is no weight, turned by its row's angles; the dtype is that of x.
 
@@ -188,12 +179,10 @@ class Kernels:
         """
         rows, heads, width = x_RNH.shape
         out_RNH = x_RNH.new_empty(rows, heads, width)
-        angles = structs.rotation(cos_RF, sin_RF)
-        failed = self._norm_and_rotate(
+        if self.call.norm_and_rotate(
             x_RNH.data_ptr(), x_RNH.dtype == _NARROW, x_RNH.stride(0), rows, heads, width, structs.address(weight_NH), eps,
-            ctypes.byref(angles), out_RNH.data_ptr(),
-        )  # fmt: skip
-        if failed:
+            ctypes.byref(structs.rotation(angles)), out_RNH.data_ptr(),
+        ):  # fmt: skip
             raise MemoryError("the norm of heads needs more memory than there is")
         return out_RNH
 
@@ -201,7 +190,7 @@ class Kernels:
         """Return activation(first half) * second half of each row."""
         rows, width = x_RO.shape[0], x_RO.shape[1] // 2
         out_RO = x_RO.new_empty(rows, width)
-        self._gate(FUSED[activation], x_RO.data_ptr(), x_RO.dtype == _NARROW, rows, width, out_RO.data_ptr())
+        self.call.gate(FUSED[activation], x_RO.data_ptr(), x_RO.dtype == _NARROW, rows, width, out_RO.data_ptr())
         return out_RO
 
 

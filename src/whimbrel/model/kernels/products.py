@@ -28,11 +28,11 @@ class PackedLinear:
         *,
         smooth_I: Tensor | None = None,
     ) -> None:
-        self._linear = own.linear
+        self._linear = own.call.linear
         columns, self._inner = weight_OI.shape
         padded = -(-columns // own.panel) * own.panel
         number, quantized = KIND_NUMBERS[kind], kind == "int8"
-        self._units = torch.empty(padded * own.units(number, self._inner), dtype=torch.int32)
+        self._units = torch.empty(padded * own.call.units(number, self._inner), dtype=torch.int32)
         self._scales = torch.zeros(padded) if kind in ("int8", "float16") else None
         self._column_sums = torch.zeros(padded, dtype=torch.int32) if quantized else None
         self._bias = None if bias_O is None else torch.nn.functional.pad(bias_O.float(), (0, padded - columns))
@@ -42,7 +42,7 @@ class PackedLinear:
             self._factors = torch.ones(self._inner) if smooth_I is None else 1 / smooth_I
             weight_OI = weight_OI if smooth_I is None else weight_OI * smooth_I
         parts = [address(part) for part in (self._units, self._bias, self._scales, self._column_sums, self._factors)]
-        own.pack(number, weight_OI.data_ptr(), columns, self._inner, parts[0], parts[2], parts[3])
+        own.call.pack(number, weight_OI.data_ptr(), columns, self._inner, parts[0], parts[2], parts[3])
         self.product = Product(number, FUSED[activation], Weight(*parts, self._inner, columns))
         """The layer for C++. Its arrays live as long as this object."""
         self._columns = columns
@@ -55,11 +55,10 @@ class PackedLinear:
         assert inner == self._inner
         assert x_RI.dtype in (torch.float32, torch.bfloat16)
         out_RO = torch.empty(rows, self._columns, dtype=dtype)
-        failed = self._linear(
+        if self._linear(
             ctypes.byref(self.product), x_RI.data_ptr(), x_RI.dtype == torch.bfloat16, x_RI.stride(0), rows,
             out_RO.data_ptr(), dtype == torch.bfloat16, self._columns,
-        )  # fmt: skip
-        if failed:
+        ):  # fmt: skip
             raise MemoryError("a product needs more memory than there is")
         return out_RO
 

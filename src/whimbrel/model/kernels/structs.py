@@ -83,9 +83,9 @@ def heads(x_RNH: Tensor) -> Heads:
     return Heads(x_RNH.data_ptr(), x_RNH.stride(0), x_RNH.stride(1))
 
 
-def rotation(cos_RF: Tensor | None, sin_RF: Tensor | None) -> Rotation:
-    """Return the angles of rows, or those that turn nothing."""
-    return Rotation() if cos_RF is None else Rotation(cos_RF.data_ptr(), address(sin_RF), cos_RF.shape[1])
+def rotation(angles: tuple[Tensor, Tensor, bool] | None) -> Rotation:
+    """Return the angles of rows, cosines and sines that are not interleaved, or those that turn nothing."""
+    return Rotation() if angles is None else Rotation(angles[0].data_ptr(), angles[1].data_ptr(), angles[0].shape[1])
 
 
 def band_fields(band_ND: Tensor | None) -> tuple[int | None, int]:

@@ -9,9 +9,8 @@ import os
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import ClassVar, Final
-
-from whimbrel.model.kernels.library import Kernels
 
 _MOST_HELPERS: Final = 7
 
@@ -34,9 +33,9 @@ class Team:
     _is_open: ClassVar = False
     """True while helpers are awake."""
 
-    def __init__(self, kernels: Kernels, num_helpers: int, init_thread: Callable[[], None]) -> None:
+    def __init__(self, kernels: SimpleNamespace, num_helpers: int, init_thread: Callable[[], None]) -> None:
         """`init_thread` is called by each helper. It is kept until the process ends, as are the helpers."""
-        self._kernels = kernels
+        self._kernels = kernels  # `Kernels.call`
 
         def help_leaders() -> None:
             init_thread()

@@ -16,7 +16,7 @@ Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key h
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from itertools import accumulate
@@ -97,6 +97,8 @@ class ScoreOptions:
         return not masked and self.softcap is None and self.bias is None and self.tables is None
 
 
+LayerHook: TypeAlias = Callable[[], None] | None
+"""Function that a model calls between any two layers, and between any two pieces of a layer; None: there is none."""
 _Masks: TypeAlias = dict[tuple[object, ...], Tensor]
 
 _PRODUCT_LENGTHS: Final = range(97, MAX_PRODUCT_LENGTH + 1)

@@ -41,8 +41,18 @@ def after_prefixes(prefixes: Sequence[KeptKeys]) -> KeySource:
 
 def pieces(bounds: Sequence[tuple[int, int]]) -> list[KeySource]:
     """Return the sources of the pieces of one text, for the bounds (first, last) of each. They share the memory of a layer."""
-    buffer = _LayerBuffer(bounds[-1][1])
-    return [partial(buffer.append, first) for first, _ in bounds]
+    num_rows, buffers = bounds[-1][1], list[Tensor]()
+
+    def append(first: int, _: int, k_1LKH: Tensor, v_1LKH: Tensor) -> tuple[Tensor, Tensor]:
+        """Write rows from `first` on, and return all rows until their end. The next layer writes over them."""
+        if not buffers:
+            buffers.extend(x.new_empty(1, x.shape[2], num_rows, x.shape[3]).transpose(1, 2) for x in (k_1LKH, v_1LKH))
+        last = first + k_1LKH.shape[1]
+        for buffer_1RKH, rows in zip(buffers, (k_1LKH, v_1LKH), strict=True):
+            buffer_1RKH[:, first:last] = rows
+        return buffers[0][:, :last], buffers[1][:, :last]
+
+    return [partial(append, first) for first, _ in bounds]
 
 
 def _concatenate(before: Sequence[Tensor], own_BLKH: Tensor) -> Tensor:
@@ -54,25 +64,3 @@ def _concatenate(before: Sequence[Tensor], own_BLKH: Tensor) -> Tensor:
         out_BLKH[number, :num_before] = before_LKH
     out_BLKH[:, num_before:] = own_BLKH
     return out_BLKH
-
-
-class _LayerBuffer:
-    """Memory for the keys and values of one layer of one text. The next layer writes over it."""
-
-    def __init__(self, num_rows: int) -> None:
-        self._num_rows = num_rows
-        self._pair: tuple[Tensor, Tensor] | None = None
-
-    def append(self, first: int, layer: int, k_1LKH: Tensor, v_1LKH: Tensor) -> tuple[Tensor, Tensor]:
-        """Write rows from `first` on, and return all rows until their end. Layers run one after another, so none is named."""
-        del layer
-        if self._pair is None:
-            self._pair = self._allocate(k_1LKH), self._allocate(v_1LKH)
-        last = first + k_1LKH.shape[1]
-        for buffer_1RKH, rows in zip(self._pair, (k_1LKH, v_1LKH), strict=True):
-            buffer_1RKH[:, first:last] = rows
-        return self._pair[0][:, :last], self._pair[1][:, :last]
-
-    def _allocate(self, rows_1LKH: Tensor) -> Tensor:
-        _, _, heads, width = rows_1LKH.shape
-        return rows_1LKH.new_empty(1, heads, self._num_rows, width).transpose(1, 2)

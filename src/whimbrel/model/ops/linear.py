@@ -19,12 +19,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.fallback.prepacked import EPILOGUES, packed_linear, prepacked_supported
 from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
 from whimbrel.model.fallback.trials import FEW_TERMS, Finding, begin, cancelling
 from whimbrel.model.kernels import library as own
+from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
-from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
 from whimbrel.types.heads import Activation
 
@@ -69,7 +70,7 @@ class Linear:
             kind = _Kind(self._width, inner, weight.dtype, bias is not None, fused, prepacked)
             self._product = kind.product(weight, bias)
             self._finding = begin(kind) if weight.device.type == "cpu" else None
-            self._cover = _cached_cover(RowBlocks(()))
+            self._cover: Callable[[int], Sequence[tuple[int, int]]] = RowBlocks(()).cover
         self._after = None if fused == activation else ACTIVATIONS[activation]
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
@@ -87,7 +88,7 @@ class Linear:
 
     def _in_blocks(self, x_RI: Tensor) -> Tensor:
         if (finding := self._finding) is not None:
-            self._cover = _cached_cover(finding.result())
+            self._cover = lru_cache(maxsize=1024)(finding.result().cover)
             self._finding = None  # last: another lane may be in this branch
         num_rows = x_RI.shape[0]
         blocks = self._cover(num_rows)
@@ -126,28 +127,23 @@ class _Kind:
         return packed_linear(weight, bias, self.activation, num_rows=MAX_BLOCK)
 
     def find(self) -> RowBlocks:
-        sizes = COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES
-        return find_row_blocks(sizes, _Trial(self))
+        num_columns = min(self.width, _TRIAL_COLUMNS)
+        num_trials = -(-_TRIAL_FUSED // self.width) if self.inner >= FEW_TERMS else 2 * _TRIAL_FUSED
+        rows_RI, columns_CI = cancelling(num_trials, num_columns, self.inner)
+        weight_OI = columns_CI.to(self.dtype).repeat(-(-self.width // num_columns), 1)[: self.width].contiguous()
+        bias_O = torch.linspace(-0.1, 0.1, self.width, dtype=torch.float32).to(self.dtype) if self.has_bias else None
+        product = self.product(weight_OI, bias_O)
 
+        def bits(num_rows: int) -> bytes | None:
+            results: list[bytes] = []
+            for row_I in rows_RI.to(self.dtype):
+                bits_RX = product(row_I.repeat(num_rows, 1)).view(torch.uint8)
+                if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
+                    return None
+                results.append(bits_RX[0].numpy().tobytes())
+            return b"".join(results)
 
-class _Trial:
-    def __init__(self, kind: _Kind) -> None:
-        num_columns = min(kind.width, _TRIAL_COLUMNS)
-        num_rows = -(-_TRIAL_FUSED // kind.width) if kind.inner >= FEW_TERMS else 2 * _TRIAL_FUSED
-        rows_RI, columns_CI = cancelling(num_rows, num_columns, kind.inner)
-        weight_OI = columns_CI.to(kind.dtype).repeat(-(-kind.width // num_columns), 1)[: kind.width].contiguous()
-        bias_O = torch.linspace(-0.1, 0.1, kind.width, dtype=torch.float32).to(kind.dtype) if kind.has_bias else None
-        self._product = kind.product(weight_OI, bias_O)
-        self._rows_RI = rows_RI.to(kind.dtype)
-
-    def __call__(self, num_rows: int) -> bytes | None:
-        results: list[bytes] = []
-        for row_I in self._rows_RI:
-            bits_RX = self._product(row_I.repeat(num_rows, 1)).view(torch.uint8)
-            if not torch.equal(bits_RX, bits_RX[:1].expand_as(bits_RX)):
-                return None
-            results.append(bits_RX[0].numpy().tobytes())
-        return b"".join(results)
+        return find_row_blocks(COARSE_SIZES if self.width * self.inner > _COARSE_FROM else FINE_SIZES, bits)
 
 
 class LowRank:
@@ -168,10 +164,6 @@ class LowRank:
         low_RK = self._down(x)
         low_RPK = low_RK.view(*lora_mask_RK.shape[:1], -1, lora_mask_RK.shape[1])
         return self._up(low_RPK.masked_fill(lora_mask_RK[:, None], 0).view(low_RK.shape))
-
-
-def _cached_cover(blocks: RowBlocks) -> Callable[[int], Sequence[tuple[int, int]]]:
-    return lru_cache(maxsize=1024)(blocks.cover)
 
 
 def takes_any_rows(dtype: torch.dtype, device: torch.device) -> bool:
@@ -212,7 +204,7 @@ class Norm:
         # Strides do not matter to our kernels: a slice of one row is contiguous.
         of_rows = x.dtype == torch.float32 and weight.dim() == 1 and x.shape[1:] == weight.shape
         if kernels is not None and of_rows and (added is None or added.shape == x.shape):
-            return kernels.norm(x, added, weight, self.bias_D, self.eps, centred=self.centred)
+            return kernels.norm(x, added, self.structure())
         x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
         if self.centred:
             return F.layer_norm(x, weight.shape, weight, self.bias_D, self.eps)
@@ -220,3 +212,7 @@ class Norm:
             normed = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, self.eps)
             return normed if weight.ndim == 1 else normed * weight
         return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * weight
+
+    def structure(self) -> structs.Norm:
+        """Return the norm for C++, for as long as this object lives."""
+        return structs.Norm(self.weight_D.data_ptr(), structs.address(self.bias_D), self.eps, self.centred)

@@ -19,12 +19,11 @@ from typing import Final, Literal, TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
-from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.model.ops.tile_products import TileProducts, find_tile_products
-from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors, to_tensor
-from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.model.ops.tile_products import find_tile_products
+from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors
+from whimbrel.types.arrays import Float32Array, Int64Array, IntArray
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Ragged
 
@@ -44,12 +43,7 @@ _SIGNS: Final = (np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1) 
 
 
 def maxsim(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    *,
-    reduce: Reduce = "sum",
+    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, *, reduce: Reduce = "sum"
 ) -> Float32Array:
     """Return the score of each pair (query_P[i], document_P[i]), (P,) on the host. A query without tokens scores 0.
 
@@ -69,9 +63,7 @@ def maxsim(
     return scores_P
 
 
-def best_matches(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Ragged:
+def best_matches(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Ragged:
     """Return the greatest similarity of each query token, and the index of the first document token that has it.
 
     (Q, 2) for each pair, on the host; NO_MATCH for a document without tokens. On a CPU, pairs are computed one by one.
@@ -94,9 +86,7 @@ def _best_matches(query_QD: Tensor, document_TD: Tensor) -> Float32Array:
     return np.stack((best_Q.numpy(), token_Q.numpy()), axis=1, dtype=np.float32, casting="same_kind")
 
 
-def _maxsim_cpu(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Float32Array:
+def _maxsim_cpu(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:
     """Return the sum of each pair, (P,); 0 if one side has no tokens."""
     scores_P = np.zeros(query_P.size, np.float32)
     for pairs_MN in _parts(queries, documents, query_P, document_P):
@@ -109,9 +99,7 @@ def _maxsim_cpu(
     return scores_P
 
 
-def _parts(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Iterator[Int64Array]:
+def _parts(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Iterator[Int64Array]:
     """Yield the pairs with tokens on both sides, (M, N), in parts of about `_SLAB` document tokens."""
     lengths_N, query_lengths_M = documents.lengths, queries.lengths
     pairs_P = np.flatnonzero((lengths_N[document_P] > 0) & (query_lengths_M[query_P] > 0))
@@ -126,7 +114,7 @@ def _parts(
 
 
 def _group_by_documents(
-    by_query: list[Int64Array], document_P: NDArray[np.integer], query_length_P: Int64Array
+    by_query: list[Int64Array], document_P: IntArray, query_length_P: Int64Array
 ) -> Iterator[list[Int64Array]]:
     group: list[Int64Array] = []
     num_tokens = 0
@@ -142,19 +130,21 @@ def _group_by_documents(
         yield group
 
 
-def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: NDArray[np.integer]) -> Float32Array:
+def _maxima(query_QD: Tensor, documents: TokenVectors, documents_N: IntArray) -> Float32Array:
     """Return the greatest similarity of each query token to each document, (N, Q)."""
     starts_N, ends_N = documents.starts_N[documents_N], documents.ends_N[documents_N]
     products = find_tile_products(documents.width).result()
-    blocks = _blocks(query_QD, products)
-    width, step = blocks[0].shape
+    step = products.num_columns(len(query_QD))
+    padded_DQ = F.pad(query_QD, (0, 0, 0, -len(query_QD) % step)).T
+    blocks = [padded_DQ[:, start : start + step].contiguous() for start in range(0, padded_DQ.shape[1], step)]
+    width = documents.width
     most = max(_TILE // width // _TOKENS, 1) * _TOKENS
     multiple = max((size for size in products.rows[step].sizes if size <= most), default=_TOKENS)
     size = max(most // multiple, 1) * multiple
     rows = _rows(starts_N, ends_N)
-    tiles = _split(documents.rows_TD[rows] if isinstance(rows, slice) else rows, size)
-    document_T = to_tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
-    document_tiles = _split(document_T[:, None].expand(-1, step), size)
+    tiles = torch.split(documents.rows_TD[rows] if isinstance(rows, slice) else rows, size)
+    document_T = torch.as_tensor(np.repeat(np.arange(documents_N.size), ends_N - starts_N))
+    document_tiles = torch.split(document_T[:, None].expand(-1, step), size)
     maxima = [torch.full((documents_N.size, step), -torch.inf, dtype=torch.float32) for _ in blocks]
     least = products.least(step)
     longest = max(least, len(tiles[0]))
@@ -185,17 +175,7 @@ def _read(documents: TokenVectors, tile: Tensor, out_TD: Tensor, least: int) -> 
     return out_TD[: max(count, least)]
 
 
-def _blocks(query_QD: Tensor, products: TileProducts) -> list[Tensor]:
-    step = products.num_columns(len(query_QD))
-    query_DQ = F.pad(query_QD, (0, 0, 0, -len(query_QD) % step)).T
-    return [query_DQ[:, start : start + step].contiguous() for start in range(0, query_DQ.shape[1], step)]
-
-
-def _split(rows: Tensor, size: int) -> list[Tensor]:
-    return list(rows.split(size))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
-
-
 def _rows(starts_N: Int64Array, ends_N: Int64Array) -> slice | Tensor:
     if np.array_equal(starts_N[1:], ends_N[:-1]):
         return slice(int(starts_N[0]), int(ends_N[-1]))
-    return to_tensor(ranges(starts_N, ends_N))
+    return torch.as_tensor(ranges(starts_N, ends_N))

@@ -22,11 +22,10 @@ import numpy as np
 import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.model.ops.token_vectors import NO_MATCH, TokenVectors
-from whimbrel.types.arrays import Float32Array, Int64Array
+from whimbrel.types.arrays import Float32Array, Int64Array, IntArray
 
 _BLOCK_T: Final = 64
 _MAX_BLOCK_D: Final = 128
@@ -105,9 +104,7 @@ def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
     tl.store(scores_ptr + tl.program_id(0), total)
 
 
-def maxsim_triton(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Float32Array:
+def maxsim_triton(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:
     """Return the sum of each pair, (P,) on the host; 0 if one side has no tokens. Runs on the device of the vectors."""
     scores_P = np.zeros(query_P.size, np.float32)
     pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
@@ -122,9 +119,7 @@ def maxsim_triton(
     return scores_P
 
 
-def matches_triton(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Float32Array:
+def matches_triton(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:
     lengths_P = queries.lengths[query_P]
     matches_X2 = np.tile(np.array(NO_MATCH, np.float32), (int(lengths_P.sum()), 1))
     pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
@@ -147,19 +142,12 @@ def matches_triton(
     return matches_X2
 
 
-def _pairs_with_tokens(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer]
-) -> Int64Array:
+def _pairs_with_tokens(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Int64Array:
     return np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
 
 
 def _maxima(
-    queries: TokenVectors,
-    documents: TokenVectors,
-    query_P: NDArray[np.integer],
-    document_P: NDArray[np.integer],
-    *,
-    where: bool,
+    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, *, where: bool
 ) -> tuple[Tensor, Tensor, Int64Array, Int64Array]:
     """Return the greatest similarity of each query token of each program, (W, Q), and the programs and pairs of `_items`.
 
@@ -184,7 +172,7 @@ def _maxima(
 
 
 def _items(
-    queries: TokenVectors, documents: TokenVectors, query_P: NDArray[np.integer], document_P: NDArray[np.integer], block_q: int
+    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, block_q: int
 ) -> tuple[Int64Array, Int64Array]:
     """Return the programs and the pairs.
 

@@ -51,8 +51,7 @@ def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles:
     own = kernels_for(x_RNH)
     heads_follow = x_RNH.stride(-1) == 1 and x_RNH.stride(1) == x_RNH.shape[2]
     if own is not None and heads_follow and x_RNH.dtype in (torch.float32, torch.bfloat16) and not (angles and angles[2]):
-        cos_RF, sin_RF = angles[:2] if angles else (None, None)
-        return own.norm_and_rotate(x_RNH, weight_NH, eps, cos_RF, sin_RF)
+        return own.norm_and_rotate(x_RNH, weight_NH, eps, angles)
     if weight_NH is not None:
         x_RNH = Norm(weight_NH, None, eps, centred=False)(x_RNH.float())
     return apply_rotary(x_RNH, *angles[:2], interleaved=angles[2]) if angles else x_RNH
@@ -60,10 +59,6 @@ def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles:
 
 def _plain(theta: float, width: int) -> Tensor:
     return 1.0 / theta ** (torch.arange(0, width, 2, dtype=torch.int64).float() / width)
-
-
-def _linear(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    return _plain(rotary.theta, rotary.width) / scaling["factor"], 1.0
 
 
 def _ntk(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
@@ -101,7 +96,12 @@ def _yarn(rotary: Rotary, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
     return scaled, float(attention) if attention is not None else 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 
-SCALINGS: Final[Mapping[str, _Scale]] = {"linear": _linear, "ntk": _ntk, "llama3": _llama3, "yarn": _yarn}
+SCALINGS: Final[Mapping[str, _Scale]] = {
+    "linear": lambda rotary, scaling: (_plain(rotary.theta, rotary.width) / scaling["factor"], 1.0),
+    "ntk": _ntk,
+    "llama3": _llama3,
+    "yarn": _yarn,
+}
 
 
 @dataclass(frozen=True, slots=True, eq=False)

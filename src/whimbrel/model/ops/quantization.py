@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.kernels.products import PackedLinear
-from whimbrel.model.ops.activations import ACTIVATIONS, in_blocks
 from whimbrel.types.heads import Activation
 
 _int_mm: Callable[[Tensor, Tensor], Tensor] = cast(Any, torch)._int_mm
@@ -78,20 +78,16 @@ class QuantizedLinear:
         weight_OI, bias_O, activation = self._parts
         smooth_I = smoothing(self._largest_I, weight_OI)
         bytes_OI, scale_O = to_bytes(weight_OI * smooth_I)
-        bias_O = self._corrected(bias_O, weight_OI - bytes_OI * scale_O[:, None] / smooth_I)
+        if self._num_rows:
+            lost_OI = weight_OI - bytes_OI * scale_O[:, None] / smooth_I
+            lost_O = (lost_OI.double() @ (self._sum_I / self._num_rows)).float()
+            bias_O = lost_O if bias_O is None else bias_O.float() + lost_O
         own = kernels()
         if own is not None and "int8" in own.kinds:
             self.product = PackedLinear(own, "int8", weight_OI, bias_O, activation, smooth_I=smooth_I)
         else:
             self.product = Int8Linear(weight_OI, bias_O, activation, smooth_I)
         self._parts = None
-
-    def _corrected(self, bias_O: Tensor | None, lost_OI: Tensor) -> Tensor | None:
-        """Return the bias plus what the mean input loses by the rounding of the weights."""
-        if not self._num_rows:
-            return bias_O
-        lost_O = (lost_OI.double() @ (self._sum_I / self._num_rows)).float()
-        return lost_O if bias_O is None else bias_O.float() + lost_O
 
 
 def to_bytes(weight_OI: Tensor) -> tuple[Tensor, Tensor]:

@@ -130,9 +130,8 @@ def _multiply_stack(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -
     np.matmul(x.reshape(-1, size, x.shape[1]), query_DQ.numpy(), out=out.reshape(-1, size, out.shape[1]))
 
 
-def _multiply_own(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, size: int) -> None:
-    del size  # any number of rows has the same bits
-    own = kernels_library.kernels()
+def _multiply_own(x_TD: Tensor, query_DQ: Tensor, out_TQ: Tensor, _: int) -> None:
+    own = kernels_library.kernels()  # any number of rows has the same bits
     assert own is not None
     out_TQ.copy_(PackedLinear(own, "float32", query_DQ.T, None, "identity")(x_TD, torch.float32))
 

@@ -4,10 +4,9 @@ Shapes: T tokens, N texts, D width.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.types.arrays import Int64Array
@@ -48,8 +47,3 @@ class TokenVectors:
             return x_TD.float()
         shifts = torch.arange(7, -1, -1, dtype=torch.uint8, device=x_TD.device)
         return ((x_TD[..., None] >> shifts) & 1).flatten(-2).float() * 2 - 1
-
-
-def to_tensor(array: NDArray[Any]) -> Tensor:
-    """Return a tensor on the host that shares the memory of the array."""
-    return torch.from_numpy(array)  # pyright: ignore[reportUnknownMemberType]
