@@ -15,10 +15,11 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.activation import class_names
+from whimbrel.dialects.common.answers import Usage, answer_type, usage
 from whimbrel.dialects.common.bodies import Positive, count, decode, holds, is_packed, schema
 from whimbrel.dialects.common.hosted import check_bits, quantize
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
 from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only, present
 from whimbrel.dialects.common.texts import CUTS, Columns, ModelName, parse_texts, prompt_for_task
@@ -103,27 +104,17 @@ class CohereEmbeddings(msgspec.Struct):
     base64: list[str] | None = None
 
 
-class CohereVersion(msgspec.Struct):
-    """The version of the API."""
-
-    version: str
-
-
-class CohereMeta(msgspec.Struct):
-    """Units of work: tokens of all texts after truncation, or one search for a list that was ranked."""
-
-    api_version: CohereVersion
-    billed_units: dict[str, int]
-
-
-class CohereEmbedResponse(msgspec.Struct):
-    """Answer of POST /v2/embed and /v1/embed. In /v1/embed `embeddings` is a list where no types were asked for."""
-
-    id: str
-    response_type: Literal["embeddings_by_type", "embeddings_floats"]
-    embeddings: CohereEmbeddings | list[list[float]]
-    texts: list[str]
-    meta: CohereMeta
+CohereVersion: Final = answer_type("CohereVersion", "The version of the API.", version=str)
+CohereMeta: Final = answer_type(
+    "CohereMeta", "Units of work: tokens of all texts after truncation, or one search for a list that was ranked.",
+    api_version=CohereVersion, billed_units=dict[str, int],
+)  # fmt: skip
+CohereEmbedResponse: Final = answer_type(
+    "CohereEmbedResponse",
+    "Answer of POST /v2/embed and /v1/embed. In /v1/embed `embeddings` is a list where no types were asked for.",
+    id=str, response_type=Literal["embeddings_by_type", "embeddings_floats"], embeddings=CohereEmbeddings | list[list[float]],
+    texts=list[str], meta=CohereMeta,
+)  # fmt: skip
 
 
 class CohereTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,12 +124,10 @@ class CohereTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
 
 
-class CohereTokens(msgspec.Struct):
-    """Answer of POST /v1/tokenize, without special tokens."""
-
-    tokens: list[int]
-    token_strings: list[str]
-    meta: dict[str, CohereVersion]
+CohereTokens: Final = answer_type(
+    "CohereTokens", "Answer of POST /v1/tokenize, without special tokens.",
+    tokens=list[int], token_strings=list[str], meta=dict[str, CohereVersion],
+)  # fmt: skip
 
 
 class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,11 +139,7 @@ class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelName = None
 
 
-class CohereText(msgspec.Struct):
-    """Answer of POST /v1/detokenize."""
-
-    text: str
-    meta: dict[str, CohereVersion]
+CohereText: Final = answer_type("CohereText", "Answer of POST /v1/detokenize.", text=str, meta=dict[str, CohereVersion])
 
 
 class CohereClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,31 +156,17 @@ class CohereClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: Cut = None
 
 
-class CohereConfidence(msgspec.Struct):
-    """The score of a class."""
-
-    confidence: float
-
-
-class CohereClassification(msgspec.Struct):
-    """The classes of one text. Where a text may have several, `predictions` has each with a score of 0.5 or more."""
-
-    id: str
-    input: str
-    prediction: str
-    predictions: list[str]
-    confidence: float
-    confidences: list[float]
-    labels: dict[str, CohereConfidence]
-    classification_type: Literal["single-label", "multi-label"]
-
-
-class CohereClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/classify."""
-
-    id: str
-    classifications: list[CohereClassification]
-    meta: CohereMeta
+CohereConfidence: Final = answer_type("CohereConfidence", "The score of a class.", confidence=float)
+CohereClassification: Final = answer_type(
+    "CohereClassification",
+    "The classes of one text. Where a text may have several, `predictions` has each with a score of 0.5 or more.",
+    id=str, input=str, prediction=str, predictions=list[str], confidence=float, confidences=list[float],
+    labels=dict[str, CohereConfidence], classification_type=Literal["single-label", "multi-label"],
+)  # fmt: skip
+CohereClassifyResponse: Final = answer_type(
+    "CohereClassifyResponse", "Answer of POST /v1/classify.",
+    id=str, classifications=list[CohereClassification], meta=CohereMeta,
+)  # fmt: skip
 
 
 class CohereSpans(msgspec.Struct, frozen=True):
@@ -229,18 +200,12 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
-class CohereRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank and /v2/rerank, best first by the scores before activation.
-
-    Of equal ones the first document comes first."""
-
-    id: str
-    results: list[RankedDocument]
-    meta: CohereMeta
-    model: str
-    usage: Usage
-
-
+CohereRerankResponse: Final = answer_type(
+    "CohereRerankResponse",
+    "Answer of POST /v1/rerank and /v2/rerank, best first by the scores before activation.\n\n    "
+    "Of equal ones the first document comes first.",
+    id=str, results=list[RankedDocument], meta=CohereMeta, model=str, usage=Usage,
+)  # fmt: skip
 _INPUT_TYPES: Final[dict[str, InputType | None]] = {
     "search_query": "query",
     "search_document": "document",

@@ -16,10 +16,11 @@ import msgspec
 
 from whimbrel.dialects.common import responses
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
+from whimbrel.dialects.common.answers import BEST_FIRST, Usage, answer_type, described, usage, word
 from whimbrel.dialects.common.bodies import count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
 from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
@@ -38,15 +39,10 @@ class InfinityRerankRequest(RerankRequest, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
-class InfinityRerankResponse(msgspec.Struct):
-    """Answer of POST /rerank, best first by the scores before activation; of equal ones the first document comes first."""
-
-    id: str
-    created: int
-    results: list[RankedText]
-    model: str
-    usage: Usage
-    object: Literal["rerank"] = "rerank"
+InfinityRerankResponse: Final = answer_type(
+    "InfinityRerankResponse", f"Answer of POST /rerank, {BEST_FIRST}",
+    id=str, created=int, results=list[RankedText], model=str, usage=Usage, object=word("rerank"),
+)  # fmt: skip
 
 
 class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,15 +53,11 @@ class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw_scores: _Raw = False
 
 
-class InfinityClassifyResponse(msgspec.Struct):
-    """Answer of POST /classify."""
-
-    id: str
-    created: int
-    data: Annotated[list[list[Prediction]], schema("The classes of each text, best first.")]
-    model: str
-    usage: Usage
-    object: Literal["classify"] = "classify"
+InfinityClassifyResponse: Final = answer_type(
+    "InfinityClassifyResponse", "Answer of POST /classify.",
+    id=str, created=int, data=described(list[list[Prediction]], "The classes of each text, best first."), model=str,
+    usage=Usage, object=word("classify"),
+)  # fmt: skip
 
 
 class InfinityModel(msgspec.Struct, kw_only=True):

@@ -3,14 +3,15 @@
 Texts that exceed the limit are cut. Unknown fields are ignored. Source: mixedbread-python 0.50 (types/rerank_response.py).
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from whimbrel.dialects.common.answers import Usage, answer_type, usage, word
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Positive, count, decode, is_packed, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, Text, rank, request_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route, ready
 from whimbrel.dialects.common.texts import Instruction, ModelName
 from whimbrel.errors import InvalidRequest, locate_pairs
@@ -31,24 +32,14 @@ class MixedbreadRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     instruction: Instruction = None
 
 
-class MixedbreadRank(msgspec.Struct):
-    """A text among those that were sent."""
-
-    index: int
-    score: float
-    input: str | None
-    object: Literal["rank_result"] = "rank_result"
-
-
-class MixedbreadRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/reranking, best first by the scores before activation; of equal ones the first text comes first."""
-
-    data: list[MixedbreadRank]
-    model: str
-    usage: Usage
-    top_k: int
-    return_input: bool
-    object: Literal["list"] = "list"
+MixedbreadRank: Final = answer_type(
+    "MixedbreadRank", "A text among those that were sent.", index=int, score=float, input=str | None, object=word("rank_result")
+)
+MixedbreadRerankResponse: Final = answer_type(
+    "MixedbreadRerankResponse",
+    "Answer of POST /v1/reranking, best first by the scores before activation; of equal ones the first text comes first.",
+    data=list[MixedbreadRank], model=str, usage=Usage, top_k=int, return_input=bool, object=word("list"),
+)  # fmt: skip
 
 
 def parse_rerank(raw: bytes) -> Parsed[MixedbreadRerankRequest]:

@@ -12,9 +12,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common import responses, texts
+from whimbrel.dialects.common.answers import Usage, answer_type, described, usage
 from whimbrel.dialects.common.bodies import Positive, decode, schema, text_inputs
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
-from whimbrel.dialects.common.responses import SENT_OUTPUTS, EncodingFormat, Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import SENT_OUTPUTS, EncodingFormat, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, Schema, absent, any_of, never, present
 from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, Truncation
@@ -130,12 +131,7 @@ class EmbedOutputs(msgspec.Struct):
     ] = None
 
 
-class EmbedResponse(msgspec.Struct):
-    """Answer of POST /v1/embed."""
-
-    outputs: EmbedOutputs
-    model: str
-    usage: Usage
+EmbedResponse: Final = answer_type("EmbedResponse", "Answer of POST /v1/embed.", outputs=EmbedOutputs, model=str, usage=Usage)
 
 
 def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRequest]:
@@ -248,17 +244,15 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
 
 
-class ClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/classify."""
-
-    labels: Annotated[list[str], schema("The names of the classes: the model's, or those of the request.")]
-    scores: Annotated[list[list[float]], schema("For each input a score for each class.")]
-    model: str
-    usage: Usage
-    order: Annotated[
+ClassifyResponse: Final = answer_type(
+    "ClassifyResponse", "Answer of POST /v1/classify.",
+    labels=described(list[str], "The names of the classes: the model's, or those of the request."),
+    scores=described(list[list[float]], "For each input a score for each class."), model=str, usage=Usage,
+    order=described(
         list[list[int]] | None,
-        schema("To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
-    ] = None
+        "To `labels` or `return_order`: for each input the places of all labels in the list, best first.", None,
+    ),
+)  # fmt: skip
 
 
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -284,22 +278,14 @@ class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknow
     ] = None
 
 
-class FoundEntity(msgspec.Struct):
-    """An entity in a text; `start` and `end` count characters."""
-
-    label: str
-    score: float
-    start: int
-    end: int
-    text: str
-
-
-class TokenClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/token_classify."""
-
-    entities: Annotated[list[list[FoundEntity]], schema("The entities of each input.")]
-    model: str
-    usage: Usage
+FoundEntity: Final = answer_type(
+    "FoundEntity", "An entity in a text; `start` and `end` count characters.",
+    label=str, score=float, start=int, end=int, text=str,
+)  # fmt: skip
+TokenClassifyResponse: Final = answer_type(
+    "TokenClassifyResponse", "Answer of POST /v1/token_classify.",
+    entities=described(list[list[FoundEntity]], "The entities of each input."), model=str, usage=Usage,
+)  # fmt: skip
 
 
 def parse_classify(raw: bytes) -> Parsed[ClassifyRequest]:

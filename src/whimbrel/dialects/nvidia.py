@@ -8,10 +8,11 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from whimbrel.dialects.common.answers import Usage, answer_type, usage
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode, schema
 from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, best_pairs
-from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route
 from whimbrel.dialects.common.texts import CUTS, ModelName
 from whimbrel.errors import Location, locate_pairs
@@ -48,18 +49,11 @@ class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class Ranking(msgspec.Struct):
-    """A passage among those that were sent."""
-
-    index: int
-    logit: float
-
-
-class RankingResponse(msgspec.Struct):
-    """Answer of POST /v1/ranking, best first; of equal scores the first passage comes first."""
-
-    rankings: list[Ranking]
-    usage: Usage
+Ranking: Final = answer_type("Ranking", "A passage among those that were sent.", index=int, logit=float)
+RankingResponse: Final = answer_type(
+    "RankingResponse", "Answer of POST /v1/ranking, best first; of equal scores the first passage comes first.",
+    rankings=list[Ranking], usage=Usage,
+)  # fmt: skip
 
 
 def parse_ranking(raw: bytes) -> Parsed[RankingRequest]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import count, decode, holds, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
@@ -63,14 +64,11 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     ] = None
 
 
-class OllamaEmbedResponse(msgspec.Struct):
-    """Answer of POST /api/embed; durations in nanoseconds."""
-
-    model: str
-    embeddings: Annotated[list[list[float]], schema("Vectors of norm 1, whatever the model's default.")]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
+OllamaEmbedResponse: Final = answer_type(
+    "OllamaEmbedResponse", "Answer of POST /api/embed; durations in nanoseconds.",
+    model=str, embeddings=described(list[list[float]], "Vectors of norm 1, whatever the model's default."),
+    total_duration=int, load_duration=int, prompt_eval_count=int,
+)  # fmt: skip
 
 
 class OllamaEmbeddingsRequest(OllamaFields, frozen=True, kw_only=True):

@@ -13,10 +13,11 @@ import msgspec
 from msgspec.structs import replace
 
 from whimbrel.dialects.common import responses, vllm_fields
+from whimbrel.dialects.common.answers import VLLMUsage, answer_type, described, usage, vllm_usage, word
 from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
 from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
-from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, VLLMUsage, json_answer, usage, vllm_usage
+from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
@@ -80,30 +81,20 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
 
 
-class Embedding(msgspec.Struct):
-    """One vector of the answer, or the vectors of the tokens or chunks of a text."""
-
-    index: int
-    embedding: Annotated[
+Embedding: Final = answer_type(
+    "Embedding", "One vector of the answer, or the vectors of the tokens or chunks of a text.",
+    index=int,
+    embedding=described(
         list[float | list[float]] | str,
-        schema(
-            "JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or of a model "
-            "with a vector for each token, which in base64 are one string of all rows."
-        ),
-    ]
-    object: Literal["embedding"] = "embedding"
-    late_chunking: LateChunks | None = None
-
-
-class EmbeddingsResponse(msgspec.Struct):
-    """Answer of POST /v1/embeddings."""
-
-    id: str
-    created: int
-    data: list[Embedding]
-    model: str
-    usage: VLLMUsage
-    object: Literal["list"] = "list"
+        "JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or of a model "
+        "with a vector for each token, which in base64 are one string of all rows.",
+    ),
+    object=word("embedding"), late_chunking=(LateChunks | None, None),
+)  # fmt: skip
+EmbeddingsResponse: Final = answer_type(
+    "EmbeddingsResponse", "Answer of POST /v1/embeddings.",
+    id=str, created=int, data=list[Embedding], model=str, usage=VLLMUsage, object=word("list"),
+)  # fmt: skip
 
 
 class ModelCapabilities(msgspec.Struct):

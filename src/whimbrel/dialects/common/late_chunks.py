@@ -1,13 +1,13 @@
 """Late chunking by length: a vector for each piece of N tokens of a text, and where each begins and ends (vLLM)."""
 
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
-from whimbrel.dialects.common.bodies import schema
+from whimbrel.dialects.common.answers import answer_type, described, word
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.options import require
 from whimbrel.types.result import Result
@@ -19,20 +19,14 @@ class LateChunkingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     chunk_size: Annotated[int, Meta(ge=1, le=2**63 - 1, description="The number of tokens of a chunk; the last has the rest.")]
 
 
-class LateChunk(msgspec.Struct):
-    """A chunk of a text, from a first to before an end."""
-
-    token_range: tuple[int, int]
-    char_range: Annotated[tuple[int, int] | None, schema("Null for a chunk of special tokens.")]
-
-
-class LateChunks(msgspec.Struct):
-    """The chunks of a text, one for each of its vectors."""
-
-    chunk_size: int
-    input_tokens: int
-    chunks: list[LateChunk]
-    strategy: Literal["fixed_tokens"] = "fixed_tokens"
+LateChunk: Final = answer_type(
+    "LateChunk", "A chunk of a text, from a first to before an end.",
+    token_range=tuple[int, int], char_range=described(tuple[int, int] | None, "Null for a chunk of special tokens."),
+)  # fmt: skip
+LateChunks: Final = answer_type(
+    "LateChunks", "The chunks of a text, one for each of its vectors.",
+    chunk_size=int, input_tokens=int, chunks=list[LateChunk], strategy=word("fixed_tokens"),
+)  # fmt: skip
 
 
 def chunk_embeddings(result: Result, size: int) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common import texts
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Natural, count, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
@@ -140,11 +141,10 @@ def _array(data: bytes, dtype: str, shape: list[int] | None, location: Location)
     return array.reshape(sizes)
 
 
-class TextDocument(msgspec.Struct, frozen=True):
-    """A text as an object."""
-
-    text: str
-    multi_modal: Annotated[None, schema("Always null: documents are texts (vLLM).")] = None
+TextDocument: Final = answer_type(
+    "TextDocument", "A text as an object.",
+    text=str, multi_modal=described(None, "Always null: documents are texts (vLLM).", None),
+)  # fmt: skip
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -226,21 +226,14 @@ class Explained(msgspec.Struct):
     places: Annotated[list[int], schema("The index of that document token; -1 if the document has none.")]
 
 
-class RankedDocument(msgspec.Struct):
-    """A document among those that were sent."""
-
-    index: int
-    relevance_score: float
-    document: TextDocument | None = None
-    explanation: Explained | None = None
-
-
-class RankedText(msgspec.Struct):
-    """A document among those that were sent, with its text if `return_documents` is true (Voyage)."""
-
-    index: int
-    relevance_score: float
-    document: str | None = None
+RankedDocument: Final = answer_type(
+    "RankedDocument", "A document among those that were sent.",
+    index=int, relevance_score=float, document=(TextDocument | None, None), explanation=(Explained | None, None),
+)  # fmt: skip
+RankedText: Final = answer_type(
+    "RankedText", "A document among those that were sent, with its text if `return_documents` is true (Voyage).",
+    index=int, relevance_score=float, document=(str | None, None),
+)  # fmt: skip
 
 
 def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel], Request]:

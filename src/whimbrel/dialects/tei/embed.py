@@ -6,6 +6,7 @@ import msgspec
 import numpy as np
 import orjson
 
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import LONGEST, check, count, decode, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, ready
@@ -94,11 +95,7 @@ class SimilarityRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: TEIModelName = None
 
 
-class SparseValue(msgspec.Struct):
-    """An entry of the vocabulary, and its weight."""
-
-    index: int
-    value: float
+SparseValue: Final = answer_type("SparseValue", "An entry of the vocabulary, and its weight.", index=int, value=float)
 
 
 def parse_embed(raw: bytes) -> Parsed[TEIEmbedRequest]:

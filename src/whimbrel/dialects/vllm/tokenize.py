@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel import __version__
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import count, decode, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import GetRoute, Parsed, ready
@@ -28,13 +29,10 @@ class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_token_strs: Annotated[bool | None, schema("Return the tokens as text too, as they stand in the vocabulary.")] = None
 
 
-class VLLMTokenizeResponse(msgspec.Struct):
-    """Answer of POST /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+VLLMTokenizeResponse: Final = answer_type(
+    "VLLMTokenizeResponse", "Answer of POST /tokenize.",
+    count=int, max_model_len=int, tokens=list[int], token_strs=list[str] | None,
+)  # fmt: skip
 
 
 class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,10 +44,7 @@ class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str | None = None
 
 
-class VLLMDetokenizeResponse(msgspec.Struct):
-    """Answer of POST /detokenize."""
-
-    prompt: str
+VLLMDetokenizeResponse: Final = answer_type("VLLMDetokenizeResponse", "Answer of POST /detokenize.", prompt=str)
 
 
 def parse_tokenize(raw: bytes) -> Parsed[VLLMTokenizeRequest]:
@@ -107,10 +102,9 @@ class VLLMTokenizerInfo(msgspec.Struct):
     mask_token: str | None = None
 
 
-class VLLMVersionResponse(msgspec.Struct):
-    """Answer of GET /version."""
-
-    version: Annotated[str, schema("Whimbrel's version.")]
+VLLMVersionResponse: Final = answer_type(
+    "VLLMVersionResponse", "Answer of GET /version.", version=described(str, "Whimbrel's version.")
+)
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
