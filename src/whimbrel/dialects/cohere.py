@@ -368,20 +368,15 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel, versi
     return json_answer(content, result)
 
 
+CohereError: Final = answer_type("CohereError", "An error of Cohere's API.", message=str)
 _TERMS: Final = ErrorTerms(
     {"input": "texts", "dimensions": "output_dimension", "outputs": "model", "prompt_name": "input_type"},
     {"truncate": 'truncate="END"', "input_type": 'input_type="search_query" or "search_document"'},
 )
 
 
-class CohereError(msgspec.Struct):
-    """An error of Cohere's API."""
-
-    message: str
-
-
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    return msgspec.json.encode(CohereError(terms.describe(error)[0]))
+    return msgspec.json.encode({"message": terms.describe(error)[0]})
 
 
 _COHERE: Final = partial(Route, render=render_error, error_type=CohereError, terms=_TERMS)

@@ -60,24 +60,13 @@ InfinityClassifyResponse: Final = answer_type(
 )  # fmt: skip
 
 
-class InfinityModel(msgspec.Struct, kw_only=True):
-    """One model of GET /models. Infinity's clients take no other owner."""
-
-    id: str
-    created: int
-    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
-    object: Literal["model"] = "model"
-    owned_by: str = "infinity"
-    capabilities: list[Literal["embed", "rerank", "classify"]]
-    backend: str = "torch"
-    stats: Annotated[dict[str, float], schema("Empty; /metrics has figures.")]
-
-
-class InfinityModels(msgspec.Struct):
-    """Answer of GET /models."""
-
-    data: list[InfinityModel]
-    object: Literal["list"] = "list"
+InfinityModel: Final = answer_type(
+    "InfinityModel", "One model of GET /models. Infinity's clients take no other owner.",
+    id=str, created=int, max_model_len=described(int, "The maximum of tokens per text."), object=word("model"),
+    owned_by=(str, "infinity"), capabilities=list[Literal["embed", "rerank", "classify"]], backend=(str, "torch"),
+    stats=described(dict[str, float], "Empty; /metrics has figures."),
+)  # fmt: skip
+InfinityModels: Final = answer_type("InfinityModels", "Answer of GET /models.", data=list[InfinityModel], object=word("list"))
 
 
 def parse_rerank(raw: bytes) -> Parsed[InfinityRerankRequest]:
@@ -118,15 +107,15 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
 
 
 def render_models(models: Sequence[ServedModel]) -> bytes:
-    entries: list[InfinityModel] = []
+    entries: list[Any] = []
     for model in models:
         about: dict[str, Any] = {"max_model_len": model.plan.max_length, "capabilities": _capabilities(model), "stats": {}}
         names, now = responses.served_names(model.plan), responses.created()
         entries += [InfinityModel(id=name, created=now, **about) for name in names]
-    return msgspec.json.encode(InfinityModels(entries))
+    return msgspec.json.encode({"data": entries, "object": "list"})
 
 
-def _capabilities(model: ServedModel) -> list[Literal["embed", "rerank", "classify"]]:
+def _capabilities(model: ServedModel) -> list[str]:
     scores = model.card.outputs.get("scores")
     if scores is None:
         return ["embed"] if "dense" in model.card.outputs else []

@@ -97,36 +97,20 @@ EmbeddingsResponse: Final = answer_type(
 )  # fmt: skip
 
 
-class ModelCapabilities(msgspec.Struct):
-    """The kinds of requests that a model takes, among those that Mistral's clients know."""
-
-    classification: bool
-    completion_chat: Literal[False] = False
-    completion_fim: Literal[False] = False
-    function_calling: Literal[False] = False
-    fine_tuning: Literal[False] = False
-    vision: Literal[False] = False
-
-
-class NamedModel(msgspec.Struct, kw_only=True):
-    """One model of GET /v1/models, with what Mistral's clients read."""
-
-    id: str
-    created: int
-    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
-    object: Literal["model"] = "model"
-    owned_by: str = "whimbrel"
-    type: Literal["base"] = "base"
-    max_context_length: Annotated[int, schema("The same as `max_model_len` (Mistral).")]
-    aliases: Annotated[list[str], schema("All other names of the model.")]
-    capabilities: ModelCapabilities
-
-
-class ModelsResponse(msgspec.Struct):
-    """Answer of GET /v1/models."""
-
-    data: list[NamedModel]
-    object: Literal["list"] = "list"
+ModelCapabilities: Final = answer_type(
+    "ModelCapabilities", "The kinds of requests that a model takes, among those that Mistral's clients know.",
+    classification=bool,
+    **dict.fromkeys(
+        ("completion_chat", "completion_fim", "function_calling", "fine_tuning", "vision"), (Literal[False], False)
+    ),
+)  # fmt: skip
+NamedModel: Final = answer_type(
+    "NamedModel", "One model of GET /v1/models, with what Mistral's clients read.",
+    id=str, created=int, max_model_len=described(int, "The maximum of tokens per text."), object=word("model"),
+    owned_by=(str, "whimbrel"), type=word("base"), max_context_length=described(int, "The same as `max_model_len` (Mistral)."),
+    aliases=described(list[str], "All other names of the model."), capabilities=ModelCapabilities,
+)  # fmt: skip
+ModelsResponse: Final = answer_type("ModelsResponse", "Answer of GET /v1/models.", data=list[NamedModel], object=word("list"))
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbeddingsRequest]:
@@ -208,7 +192,7 @@ def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[
     return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
 
 
-def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
+def describe_model(name: str, model: ServedModel, started: int) -> Any:
     """Return the entry of a model by one of its names. `started` is the time that clients read as its creation."""
     classifies = "scores" in model.card.outputs and model.card.outputs["scores"].width > 1
     return NamedModel(
@@ -221,8 +205,8 @@ def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
     )
 
 
-def render_models(models: Sequence[NamedModel]) -> bytes:
-    return msgspec.json.encode(ModelsResponse(list(models)))
+def render_models(models: Sequence[Any]) -> bytes:
+    return msgspec.json.encode({"data": models, "object": "list"})
 
 
 EMBEDDINGS: Final = Route(

@@ -10,10 +10,10 @@ import msgspec
 from whimbrel.types.result import Result
 
 
-def answer_type(name: str, about: str, **fields: Any) -> Any:
+def answer_type(name: str, about: str, /, **fields: Any) -> Any:
     """Return the type of an answer or of a part of it. A field is given by its type, or by its type and default."""
     columns = [(field, *(kind if isinstance(kind, tuple) else (kind,))) for field, kind in fields.items()]
-    return msgspec.defstruct(name, columns, namespace={"__doc__": about})
+    return msgspec.defstruct(name, columns, namespace={"__doc__": about}, kw_only=True)
 
 
 def word(text: str) -> tuple[Any, str]:

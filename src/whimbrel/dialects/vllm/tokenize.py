@@ -83,25 +83,13 @@ ROUTES: Final = (
 )  # fmt: skip
 
 
-class VLLMTokenizerInfo(msgspec.Struct):
-    """Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`."""
-
-    tokenizer_class: Annotated[str, schema("The class of transformers that reads the tokenizer's files.")]
-    model_max_length: Annotated[int, schema("The limit in tokens per text.")]
-    truncation_side: Literal["right", "left"]
-    do_lower_case: bool
-    strip_accents: bool | None
-    tokenize_chinese_chars: bool
-    add_prefix_space: bool | None
-    bos_token: str | None = None
-    eos_token: str | None = None
-    unk_token: str | None = None
-    sep_token: str | None = None
-    pad_token: str | None = None
-    cls_token: str | None = None
-    mask_token: str | None = None
-
-
+VLLMTokenizerInfo: Final = answer_type(
+    "VLLMTokenizerInfo", "Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`.",
+    tokenizer_class=described(str, "The class of transformers that reads the tokenizer's files."),
+    model_max_length=described(int, "The limit in tokens per text."), truncation_side=Literal["right", "left"],
+    do_lower_case=bool, strip_accents=bool | None, tokenize_chinese_chars=bool, add_prefix_space=bool | None,
+    **{f"{role}_token": (str | None, None) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+)  # fmt: skip
 VLLMVersionResponse: Final = answer_type(
     "VLLMVersionResponse", "Answer of GET /version.", version=described(str, "Whimbrel's version.")
 )
