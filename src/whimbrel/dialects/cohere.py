@@ -93,17 +93,12 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class CohereEmbeddings(msgspec.Struct):
-    """The vectors in each of the types that were asked for."""
-
-    float_: list[list[float]] | None = msgspec.field(default=None, name="float")
-    int8: list[list[int]] | None = None
-    uint8: list[list[int]] | None = None
-    binary: list[list[int]] | None = None
-    ubinary: list[list[int]] | None = None
-    base64: list[str] | None = None
-
-
+CohereEmbeddings: Final = answer_type(
+    "CohereEmbeddings", "The vectors in each of the types that were asked for.",
+    float=(list[list[float]] | None, None),
+    **dict.fromkeys(("int8", "uint8", "binary", "ubinary"), (list[list[int]] | None, None)),
+    base64=(list[str] | None, None),
+)  # fmt: skip
 CohereVersion: Final = answer_type("CohereVersion", "The version of the API.", version=str)
 CohereMeta: Final = answer_type(
     "CohereMeta", "Units of work: tokens of all texts after truncation, or one search for a list that was ranked.",

@@ -110,27 +110,21 @@ class Matrix(msgspec.Struct):
     data: Annotated[str, schema("base64 of the rows, one after another.")]
 
 
-class EmbedOutputs(msgspec.Struct):
-    """The outputs that were asked for, each in the order of the inputs; the others are null."""
-
-    dense: Annotated[list[list[float] | str] | None, schema("A vector for each input.")] = None
-    sparse: Annotated[list[Entries] | None, schema("Weights of vocabulary entries for each input.")] = None
-    multi_vector: Annotated[
-        list[list[list[float]] | Matrix] | None, schema("For each input a vector for each token that takes part in scoring.")
-    ] = None
-    scores: Annotated[list[list[float] | str] | None, schema("For each input a score for each class.")] = None
-    token_scores: Annotated[list[list[list[float]] | Matrix] | None, schema("For each input the scores of each token.")] = None
-    muvera: Annotated[list[list[float] | str] | None, schema("For each input a vector in place of its token vectors.")] = None
-    hidden: Annotated[
-        list[list[list[float]] | Matrix] | None,
-        schema("For models with dense vectors: the last hidden state of every token of each input."),
-    ] = None
-    token_dense: Annotated[
-        list[list[list[float]] | Matrix] | None,
-        schema("`hidden` after the layers that dense vectors go through, and normalised where those are."),
-    ] = None
-
-
+_VECTORS: Final = list[list[float] | str] | None
+_ROWS: Final = list[list[list[float]] | Matrix] | None
+EmbedOutputs: Final = answer_type(
+    "EmbedOutputs", "The outputs that were asked for, each in the order of the inputs; the others are null.",
+    dense=described(_VECTORS, "A vector for each input.", None),
+    sparse=described(list[Entries] | None, "Weights of vocabulary entries for each input.", None),
+    multi_vector=described(_ROWS, "For each input a vector for each token that takes part in scoring.", None),
+    scores=described(_VECTORS, "For each input a score for each class.", None),
+    token_scores=described(_ROWS, "For each input the scores of each token.", None),
+    muvera=described(_VECTORS, "For each input a vector in place of its token vectors.", None),
+    hidden=described(_ROWS, "For models with dense vectors: the last hidden state of every token of each input.", None),
+    token_dense=described(
+        _ROWS, "`hidden` after the layers that dense vectors go through, and normalised where those are.", None
+    ),
+)  # fmt: skip
 EmbedResponse: Final = answer_type("EmbedResponse", "Answer of POST /v1/embed.", outputs=EmbedOutputs, model=str, usage=Usage)
 
 

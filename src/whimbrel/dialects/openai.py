@@ -10,12 +10,13 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common import responses, vllm_fields
 from whimbrel.dialects.common.answers import VLLMUsage, answer_type, described, usage, vllm_usage, word
 from whimbrel.dialects.common.bodies import decode, schema, text_inputs
-from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
 from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
 from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
@@ -23,7 +24,8 @@ from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJEC
 from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
 from whimbrel.dialects.common.vllm_fields import VLLMTextFields
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types.arrays import Float32Array
+from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.options import require
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result
 from whimbrel.wire.dtypes import EncodedArray
@@ -33,6 +35,12 @@ _BEFORE: Final = b'{"object":"embedding","index":%d,"embedding":"'
 """JSON before the base64 letters of a vector."""
 _MAX_BLOCKS: Final = 512
 """The limit of entries in a header, of about 100 bytes each: clients read headers of less than 64 KiB."""
+
+
+class LateChunkingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of late chunking by length."""
+
+    chunk_size: Annotated[int, Meta(ge=1, le=2**63 - 1, description="The number of tokens of a chunk; the last has the rest.")]
 
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
@@ -81,6 +89,14 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
 
 
+LateChunk: Final = answer_type(
+    "LateChunk", "A chunk of a text, from a first to before an end.",
+    token_range=tuple[int, int], char_range=described(tuple[int, int] | None, "Null for a chunk of special tokens."),
+)  # fmt: skip
+LateChunks: Final = answer_type(
+    "LateChunks", "The chunks of a text, one for each of its vectors.",
+    chunk_size=int, input_tokens=int, chunks=list[LateChunk], strategy=word("fixed_tokens"),
+)  # fmt: skip
 Embedding: Final = answer_type(
     "Embedding", "One vector of the answer, or the vectors of the tokens or chunks of a text.",
     index=int,
@@ -156,7 +172,7 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
     """Return the vectors of texts or of their tokens. In base64 those of a text are one string, row after row, as with vLLM."""
     about, tokens = _about(body, result, model), result.outputs.multi_vector
     if (size := body.late_chunking_params) is not None:
-        return json_answer(about | {"data": chunk_embeddings(result, size.chunk_size)}, result)
+        return json_answer(about | {"data": _chunk_embeddings(result, size.chunk_size)}, result)
     if body.encoding_format in (None, "float"):
         return json_answer(about | {"data": _embeddings(result.dense if tokens is None else tokens)}, result)
     name, numbers = ("dense", result.dense) if tokens is None else ("multi_vector", tokens.rows_XD)
@@ -177,6 +193,32 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             is_one = tokens is None or encoding == "bytes_only"
             arrays = {name: rows} if is_one else responses.encoded_outputs(result.outputs, rows.dtype, rows.order)
             return responses.binary_answer(encoding, arrays, result, model)
+
+
+def _chunk_embeddings(result: Result, size: int) -> list[dict[str, Any]]:
+    """Return Embeddings with the vectors of all chunks of each text."""
+    data: list[dict[str, Any]] = []
+    row = 0
+    for index, offsets in enumerate(require(result.token_offsets)):
+        chunks = _chunk_ranges(offsets.chars_T2, size)
+        about: dict[str, Any] = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(offsets.chars_T2)}
+        about["chunks"] = [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks]
+        vectors_PD = result.dense[row : row + len(chunks)]
+        data.append({"index": index, "object": "embedding", "embedding": vectors_PD, "late_chunking": about})
+        row += len(chunks)
+    return data
+
+
+def _chunk_ranges(chars_T2: Int32Array, size: int) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
+    """Return the tokens and the characters of each chunk; tokens without characters, as special ones, do not count."""
+    num_tokens = len(chars_T2)
+    starts = range(0, num_tokens, min(size, num_tokens))
+    first_T, end_T = chars_T2.T
+    is_text_T = first_T < end_T
+    first_P = np.minimum.reduceat(np.where(is_text_T, first_T, np.iinfo(np.int32).max), starts)
+    end_P = np.maximum.reduceat(np.where(is_text_T, end_T, -1), starts)
+    characters = ((int(a), int(b)) if a < b else None for a, b in zip(first_P, end_P, strict=True))
+    return list(zip(pairwise([*starts, num_tokens]), characters, strict=True))
 
 
 def _embeddings(columns: Float32Array | Ragged | list[Base64]) -> list[dict[str, Any]]:

@@ -217,15 +217,12 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     ] = None
 
 
-class Explained(msgspec.Struct):
-    """The best match of each query token in a document. Tokens are null where vectors came in place of a text."""
-
-    query_tokens: list[str] | None
-    document_tokens: list[str] | None
-    maxima: Annotated[list[float], schema("The greatest similarity of each query token to a document token.")]
-    places: Annotated[list[int], schema("The index of that document token; -1 if the document has none.")]
-
-
+Explained: Final = answer_type(
+    "Explained", "The best match of each query token in a document. Tokens are null where vectors came in place of a text.",
+    query_tokens=list[str] | None, document_tokens=list[str] | None,
+    maxima=described(list[float], "The greatest similarity of each query token to a document token."),
+    places=described(list[int], "The index of that document token; -1 if the document has none."),
+)  # fmt: skip
 RankedDocument: Final = answer_type(
     "RankedDocument", "A document among those that were sent.",
     index=int, relevance_score=float, document=(TextDocument | None, None), explanation=(Explained | None, None),
