@@ -113,8 +113,6 @@ CohereEmbedResponse: Final = answer_type(
 
 
 class CohereTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/tokenize."""
-
     text: str
     model: ModelName = None
 
@@ -126,8 +124,6 @@ CohereTokens: Final = answer_type(
 
 
 class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/detokenize."""
-
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, lt=2**31)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
@@ -171,8 +167,6 @@ class CohereSpans(msgspec.Struct, frozen=True):
 
 
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
-    """Body of POST /v2/rerank."""
-
     relevant_spans: Annotated[CohereSpans | None, schema("Rejected if its mode is `enabled`.")] = None
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 

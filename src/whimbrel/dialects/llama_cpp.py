@@ -28,8 +28,6 @@ _INT16: Final = 32760
 
 
 class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /embedding."""
-
     content: Annotated[TokenInputs | None, schema("A text, texts, token ids, or lists of token ids.")] = None
     input: Annotated[TokenInputs | None, schema("The same as `content`.")] = None
     model: ModelName = None

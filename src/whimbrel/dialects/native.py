@@ -36,8 +36,6 @@ EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp
 
 
 class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/embed."""
-
     input: Annotated[
         str | list[str | int | list[int | str]],
         text_inputs(TEXT, TEXTS, TEXT_PAIRS, IDS, ID_LISTS).says(
@@ -203,8 +201,6 @@ def _labels(about: str) -> Meta:
 
 
 class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/classify."""
-
     RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(present("labels"), {"allOf": [absent("hypothesis_template"), never(multi_label={"const": True})]}),
         never(labels={"type": "array"}, activate={"const": False}),
@@ -250,8 +246,6 @@ ClassifyResponse: Final = answer_type(
 
 
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/token_classify."""
-
     RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(present("labels"), absent("threshold")),
         never(labels={"type": "array"}, activate={"const": False}),

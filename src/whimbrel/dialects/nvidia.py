@@ -34,8 +34,6 @@ class RankingQuery(msgspec.Struct, frozen=True):
 
 
 class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/ranking."""
-
     query: RankingQuery
     passages: Annotated[
         list[Passage],

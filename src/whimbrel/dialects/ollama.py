@@ -45,8 +45,6 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
-    """Body of POST /api/embed."""
-
     input: Annotated[
         str | list[str] | None,
         count(MAX_INPUTS, " inputs", least=0).says(
@@ -72,8 +70,6 @@ OllamaEmbedResponse: Final = answer_type(
 
 
 class OllamaEmbeddingsRequest(OllamaFields, frozen=True, kw_only=True):
-    """Body of POST /api/embeddings."""
-
     prompt: Annotated[str | None, schema("A text. Without it, or for an empty text, there is no vector.")] = None
 
 
@@ -84,15 +80,11 @@ OllamaEmbeddingsResponse: Final = answer_type(
 
 
 class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /api/show."""
-
     model: str | None = None
     name: Annotated[str | None, schema("The same as `model`.")] = None
 
 
 class PullRequest(ShowRequest, frozen=True, kw_only=True):
-    """Body of POST /api/pull."""
-
     stream: Annotated[bool | None, schema("Answer in two lines of JSON. Default: true.")] = None
 
 

@@ -44,8 +44,6 @@ class LateChunkingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
 
 class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
-    """Body of POST /v1/embeddings."""
-
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
         text_inputs(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS).says(

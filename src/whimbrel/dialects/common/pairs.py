@@ -200,8 +200,6 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerankRequest(PairFields, frozen=True, kw_only=True):
-    """Body of POST /v1/rerank."""
-
     query: Query
     documents: Annotated[
         Texts,

@@ -82,8 +82,6 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimilarityRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /similarity."""
-
     inputs: Sentences
     parameters: Parameters | None = None
     model: TEIModelName = None

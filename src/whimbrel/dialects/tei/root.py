@@ -170,8 +170,6 @@ MAX_INSTANCES: Final = 256
 
 
 class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /vertex."""
-
     instances: Annotated[
         list[msgspec.Raw],
         count(MAX_INSTANCES, "", least=0).says(

@@ -56,8 +56,6 @@ class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /predict."""
-
     inputs: Annotated[
         Sequences,
         text_inputs(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS).says(

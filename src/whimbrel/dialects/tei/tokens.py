@@ -42,8 +42,6 @@ SimpleToken: Final = answer_type(
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /decode."""
-
     ids: Annotated[
         list[int | list[int]], text_inputs(IDS, EMPTY_OR_ID_LISTS, empty=_NONE).says("Token ids of a text, or lists of them.")
     ]

@@ -25,8 +25,6 @@ from whimbrel.wire.json_base64 import Base64, base64_rows
 
 
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
-    """Body of POST /pooling."""
-
     input: TokenInputs
     task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
@@ -146,8 +144,6 @@ POOLING: Final = VLLM(
 
 
 class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
-    """Body of POST /classify."""
-
     input: TokenInputs
 
 

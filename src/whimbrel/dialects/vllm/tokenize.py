@@ -21,8 +21,6 @@ from whimbrel.wire.json_base64 import to_json
 
 
 class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /tokenize."""
-
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
@@ -36,8 +34,6 @@ VLLMTokenizeResponse: Final = answer_type(
 
 
 class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /detokenize."""
-
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
