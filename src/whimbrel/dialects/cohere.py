@@ -18,10 +18,10 @@ from whimbrel.dialects.common.activation import class_names
 from whimbrel.dialects.common.answers import Usage, answer_type, usage
 from whimbrel.dialects.common.bodies import Positive, count, decode, holds, is_packed, schema
 from whimbrel.dialects.common.hosted import check_bits, quantize
-from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.dialects.common.pairs import RERANK_TERMS, ContentPart, RankedDocument, RerankRequest, rank, request_of
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
-from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only, present
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, parser, ready
+from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only
 from whimbrel.dialects.common.texts import CUTS, Columns, ModelName, parse_texts, prompt_for_task
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
@@ -41,12 +41,8 @@ _TEXTS: Final = count(MAX_INPUTS, " inputs")
 _NO_IMAGES: Final = "this server takes texts, no images."
 
 
-class CohereContent(msgspec.Struct, frozen=True):
+class CohereContent(ContentPart, frozen=True):
     """A piece of an input."""
-
-    RULES: ClassVar[tuple[Schema, ...]] = (present("text"),)
-    type: Annotated[str, schema(enum=["text"])]
-    text: str | None = None
 
 
 class CohereInput(msgspec.Struct, frozen=True):
@@ -270,19 +266,13 @@ def _meta(version: str, **units: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": units}
 
 
-def parse_tokenize(raw: bytes) -> Parsed[CohereTokenizeRequest]:
-    body = decode(CohereTokenizeRequest, raw)
-    return ready(body, TokenizeRequest([body.text], special=False))
+parse_tokenize: Final = parser(CohereTokenizeRequest, lambda body: TokenizeRequest([body.text], special=False))
+parse_detokenize: Final = parser(CohereDetokenizeRequest, lambda body: DetokenizeRequest([body.tokens]))
 
 
 def render_tokenize(body: CohereTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
     (tokens,) = results
     return to_json({"tokens": tokens.ids_T, "token_strings": list(tokens.names), "meta": _VERSION_1})
-
-
-def parse_detokenize(raw: bytes) -> Parsed[CohereDetokenizeRequest]:
-    body = decode(CohereDetokenizeRequest, raw)
-    return ready(body, DetokenizeRequest([body.tokens]))
 
 
 def render_detokenize(body: CohereDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:

@@ -18,10 +18,10 @@ from whimbrel.dialects.common import responses
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
 from whimbrel.dialects.common.answers import BEST_FIRST, Usage, answer_type, described, usage, word
 from whimbrel.dialects.common.bodies import count, decode, is_packed, schema
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED, DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
+from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, GetRoute, Parsed
 from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.errors import InvalidRequest
@@ -131,13 +131,7 @@ def _is_litellm(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"user-agent", b"").startswith(b"litellm/") and headers.get(b"authorization") == b"Bearer None"
 
 
-_INFINITY: Final = partial(
-    Route,
-    render=render_detailed_error,
-    error_type=DetailedError,
-    placeholders=PLACEHOLDERS,
-    discriminators=frozenset({"raw_scores"}),
-)
+_INFINITY: Final = partial(DETAILED, discriminators=frozenset({"raw_scores"}))
 
 ROUTES: Final = (
     _INFINITY(

@@ -10,10 +10,10 @@ import msgspec
 
 from whimbrel.dialects.common.answers import Usage, answer_type, usage
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode, schema
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED
 from whimbrel.dialects.common.pairs import RERANK_TERMS, best_pairs
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route
+from whimbrel.dialects.common.route import Parsed
 from whimbrel.dialects.common.texts import CUTS, ModelName
 from whimbrel.errors import Location, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
@@ -72,11 +72,10 @@ def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> 
 
 
 ROUTES: Final = tuple(
-    Route(
+    DETAILED(
         path, "Passages ranked by a query (NVIDIA).", parse_ranking, render_ranking, response_type=RankingResponse,
         made_for="ranking",
         example='{"query": {"text": "What is a whimbrel?"}, "passages": [{"text": "A wader."}, {"text": "A sandwich."}]}',
-        render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
         terms=RERANK_TERMS.extended(
             {"input": locate_pairs("query", "passages", single=(True, False))}, {"truncate": 'truncate="END"'}
         ),

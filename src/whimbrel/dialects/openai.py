@@ -17,9 +17,9 @@ from msgspec.structs import replace
 from whimbrel.dialects.common import responses, vllm_fields
 from whimbrel.dialects.common.answers import VLLMUsage, answer_type, described, usage, vllm_usage, word
 from whimbrel.dialects.common.bodies import decode, schema, text_inputs
-from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED, OPENAI_TERMS
 from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
+from whimbrel.dialects.common.route import Parsed, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
 from whimbrel.dialects.common.vllm_fields import VLLMTextFields
@@ -249,10 +249,9 @@ def render_models(models: Sequence[Any]) -> bytes:
     return msgspec.json.encode({"data": models, "object": "list"})
 
 
-EMBEDDINGS: Final = Route(
+EMBEDDINGS: Final = DETAILED(
     "/v1/embeddings", "Dense vectors of texts (OpenAI).", parse_request, render_response, response_type=EmbeddingsResponse,
     made_for="dense", example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
-    render=render_detailed_error, error_type=DetailedError, terms=OPENAI_TERMS, placeholders=PLACEHOLDERS,
-    accepts=binary_formats(parse_request),
+    terms=OPENAI_TERMS, accepts=binary_formats(parse_request),
 )  # fmt: skip
 ROUTES: Final = (EMBEDDINGS,)

@@ -5,13 +5,14 @@ entrypoints/pooling/base/serving.py, entrypoints/pooling/scoring/utils.py, entry
 entrypoints/serve/exception_handling; pydantic for the types of errors.
 """
 
+from functools import partial
 from typing import Final
 
 import msgspec
 
 from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
-from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.errors import InvalidRequest, ModelNotFound, TooLong, UnsupportedMediaType, WhimbrelError
 
 _EMPTY: Final = {
@@ -86,3 +87,7 @@ def _detail(error: WhimbrelError, terms: ErrorTerms) -> dict[str, str | None]:
 def render_detailed_error(error: WhimbrelError, terms: ErrorTerms = OPENAI_TERMS) -> bytes:
     text = with_vllm_words(error, terms.describe(error)[0])
     return msgspec.json.encode({"error": _detail(error, terms) | {"message": text}, "detail": text})
+
+
+DETAILED: Final = partial(Route, render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS)
+"""A route whose errors have their text in both places."""

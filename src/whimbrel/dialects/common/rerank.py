@@ -8,10 +8,10 @@ from typing import Any, Final, Literal
 from whimbrel.dialects.common import pairs
 from whimbrel.dialects.common.answers import BEST_FIRST, COUNTS, answer_type, described, usage
 from whimbrel.dialects.common.bodies import decode, is_packed
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RankedText, RerankRequest
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, new_id
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route
+from whimbrel.dialects.common.route import MESSAGE_PACK, Parsed
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.types.result import Result
 
@@ -62,10 +62,9 @@ def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
     return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
 
-RERANK: Final = Route(
+RERANK: Final = DETAILED(
     "/v1/rerank", "Documents ranked by a query (Jina, vLLM).", parse_rerank, render_rerank, response_type=RerankResponse,
     made_for="ranking",
     example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-    render=render_detailed_error, error_type=DetailedError, terms=RERANK_TERMS,
-    media_types=(JSON, *MESSAGE_PACK), placeholders=PLACEHOLDERS,
+    terms=RERANK_TERMS, media_types=(JSON, *MESSAGE_PACK),
 )  # fmt: skip

@@ -10,7 +10,7 @@ from whimbrel import __version__
 from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import count, decode, schema
 from whimbrel.dialects.common.responses import ServedModel
-from whimbrel.dialects.common.route import GetRoute, Parsed, ready
+from whimbrel.dialects.common.route import GetRoute, Parsed, parser, ready
 from whimbrel.dialects.common.schemas import MAX_IDS
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLM, VLLMError, render_error
@@ -56,9 +56,7 @@ def render_tokenize(body: VLLMTokenizeRequest, results: Sequence[TokenInfo], mod
     return to_json(counts | {"tokens": tokens.ids_T, "token_strs": names})
 
 
-def parse_detokenize(raw: bytes) -> Parsed[VLLMDetokenizeRequest]:
-    body = decode(VLLMDetokenizeRequest, raw)
-    return ready(body, DetokenizeRequest([body.tokens]))
+parse_detokenize: Final = parser(VLLMDetokenizeRequest, lambda body: DetokenizeRequest([body.tokens]))
 
 
 def render_detokenize(body: VLLMDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
