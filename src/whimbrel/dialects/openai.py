@@ -224,12 +224,9 @@ def _embeddings(columns: Float32Array | Ragged | list[Base64]) -> list[dict[str,
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    head: dict[str, object] = {
-        "id": responses.new_id("embd", body.request_id),
-        "object": "list",
-        "created": responses.created(),
-    }
-    return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
+    name, counts = responses.new_id("embd", body.request_id), vllm_usage(result)
+    head: dict[str, object] = {"id": name, "object": "list", "created": responses.created()}
+    return head | {"model": model.plan.served_name, "usage": counts}
 
 
 def describe_model(name: str, model: ServedModel, started: int) -> Any:

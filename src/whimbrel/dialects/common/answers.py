@@ -3,7 +3,7 @@
 Answers themselves are made as dicts, whose numbers are printed from arrays.
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, cast
 
 import msgspec
 
@@ -12,18 +12,20 @@ from whimbrel.types.result import Result
 
 def answer_type(name: str, about: str, /, **fields: Any) -> Any:
     """Return the type of an answer or of a part of it. A field is given by its type, or by its type and default."""
-    columns = [(field, *(kind if isinstance(kind, tuple) else (kind,))) for field, kind in fields.items()]
+    columns: list[Any] = [
+        (field, *(cast(tuple[Any, ...], kind) if isinstance(kind, tuple) else (kind,))) for field, kind in fields.items()
+    ]
     return msgspec.defstruct(name, columns, namespace={"__doc__": about}, kw_only=True)
 
 
 def word(text: str) -> tuple[Any, str]:
     """Return the type and default of a field that always has the same text."""
-    return Literal[text], text
+    return cast(Any, Literal)[text], text
 
 
 def described(kind: Any, about: str, *default: object) -> tuple[Any, ...]:
     """Return the type of a field with a sentence about it, and its default if there is one."""
-    return Annotated[kind, msgspec.Meta(description=about)], *default
+    return cast(Any, Annotated)[kind, msgspec.Meta(description=about)], *default
 
 
 BEST_FIRST: Final = "best first by the scores before activation; of equal ones the first document comes first."

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
@@ -48,7 +48,7 @@ def parser(kind: type[B], request: Callable[[B], EngineCall | None]) -> Parse:
         body = decode(kind, raw)
         return ready(body, request(body))
 
-    parse.__annotations__["return"] = Parsed[kind]
+    parse.__annotations__["return"] = cast(Any, Parsed)[kind]
     return parse
 
 

@@ -30,11 +30,11 @@ TEIModelName: TypeAlias = Annotated[str | None, schema("The served model's name.
 
 
 class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
-    """Fields of all routes that encode texts."""
+    """Fields of all routes that encode texts; each route declares its inputs."""
 
     RULES: ClassVar[tuple[Schema, ...]] = (never(prompt_name=TEXT, inputs=any_of(IDS, ID_LISTS)),)
 
-    inputs: TokenInputs
+    inputs: Any
     model: TEIModelName = None
     truncate: TruncateFlag = None
     truncation_direction: Direction = "right"
@@ -46,11 +46,11 @@ class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbedAllRequest(TEITextFields, frozen=True, kw_only=True):
-    """Body of POST /embed_all."""
+    inputs: TokenInputs
 
 
 class EmbedSparseRequest(TEITextFields, frozen=True, kw_only=True):
-    """Body of POST /embed_sparse."""
+    inputs: TokenInputs
 
 
 class VectorFields(TEITextFields, frozen=True, kw_only=True):
@@ -61,7 +61,7 @@ class VectorFields(TEITextFields, frozen=True, kw_only=True):
 
 
 class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
-    """Body of POST /embed."""
+    inputs: TokenInputs
 
 
 class Sentences(msgspec.Struct, frozen=True):
