@@ -94,20 +94,15 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
-class Entries(msgspec.Struct):
-    """Entries of the vocabulary and their weights, by ascending id."""
-
-    ids: Annotated[list[int] | str, schema("JSON numbers, or base64 of little-endian int32.")]
-    weights: Annotated[list[float] | str, schema("JSON numbers, or base64.")]
-
-
-class Matrix(msgspec.Struct):
-    """Rows of equal width as bytes."""
-
-    shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
-    data: Annotated[str, schema("base64 of the rows, one after another.")]
-
-
+Entries: Final = answer_type(
+    "Entries", "Entries of the vocabulary and their weights, by ascending id.",
+    ids=described(list[int] | str, "JSON numbers, or base64 of little-endian int32."),
+    weights=described(list[float] | str, "JSON numbers, or base64."),
+)  # fmt: skip
+Matrix: Final = answer_type(
+    "Matrix", "Rows of equal width as bytes.",
+    shape=Annotated[list[int], Meta(min_length=2, max_length=2)], data=described(str, "base64 of the rows, one after another."),
+)  # fmt: skip
 _VECTORS: Final = list[list[float] | str] | None
 _ROWS: Final = list[list[list[float]] | Matrix] | None
 EmbedOutputs: Final = answer_type(
