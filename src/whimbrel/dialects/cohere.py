@@ -15,12 +15,13 @@ from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common.activation import class_names
+from whimbrel.dialects.common.answers import Usage, answer_type, usage
 from whimbrel.dialects.common.bodies import Positive, count, decode, holds, is_packed, schema
 from whimbrel.dialects.common.hosted import check_bits, quantize
-from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
-from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
-from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only, present
+from whimbrel.dialects.common.pairs import RERANK_TERMS, ContentPart, RankedDocument, RerankRequest, rank, request_of
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, parser, ready
+from whimbrel.dialects.common.schemas import MAX_IDS, MAX_INPUTS, Schema, only
 from whimbrel.dialects.common.texts import CUTS, Columns, ModelName, parse_texts, prompt_for_task
 from whimbrel.errors import InvalidRequest, Location, WhimbrelError
 from whimbrel.outputs.scoring import descending
@@ -40,12 +41,8 @@ _TEXTS: Final = count(MAX_INPUTS, " inputs")
 _NO_IMAGES: Final = "this server takes texts, no images."
 
 
-class CohereContent(msgspec.Struct, frozen=True):
+class CohereContent(ContentPart, frozen=True):
     """A piece of an input."""
-
-    RULES: ClassVar[tuple[Schema, ...]] = (present("text"),)
-    type: Annotated[str, schema(enum=["text"])]
-    text: str | None = None
 
 
 class CohereInput(msgspec.Struct, frozen=True):
@@ -92,69 +89,44 @@ class CohereEmbedRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class CohereEmbeddings(msgspec.Struct):
-    """The vectors in each of the types that were asked for."""
-
-    float_: list[list[float]] | None = msgspec.field(default=None, name="float")
-    int8: list[list[int]] | None = None
-    uint8: list[list[int]] | None = None
-    binary: list[list[int]] | None = None
-    ubinary: list[list[int]] | None = None
-    base64: list[str] | None = None
-
-
-class CohereVersion(msgspec.Struct):
-    """The version of the API."""
-
-    version: str
-
-
-class CohereMeta(msgspec.Struct):
-    """Units of work: tokens of all texts after truncation, or one search for a list that was ranked."""
-
-    api_version: CohereVersion
-    billed_units: dict[str, int]
-
-
-class CohereEmbedResponse(msgspec.Struct):
-    """Answer of POST /v2/embed and /v1/embed. In /v1/embed `embeddings` is a list where no types were asked for."""
-
-    id: str
-    response_type: Literal["embeddings_by_type", "embeddings_floats"]
-    embeddings: CohereEmbeddings | list[list[float]]
-    texts: list[str]
-    meta: CohereMeta
+CohereEmbeddings: Final = answer_type(
+    "CohereEmbeddings", "The vectors in each of the types that were asked for.",
+    float=(list[list[float]] | None, None),
+    **dict.fromkeys(("int8", "uint8", "binary", "ubinary"), (list[list[int]] | None, None)),
+    base64=(list[str] | None, None),
+)  # fmt: skip
+CohereVersion: Final = answer_type("CohereVersion", "The version of the API.", version=str)
+CohereMeta: Final = answer_type(
+    "CohereMeta", "Units of work: tokens of all texts after truncation, or one search for a list that was ranked.",
+    api_version=CohereVersion, billed_units=dict[str, int],
+)  # fmt: skip
+CohereEmbedResponse: Final = answer_type(
+    "CohereEmbedResponse",
+    "Answer of POST /v2/embed and /v1/embed. In /v1/embed `embeddings` is a list where no types were asked for.",
+    id=str, response_type=Literal["embeddings_by_type", "embeddings_floats"], embeddings=CohereEmbeddings | list[list[float]],
+    texts=list[str], meta=CohereMeta,
+)  # fmt: skip
 
 
 class CohereTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/tokenize."""
-
     text: str
     model: ModelName = None
 
 
-class CohereTokens(msgspec.Struct):
-    """Answer of POST /v1/tokenize, without special tokens."""
-
-    tokens: list[int]
-    token_strings: list[str]
-    meta: dict[str, CohereVersion]
+CohereTokens: Final = answer_type(
+    "CohereTokens", "Answer of POST /v1/tokenize, without special tokens.",
+    tokens=list[int], token_strings=list[str], meta=dict[str, CohereVersion],
+)  # fmt: skip
 
 
 class CohereDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/detokenize."""
-
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, lt=2**31)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
     model: ModelName = None
 
 
-class CohereText(msgspec.Struct):
-    """Answer of POST /v1/detokenize."""
-
-    text: str
-    meta: dict[str, CohereVersion]
+CohereText: Final = answer_type("CohereText", "Answer of POST /v1/detokenize.", text=str, meta=dict[str, CohereVersion])
 
 
 class CohereClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -171,31 +143,17 @@ class CohereClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     truncate: Cut = None
 
 
-class CohereConfidence(msgspec.Struct):
-    """The score of a class."""
-
-    confidence: float
-
-
-class CohereClassification(msgspec.Struct):
-    """The classes of one text. Where a text may have several, `predictions` has each with a score of 0.5 or more."""
-
-    id: str
-    input: str
-    prediction: str
-    predictions: list[str]
-    confidence: float
-    confidences: list[float]
-    labels: dict[str, CohereConfidence]
-    classification_type: Literal["single-label", "multi-label"]
-
-
-class CohereClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/classify."""
-
-    id: str
-    classifications: list[CohereClassification]
-    meta: CohereMeta
+CohereConfidence: Final = answer_type("CohereConfidence", "The score of a class.", confidence=float)
+CohereClassification: Final = answer_type(
+    "CohereClassification",
+    "The classes of one text. Where a text may have several, `predictions` has each with a score of 0.5 or more.",
+    id=str, input=str, prediction=str, predictions=list[str], confidence=float, confidences=list[float],
+    labels=dict[str, CohereConfidence], classification_type=Literal["single-label", "multi-label"],
+)  # fmt: skip
+CohereClassifyResponse: Final = answer_type(
+    "CohereClassifyResponse", "Answer of POST /v1/classify.",
+    id=str, classifications=list[CohereClassification], meta=CohereMeta,
+)  # fmt: skip
 
 
 class CohereSpans(msgspec.Struct, frozen=True):
@@ -205,8 +163,6 @@ class CohereSpans(msgspec.Struct, frozen=True):
 
 
 class CohereRerankRequest(RerankRequest, frozen=True, kw_only=True):
-    """Body of POST /v2/rerank."""
-
     relevant_spans: Annotated[CohereSpans | None, schema("Rejected if its mode is `enabled`.")] = None
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
@@ -229,18 +185,12 @@ class CohereRerankRequestV1(RerankRequest, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
-class CohereRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank and /v2/rerank, best first by the scores before activation.
-
-    Of equal ones the first document comes first."""
-
-    id: str
-    results: list[RankedDocument]
-    meta: CohereMeta
-    model: str
-    usage: Usage
-
-
+CohereRerankResponse: Final = answer_type(
+    "CohereRerankResponse",
+    "Answer of POST /v1/rerank and /v2/rerank, best first by the scores before activation.\n\n    "
+    "Of equal ones the first document comes first.",
+    id=str, results=list[RankedDocument], meta=CohereMeta, model=str, usage=Usage,
+)  # fmt: skip
 _INPUT_TYPES: Final[dict[str, InputType | None]] = {
     "search_query": "query",
     "search_document": "document",
@@ -316,19 +266,13 @@ def _meta(version: str, **units: int) -> dict[str, Any]:
     return {"api_version": {"version": version}, "billed_units": units}
 
 
-def parse_tokenize(raw: bytes) -> Parsed[CohereTokenizeRequest]:
-    body = decode(CohereTokenizeRequest, raw)
-    return ready(body, TokenizeRequest([body.text], special=False))
+parse_tokenize: Final = parser(CohereTokenizeRequest, lambda body: TokenizeRequest([body.text], special=False))
+parse_detokenize: Final = parser(CohereDetokenizeRequest, lambda body: DetokenizeRequest([body.tokens]))
 
 
 def render_tokenize(body: CohereTokenizeRequest, results: Sequence[TokenInfo], model: ServedModel) -> bytes:
     (tokens,) = results
     return to_json({"tokens": tokens.ids_T, "token_strings": list(tokens.names), "meta": _VERSION_1})
-
-
-def parse_detokenize(raw: bytes) -> Parsed[CohereDetokenizeRequest]:
-    body = decode(CohereDetokenizeRequest, raw)
-    return ready(body, DetokenizeRequest([body.tokens]))
 
 
 def render_detokenize(body: CohereDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
@@ -403,20 +347,15 @@ def render_rerank(body: RerankRequest, result: Result, model: ServedModel, versi
     return json_answer(content, result)
 
 
+CohereError: Final = answer_type("CohereError", "An error of Cohere's API.", message=str)
 _TERMS: Final = ErrorTerms(
     {"input": "texts", "dimensions": "output_dimension", "outputs": "model", "prompt_name": "input_type"},
     {"truncate": 'truncate="END"', "input_type": 'input_type="search_query" or "search_document"'},
 )
 
 
-class CohereError(msgspec.Struct):
-    """An error of Cohere's API."""
-
-    message: str
-
-
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
-    return msgspec.json.encode(CohereError(terms.describe(error)[0]))
+    return msgspec.json.encode({"message": terms.describe(error)[0]})
 
 
 _COHERE: Final = partial(Route, render=render_error, error_type=CohereError, terms=_TERMS)

@@ -16,11 +16,12 @@ import msgspec
 
 from whimbrel.dialects.common import responses
 from whimbrel.dialects.common.activation import Prediction, activate, activation_of, predict
+from whimbrel.dialects.common.answers import BEST_FIRST, Usage, answer_type, described, usage, word
 from whimbrel.dialects.common.bodies import count, decode, is_packed, schema
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED, DetailedError, render_detailed_error
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of, text_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, ErrorTerms, GetRoute, Parsed, Route
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import MESSAGE_PACK, ErrorTerms, GetRoute, Parsed
 from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.dialects.common.texts import ModelName
 from whimbrel.errors import InvalidRequest
@@ -38,15 +39,10 @@ class InfinityRerankRequest(RerankRequest, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
-class InfinityRerankResponse(msgspec.Struct):
-    """Answer of POST /rerank, best first by the scores before activation; of equal ones the first document comes first."""
-
-    id: str
-    created: int
-    results: list[RankedText]
-    model: str
-    usage: Usage
-    object: Literal["rerank"] = "rerank"
+InfinityRerankResponse: Final = answer_type(
+    "InfinityRerankResponse", f"Answer of POST /rerank, {BEST_FIRST}",
+    id=str, created=int, results=list[RankedText], model=str, usage=Usage, object=word("rerank"),
+)  # fmt: skip
 
 
 class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,35 +53,20 @@ class InfinityClassifyRequest(msgspec.Struct, frozen=True, kw_only=True):
     raw_scores: _Raw = False
 
 
-class InfinityClassifyResponse(msgspec.Struct):
-    """Answer of POST /classify."""
-
-    id: str
-    created: int
-    data: Annotated[list[list[Prediction]], schema("The classes of each text, best first.")]
-    model: str
-    usage: Usage
-    object: Literal["classify"] = "classify"
+InfinityClassifyResponse: Final = answer_type(
+    "InfinityClassifyResponse", "Answer of POST /classify.",
+    id=str, created=int, data=described(list[list[Prediction]], "The classes of each text, best first."), model=str,
+    usage=Usage, object=word("classify"),
+)  # fmt: skip
 
 
-class InfinityModel(msgspec.Struct, kw_only=True):
-    """One model of GET /models. Infinity's clients take no other owner."""
-
-    id: str
-    created: int
-    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
-    object: Literal["model"] = "model"
-    owned_by: str = "infinity"
-    capabilities: list[Literal["embed", "rerank", "classify"]]
-    backend: str = "torch"
-    stats: Annotated[dict[str, float], schema("Empty; /metrics has figures.")]
-
-
-class InfinityModels(msgspec.Struct):
-    """Answer of GET /models."""
-
-    data: list[InfinityModel]
-    object: Literal["list"] = "list"
+InfinityModel: Final = answer_type(
+    "InfinityModel", "One model of GET /models. Infinity's clients take no other owner.",
+    id=str, created=int, max_model_len=described(int, "The maximum of tokens per text."), object=word("model"),
+    owned_by=(str, "infinity"), capabilities=list[Literal["embed", "rerank", "classify"]], backend=(str, "torch"),
+    stats=described(dict[str, float], "Empty; /metrics has figures."),
+)  # fmt: skip
+InfinityModels: Final = answer_type("InfinityModels", "Answer of GET /models.", data=list[InfinityModel], object=word("list"))
 
 
 def parse_rerank(raw: bytes) -> Parsed[InfinityRerankRequest]:
@@ -126,15 +107,15 @@ def render_classify(body: InfinityClassifyRequest, result: Result, model: Served
 
 
 def render_models(models: Sequence[ServedModel]) -> bytes:
-    entries: list[InfinityModel] = []
+    entries: list[Any] = []
     for model in models:
         about: dict[str, Any] = {"max_model_len": model.plan.max_length, "capabilities": _capabilities(model), "stats": {}}
         names, now = responses.served_names(model.plan), responses.created()
         entries += [InfinityModel(id=name, created=now, **about) for name in names]
-    return msgspec.json.encode(InfinityModels(entries))
+    return msgspec.json.encode({"data": entries, "object": "list"})
 
 
-def _capabilities(model: ServedModel) -> list[Literal["embed", "rerank", "classify"]]:
+def _capabilities(model: ServedModel) -> list[str]:
     scores = model.card.outputs.get("scores")
     if scores is None:
         return ["embed"] if "dense" in model.card.outputs else []
@@ -150,13 +131,7 @@ def _is_litellm(headers: Mapping[bytes, bytes]) -> bool:
     return headers.get(b"user-agent", b"").startswith(b"litellm/") and headers.get(b"authorization") == b"Bearer None"
 
 
-_INFINITY: Final = partial(
-    Route,
-    render=render_detailed_error,
-    error_type=DetailedError,
-    placeholders=PLACEHOLDERS,
-    discriminators=frozenset({"raw_scores"}),
-)
+_INFINITY: Final = partial(DETAILED, discriminators=frozenset({"raw_scores"}))
 
 ROUTES: Final = (
     _INFINITY(

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
+from whimbrel.dialects.common.answers import Usage, answer_type, described, usage, word
 from whimbrel.dialects.common.bodies import decode, schema
 from whimbrel.dialects.common.hosted import ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.rerank import RERANK
-from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
 from whimbrel.dialects.common.texts import SIDES, prompt_for_task, text_request
 from whimbrel.errors import InvalidRequest
@@ -57,25 +57,19 @@ class JinaEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     ] = None
 
 
-class JinaEmbedding(msgspec.Struct):
-    """The vectors of one text."""
-
-    index: int
-    embedding: list[float] | str | dict[str, list[float] | str] | None = None
-    embeddings: Annotated[
+JinaEmbedding: Final = answer_type(
+    "JinaEmbedding", "The vectors of one text.",
+    index=int, embedding=(list[float] | str | dict[str, list[float] | str] | None, None),
+    embeddings=described(
         list[list[float] | str] | dict[str, list[list[float] | str]] | None,
-        schema("The token vectors, in place of `embedding`."),
-    ] = None
-    object: Literal["embedding", "embeddings"] = "embedding"
-
-
-class JinaEmbeddingsResponse(msgspec.Struct):
-    """Answer of POST /v1/embeddings and /v1/multi-vector."""
-
-    data: list[JinaEmbedding]
-    model: str
-    usage: Usage
-    object: Literal["list"] = "list"
+        "The token vectors, in place of `embedding`.", None,
+    ),
+    object=(Literal["embedding", "embeddings"], "embedding"),
+)  # fmt: skip
+JinaEmbeddingsResponse: Final = answer_type(
+    "JinaEmbeddingsResponse", "Answer of POST /v1/embeddings and /v1/multi-vector.",
+    data=list[JinaEmbedding], model=str, usage=Usage, object=word("list"),
+)  # fmt: skip
 
 
 def parse_embeddings(raw: bytes, default: OutputName = "dense") -> Parsed[JinaEmbeddingsRequest]:

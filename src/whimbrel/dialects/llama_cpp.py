@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import decode, schema
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
 from whimbrel.dialects.common.rerank import RERANK
@@ -27,8 +28,6 @@ _INT16: Final = 32760
 
 
 class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /embedding."""
-
     content: Annotated[TokenInputs | None, schema("A text, texts, token ids, or lists of token ids.")] = None
     input: Annotated[TokenInputs | None, schema("The same as `content`.")] = None
     model: ModelName = None
@@ -41,11 +40,9 @@ class LlamaEmbeddingRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class LlamaEmbedding(msgspec.Struct):
-    """The vector of one input, in a list."""
-
-    index: int
-    embedding: list[list[float]]
+LlamaEmbedding: Final = answer_type(
+    "LlamaEmbedding", "The vector of one input, in a list.", index=int, embedding=list[list[float]]
+)
 
 
 def parse_embedding(raw: bytes) -> Parsed[LlamaEmbeddingRequest]:

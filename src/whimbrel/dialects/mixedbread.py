@@ -3,15 +3,16 @@
 Texts that exceed the limit are cut. Unknown fields are ignored. Source: mixedbread-python 0.50 (types/rerank_response.py).
 """
 
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final
 
 import msgspec
 
+from whimbrel.dialects.common.answers import Usage, answer_type, usage, word
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Positive, count, decode, is_packed, schema
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RerankRequest, Text, rank, request_of
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, usage
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route, ready
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import MESSAGE_PACK, Parsed, ready
 from whimbrel.dialects.common.texts import Instruction, ModelName
 from whimbrel.errors import InvalidRequest, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
@@ -31,24 +32,14 @@ class MixedbreadRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     instruction: Instruction = None
 
 
-class MixedbreadRank(msgspec.Struct):
-    """A text among those that were sent."""
-
-    index: int
-    score: float
-    input: str | None
-    object: Literal["rank_result"] = "rank_result"
-
-
-class MixedbreadRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/reranking, best first by the scores before activation; of equal ones the first text comes first."""
-
-    data: list[MixedbreadRank]
-    model: str
-    usage: Usage
-    top_k: int
-    return_input: bool
-    object: Literal["list"] = "list"
+MixedbreadRank: Final = answer_type(
+    "MixedbreadRank", "A text among those that were sent.", index=int, score=float, input=str | None, object=word("rank_result")
+)
+MixedbreadRerankResponse: Final = answer_type(
+    "MixedbreadRerankResponse",
+    "Answer of POST /v1/reranking, best first by the scores before activation; of equal ones the first text comes first.",
+    data=list[MixedbreadRank], model=str, usage=Usage, top_k=int, return_input=bool, object=word("list"),
+)  # fmt: skip
 
 
 def parse_rerank(raw: bytes) -> Parsed[MixedbreadRerankRequest]:
@@ -77,11 +68,10 @@ def render_rerank(body: MixedbreadRerankRequest, result: Result, model: ServedMo
 
 _locate_pair: Final = locate_pairs("query", "input", single=(True, False))
 ROUTES: Final = tuple(
-    Route(
+    DETAILED(
         path, "Texts ranked by a query: a body with `input` (Mixedbread).",
         parse_rerank, render_rerank, response_type=MixedbreadRerankResponse,
         made_for="ranking", example='{"query": "What is a whimbrel?", "input": ["A wader with a curved bill.", "A sandwich."]}',
-        render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
         terms=RERANK_TERMS.extended({"input": lambda at: at if at.part is None else _locate_pair(at), "documents": "input"}),
         media_types=(JSON, *MESSAGE_PACK), discriminators=frozenset({"input"}),
     )

@@ -12,9 +12,10 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common import responses, texts
+from whimbrel.dialects.common.answers import Usage, answer_type, described, usage
 from whimbrel.dialects.common.bodies import Positive, decode, schema, text_inputs
 from whimbrel.dialects.common.openai_errors import OpenAIError, render_error
-from whimbrel.dialects.common.responses import SENT_OUTPUTS, EncodingFormat, Response, ServedModel, Usage, json_answer, usage
+from whimbrel.dialects.common.responses import SENT_OUTPUTS, EncodingFormat, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXT_PAIRS, TEXTS, Schema, absent, any_of, never, present
 from whimbrel.dialects.common.texts import AdapterName, Instruction, ModelName, TextFields, TextUse, Truncation
@@ -35,8 +36,6 @@ EmbedType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp
 
 
 class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/embed."""
-
     input: Annotated[
         str | list[str | int | list[int | str]],
         text_inputs(TEXT, TEXTS, TEXT_PAIRS, IDS, ID_LISTS).says(
@@ -95,47 +94,31 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = None
 
 
-class Entries(msgspec.Struct):
-    """Entries of the vocabulary and their weights, by ascending id."""
-
-    ids: Annotated[list[int] | str, schema("JSON numbers, or base64 of little-endian int32.")]
-    weights: Annotated[list[float] | str, schema("JSON numbers, or base64.")]
-
-
-class Matrix(msgspec.Struct):
-    """Rows of equal width as bytes."""
-
-    shape: Annotated[list[int], Meta(min_length=2, max_length=2)]
-    data: Annotated[str, schema("base64 of the rows, one after another.")]
-
-
-class EmbedOutputs(msgspec.Struct):
-    """The outputs that were asked for, each in the order of the inputs; the others are null."""
-
-    dense: Annotated[list[list[float] | str] | None, schema("A vector for each input.")] = None
-    sparse: Annotated[list[Entries] | None, schema("Weights of vocabulary entries for each input.")] = None
-    multi_vector: Annotated[
-        list[list[list[float]] | Matrix] | None, schema("For each input a vector for each token that takes part in scoring.")
-    ] = None
-    scores: Annotated[list[list[float] | str] | None, schema("For each input a score for each class.")] = None
-    token_scores: Annotated[list[list[list[float]] | Matrix] | None, schema("For each input the scores of each token.")] = None
-    muvera: Annotated[list[list[float] | str] | None, schema("For each input a vector in place of its token vectors.")] = None
-    hidden: Annotated[
-        list[list[list[float]] | Matrix] | None,
-        schema("For models with dense vectors: the last hidden state of every token of each input."),
-    ] = None
-    token_dense: Annotated[
-        list[list[list[float]] | Matrix] | None,
-        schema("`hidden` after the layers that dense vectors go through, and normalised where those are."),
-    ] = None
-
-
-class EmbedResponse(msgspec.Struct):
-    """Answer of POST /v1/embed."""
-
-    outputs: EmbedOutputs
-    model: str
-    usage: Usage
+Entries: Final = answer_type(
+    "Entries", "Entries of the vocabulary and their weights, by ascending id.",
+    ids=described(list[int] | str, "JSON numbers, or base64 of little-endian int32."),
+    weights=described(list[float] | str, "JSON numbers, or base64."),
+)  # fmt: skip
+Matrix: Final = answer_type(
+    "Matrix", "Rows of equal width as bytes.",
+    shape=Annotated[list[int], Meta(min_length=2, max_length=2)], data=described(str, "base64 of the rows, one after another."),
+)  # fmt: skip
+_VECTORS: Final = list[list[float] | str] | None
+_ROWS: Final = list[list[list[float]] | Matrix] | None
+EmbedOutputs: Final = answer_type(
+    "EmbedOutputs", "The outputs that were asked for, each in the order of the inputs; the others are null.",
+    dense=described(_VECTORS, "A vector for each input.", None),
+    sparse=described(list[Entries] | None, "Weights of vocabulary entries for each input.", None),
+    multi_vector=described(_ROWS, "For each input a vector for each token that takes part in scoring.", None),
+    scores=described(_VECTORS, "For each input a score for each class.", None),
+    token_scores=described(_ROWS, "For each input the scores of each token.", None),
+    muvera=described(_VECTORS, "For each input a vector in place of its token vectors.", None),
+    hidden=described(_ROWS, "For models with dense vectors: the last hidden state of every token of each input.", None),
+    token_dense=described(
+        _ROWS, "`hidden` after the layers that dense vectors go through, and normalised where those are.", None
+    ),
+)  # fmt: skip
+EmbedResponse: Final = answer_type("EmbedResponse", "Answer of POST /v1/embed.", outputs=EmbedOutputs, model=str, usage=Usage)
 
 
 def parse_embed(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbedRequest]:
@@ -213,8 +196,6 @@ def _labels(about: str) -> Meta:
 
 
 class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/classify."""
-
     RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(present("labels"), {"allOf": [absent("hypothesis_template"), never(multi_label={"const": True})]}),
         never(labels={"type": "array"}, activate={"const": False}),
@@ -248,22 +229,18 @@ class ClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fie
     ] = None
 
 
-class ClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/classify."""
-
-    labels: Annotated[list[str], schema("The names of the classes: the model's, or those of the request.")]
-    scores: Annotated[list[list[float]], schema("For each input a score for each class.")]
-    model: str
-    usage: Usage
-    order: Annotated[
+ClassifyResponse: Final = answer_type(
+    "ClassifyResponse", "Answer of POST /v1/classify.",
+    labels=described(list[str], "The names of the classes: the model's, or those of the request."),
+    scores=described(list[list[float]], "For each input a score for each class."), model=str, usage=Usage,
+    order=described(
         list[list[int]] | None,
-        schema("To `labels` or `return_order`: for each input the places of all labels in the list, best first."),
-    ] = None
+        "To `labels` or `return_order`: for each input the places of all labels in the list, best first.", None,
+    ),
+)  # fmt: skip
 
 
 class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Body of POST /v1/token_classify."""
-
     RULES: ClassVar[tuple[Schema, ...]] = (
         any_of(present("labels"), absent("threshold")),
         never(labels={"type": "array"}, activate={"const": False}),
@@ -284,22 +261,14 @@ class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknow
     ] = None
 
 
-class FoundEntity(msgspec.Struct):
-    """An entity in a text; `start` and `end` count characters."""
-
-    label: str
-    score: float
-    start: int
-    end: int
-    text: str
-
-
-class TokenClassifyResponse(msgspec.Struct):
-    """Answer of POST /v1/token_classify."""
-
-    entities: Annotated[list[list[FoundEntity]], schema("The entities of each input.")]
-    model: str
-    usage: Usage
+FoundEntity: Final = answer_type(
+    "FoundEntity", "An entity in a text; `start` and `end` count characters.",
+    label=str, score=float, start=int, end=int, text=str,
+)  # fmt: skip
+TokenClassifyResponse: Final = answer_type(
+    "TokenClassifyResponse", "Answer of POST /v1/token_classify.",
+    entities=described(list[list[FoundEntity]], "The entities of each input."), model=str, usage=Usage,
+)  # fmt: skip
 
 
 def parse_classify(raw: bytes) -> Parsed[ClassifyRequest]:

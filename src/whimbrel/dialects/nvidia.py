@@ -8,11 +8,12 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from whimbrel.dialects.common.answers import Usage, answer_type, usage
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, check, count, decode, schema
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.openai_errors import DETAILED
 from whimbrel.dialects.common.pairs import RERANK_TERMS, best_pairs
-from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, usage
-from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import Parsed
 from whimbrel.dialects.common.texts import CUTS, ModelName
 from whimbrel.errors import Location, locate_pairs
 from whimbrel.types.options import MAX_PAIRS
@@ -33,8 +34,6 @@ class RankingQuery(msgspec.Struct, frozen=True):
 
 
 class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /v1/ranking."""
-
     query: RankingQuery
     passages: Annotated[
         list[Passage],
@@ -48,18 +47,11 @@ class RankingRequest(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
 
 
-class Ranking(msgspec.Struct):
-    """A passage among those that were sent."""
-
-    index: int
-    logit: float
-
-
-class RankingResponse(msgspec.Struct):
-    """Answer of POST /v1/ranking, best first; of equal scores the first passage comes first."""
-
-    rankings: list[Ranking]
-    usage: Usage
+Ranking: Final = answer_type("Ranking", "A passage among those that were sent.", index=int, logit=float)
+RankingResponse: Final = answer_type(
+    "RankingResponse", "Answer of POST /v1/ranking, best first; of equal scores the first passage comes first.",
+    rankings=list[Ranking], usage=Usage,
+)  # fmt: skip
 
 
 def parse_ranking(raw: bytes) -> Parsed[RankingRequest]:
@@ -80,11 +72,10 @@ def render_ranking(body: RankingRequest, result: Result, model: ServedModel) -> 
 
 
 ROUTES: Final = tuple(
-    Route(
+    DETAILED(
         path, "Passages ranked by a query (NVIDIA).", parse_ranking, render_ranking, response_type=RankingResponse,
         made_for="ranking",
         example='{"query": {"text": "What is a whimbrel?"}, "passages": [{"text": "A wader."}, {"text": "A sandwich."}]}',
-        render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS,
         terms=RERANK_TERMS.extended(
             {"input": locate_pairs("query", "passages", single=(True, False))}, {"truncate": 'truncate="END"'}
         ),

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import count, decode, holds, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
@@ -44,8 +45,6 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
-    """Body of POST /api/embed."""
-
     input: Annotated[
         str | list[str] | None,
         count(MAX_INPUTS, " inputs", least=0).says(
@@ -63,102 +62,53 @@ class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
     ] = None
 
 
-class OllamaEmbedResponse(msgspec.Struct):
-    """Answer of POST /api/embed; durations in nanoseconds."""
-
-    model: str
-    embeddings: Annotated[list[list[float]], schema("Vectors of norm 1, whatever the model's default.")]
-    total_duration: int
-    load_duration: int
-    prompt_eval_count: int
+OllamaEmbedResponse: Final = answer_type(
+    "OllamaEmbedResponse", "Answer of POST /api/embed; durations in nanoseconds.",
+    model=str, embeddings=described(list[list[float]], "Vectors of norm 1, whatever the model's default."),
+    total_duration=int, load_duration=int, prompt_eval_count=int,
+)  # fmt: skip
 
 
 class OllamaEmbeddingsRequest(OllamaFields, frozen=True, kw_only=True):
-    """Body of POST /api/embeddings."""
-
     prompt: Annotated[str | None, schema("A text. Without it, or for an empty text, there is no vector.")] = None
 
 
-class OllamaEmbeddingsResponse(msgspec.Struct):
-    """Answer of POST /api/embeddings."""
-
-    embedding: Annotated[list[float], schema("The pooled vector, not normalised.")]
+OllamaEmbeddingsResponse: Final = answer_type(
+    "OllamaEmbeddingsResponse", "Answer of POST /api/embeddings.",
+    embedding=described(list[float], "The pooled vector, not normalised."),
+)  # fmt: skip
 
 
 class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /api/show."""
-
     model: str | None = None
     name: Annotated[str | None, schema("The same as `model`.")] = None
 
 
 class PullRequest(ShowRequest, frozen=True, kw_only=True):
-    """Body of POST /api/pull."""
-
     stream: Annotated[bool | None, schema("Answer in two lines of JSON. Default: true.")] = None
 
 
-class PullResponse(msgspec.Struct):
-    """Answer of POST /api/pull, or a line of it."""
-
-    status: str
-
-
-class ModelDetails(msgspec.Struct):
-    """The kind of a model."""
-
-    family: str
-    families: list[str]
-    quantization_level: str
-    parameter_size: str = ""
-    format: str = "safetensors"
-    parent_model: str = ""
-
-
-class ShowResponse(msgspec.Struct):
-    """Answer of POST /api/show."""
-
-    details: ModelDetails
-    model_info: dict[str, str | int]
-    capabilities: list[str]
-    modelfile: str = ""
-    parameters: str = ""
-    template: str = ""
-
-
-class ListedModel(msgspec.Struct):
-    """A model that is served. `size` is always 0; `digest` is made from the model's card."""
-
-    name: str
-    model: str
-    digest: str
-    details: ModelDetails
-    size: int = 0
-
-
-class RunningModel(ListedModel):
-    """A model that is loaded."""
-
-    size_vram: int = 0
-    context_length: int = 0
-
-
-class ListResponse(msgspec.Struct):
-    """Answer of GET /api/tags."""
-
-    models: list[ListedModel]
-
-
-class ProcessResponse(msgspec.Struct):
-    """Answer of GET /api/ps."""
-
-    models: list[RunningModel]
-
-
-class VersionResponse(msgspec.Struct):
-    """Answer of GET /api/version."""
-
-    version: str
+PullResponse: Final = answer_type("PullResponse", "Answer of POST /api/pull, or a line of it.", status=str)
+ModelDetails: Final = answer_type(
+    "ModelDetails", "The kind of a model.",
+    family=str, families=list[str], quantization_level=str, parameter_size=(str, ""), format=(str, "safetensors"),
+    parent_model=(str, ""),
+)  # fmt: skip
+ShowResponse: Final = answer_type(
+    "ShowResponse", "Answer of POST /api/show.",
+    details=ModelDetails, model_info=dict[str, str | int], capabilities=list[str], modelfile=(str, ""), parameters=(str, ""),
+    template=(str, ""),
+)  # fmt: skip
+_LISTED: Final = {"name": str, "model": str, "digest": str, "details": ModelDetails, "size": (int, 0)}
+ListedModel: Final = answer_type(
+    "ListedModel", "A model that is served. `size` is always 0; `digest` is made from the model's card.", **_LISTED
+)
+RunningModel: Final = answer_type(
+    "RunningModel", "A model that is loaded.", **_LISTED, size_vram=(int, 0), context_length=(int, 0)
+)
+ListResponse: Final = answer_type("ListResponse", "Answer of GET /api/tags.", models=list[ListedModel])
+ProcessResponse: Final = answer_type("ProcessResponse", "Answer of GET /api/ps.", models=list[RunningModel])
+VersionResponse: Final = answer_type("VersionResponse", "Answer of GET /api/version.", version=str)
 
 
 def parse_embed(raw: bytes) -> Parsed[OllamaEmbedRequest]:
@@ -202,7 +152,7 @@ def parse_pull(raw: bytes) -> Parsed[PullRequest]:
 
 def render_pull(body: PullRequest, result: None, model: ServedModel) -> bytes | Response:
     """Return the answer for a model that is there; nothing is ever pulled."""
-    lines = [msgspec.json.encode(PullResponse(status)) for status in ("pulling manifest", "success")]
+    lines = [msgspec.json.encode({"status": status}) for status in ("pulling manifest", "success")]
     return lines[-1] if body.stream is False else Response([b"%b\n" % line for line in lines], _LINES)
 
 
@@ -229,21 +179,21 @@ def render_show(body: ShowRequest, result: None, model: ServedModel) -> bytes:
     if "dense" in card.outputs:
         model_info[f"{family}.embedding_length"] = card.dense.default_width or card.dense.width
         capabilities.append("embedding")
-    return msgspec.json.encode(ShowResponse(_details(model), model_info, capabilities))
+    return msgspec.json.encode(ShowResponse(details=_details(model), model_info=model_info, capabilities=capabilities))
 
 
 def render_tags(models: Sequence[ServedModel]) -> bytes:
-    return msgspec.json.encode(ListResponse([ListedModel(**each) for model in models for each in _listed(model)]))
+    return msgspec.json.encode({"models": [ListedModel(**each) for model in models for each in _listed(model)]})
 
 
 def render_running(models: Sequence[ServedModel]) -> bytes:
     """Return the models that are loaded: all that are served."""
     limits = [(model.plan.max_length, each) for model in models for each in _listed(model)]
-    return msgspec.json.encode(ProcessResponse([RunningModel(**each, context_length=limit) for limit, each in limits]))
+    return msgspec.json.encode({"models": [RunningModel(**each, context_length=limit) for limit, each in limits]})
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
-    return msgspec.json.encode(VersionResponse(VERSION))
+    return msgspec.json.encode({"version": VERSION})
 
 
 def _listed(model: ServedModel) -> list[dict[str, Any]]:
@@ -253,19 +203,14 @@ def _listed(model: ServedModel) -> list[dict[str, Any]]:
     return [{"name": name, "model": name, "digest": digest, "details": details} for name in names]
 
 
-def _details(model: ServedModel) -> ModelDetails:
+def _details(model: ServedModel) -> Any:
     family = model.card.encoder.family
-    return ModelDetails(family, [family], _LEVELS[model.plan.dtype])
+    return ModelDetails(family=family, families=[family], quantization_level=_LEVELS[model.plan.dtype])
 
 
+OllamaError: Final = answer_type("OllamaError", "An error of Ollama's API.", error=str)
 _TERMS: Final = ErrorTerms({"max_tokens": "options.num_ctx"}, {"truncate": "truncate: true"})
 _PROMPT_TERMS: Final = _TERMS.extended({"input": lambda _: Location("prompt")}, {"truncate": None})
-
-
-class OllamaError(msgspec.Struct):
-    """An error of Ollama's API."""
-
-    error: str
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
@@ -277,7 +222,7 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
         text = f"the input length exceeds the context length: {text}"
     elif isinstance(error, Overloaded):
         text = f"server busy, please try again. {text}"
-    return msgspec.json.encode(OllamaError(text))
+    return msgspec.json.encode({"error": text})
 
 
 def status(error: WhimbrelError) -> int:

@@ -10,19 +10,22 @@ from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
+import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 
 from whimbrel.dialects.common import responses, vllm_fields
+from whimbrel.dialects.common.answers import VLLMUsage, answer_type, described, usage, vllm_usage, word
 from whimbrel.dialects.common.bodies import decode, schema, text_inputs
-from whimbrel.dialects.common.late_chunks import LateChunkingParams, LateChunks, chunk_embeddings
-from whimbrel.dialects.common.openai_errors import OPENAI_TERMS, DetailedError, render_detailed_error
-from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, VLLMUsage, json_answer, usage, vllm_usage
-from whimbrel.dialects.common.route import PLACEHOLDERS, Parsed, Route, binary_formats, ready
+from whimbrel.dialects.common.openai_errors import DETAILED, OPENAI_TERMS
+from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, json_answer
+from whimbrel.dialects.common.route import Parsed, binary_formats, ready
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
 from whimbrel.dialects.common.texts import CUTS, TextObject, side_of
 from whimbrel.dialects.common.vllm_fields import VLLMTextFields
 from whimbrel.errors import InvalidRequest, TooLarge
-from whimbrel.types.arrays import Float32Array
+from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.options import require
 from whimbrel.types.request import Request
 from whimbrel.types.result import Ragged, Result
 from whimbrel.wire.dtypes import EncodedArray
@@ -34,9 +37,13 @@ _MAX_BLOCKS: Final = 512
 """The limit of entries in a header, of about 100 bytes each: clients read headers of less than 64 KiB."""
 
 
-class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
-    """Body of POST /v1/embeddings."""
+class LateChunkingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Parameters of late chunking by length."""
 
+    chunk_size: Annotated[int, Meta(ge=1, le=2**63 - 1, description="The number of tokens of a chunk; the last has the rest.")]
+
+
+class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     input: Annotated[
         str | list[str | int | list[int] | TextObject],
         text_inputs(TEXT, TEXTS_OR_OBJECTS, IDS, ID_LISTS).says(
@@ -80,62 +87,44 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
 
 
-class Embedding(msgspec.Struct):
-    """One vector of the answer, or the vectors of the tokens or chunks of a text."""
-
-    index: int
-    embedding: Annotated[
+LateChunk: Final = answer_type(
+    "LateChunk", "A chunk of a text, from a first to before an end.",
+    token_range=tuple[int, int], char_range=described(tuple[int, int] | None, "Null for a chunk of special tokens."),
+)  # fmt: skip
+LateChunks: Final = answer_type(
+    "LateChunks", "The chunks of a text, one for each of its vectors.",
+    chunk_size=int, input_tokens=int, chunks=list[LateChunk], strategy=word("fixed_tokens"),
+)  # fmt: skip
+Embedding: Final = answer_type(
+    "Embedding", "One vector of the answer, or the vectors of the tokens or chunks of a text.",
+    index=int,
+    embedding=described(
         list[float | list[float]] | str,
-        schema(
-            "JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or of a model "
-            "with a vector for each token, which in base64 are one string of all rows."
-        ),
-    ]
-    object: Literal["embedding"] = "embedding"
-    late_chunking: LateChunks | None = None
+        "JSON numbers, or base64 of little-endian float32; a list of vectors for `late_chunking_params`, or of a model "
+        "with a vector for each token, which in base64 are one string of all rows.",
+    ),
+    object=word("embedding"), late_chunking=(LateChunks | None, None),
+)  # fmt: skip
+EmbeddingsResponse: Final = answer_type(
+    "EmbeddingsResponse", "Answer of POST /v1/embeddings.",
+    id=str, created=int, data=list[Embedding], model=str, usage=VLLMUsage, object=word("list"),
+)  # fmt: skip
 
 
-class EmbeddingsResponse(msgspec.Struct):
-    """Answer of POST /v1/embeddings."""
-
-    id: str
-    created: int
-    data: list[Embedding]
-    model: str
-    usage: VLLMUsage
-    object: Literal["list"] = "list"
-
-
-class ModelCapabilities(msgspec.Struct):
-    """The kinds of requests that a model takes, among those that Mistral's clients know."""
-
-    classification: bool
-    completion_chat: Literal[False] = False
-    completion_fim: Literal[False] = False
-    function_calling: Literal[False] = False
-    fine_tuning: Literal[False] = False
-    vision: Literal[False] = False
-
-
-class NamedModel(msgspec.Struct, kw_only=True):
-    """One model of GET /v1/models, with what Mistral's clients read."""
-
-    id: str
-    created: int
-    max_model_len: Annotated[int, schema("The maximum of tokens per text.")]
-    object: Literal["model"] = "model"
-    owned_by: str = "whimbrel"
-    type: Literal["base"] = "base"
-    max_context_length: Annotated[int, schema("The same as `max_model_len` (Mistral).")]
-    aliases: Annotated[list[str], schema("All other names of the model.")]
-    capabilities: ModelCapabilities
-
-
-class ModelsResponse(msgspec.Struct):
-    """Answer of GET /v1/models."""
-
-    data: list[NamedModel]
-    object: Literal["list"] = "list"
+ModelCapabilities: Final = answer_type(
+    "ModelCapabilities", "The kinds of requests that a model takes, among those that Mistral's clients know.",
+    classification=bool,
+    **dict.fromkeys(
+        ("completion_chat", "completion_fim", "function_calling", "fine_tuning", "vision"), (Literal[False], False)
+    ),
+)  # fmt: skip
+NamedModel: Final = answer_type(
+    "NamedModel", "One model of GET /v1/models, with what Mistral's clients read.",
+    id=str, created=int, max_model_len=described(int, "The maximum of tokens per text."), object=word("model"),
+    owned_by=(str, "whimbrel"), type=word("base"), max_context_length=described(int, "The same as `max_model_len` (Mistral)."),
+    aliases=described(list[str], "All other names of the model."), capabilities=ModelCapabilities,
+)  # fmt: skip
+ModelsResponse: Final = answer_type("ModelsResponse", "Answer of GET /v1/models.", data=list[NamedModel], object=word("list"))
 
 
 def parse_request(raw: bytes, default: EncodingFormat = "float") -> Parsed[EmbeddingsRequest]:
@@ -181,7 +170,7 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
     """Return the vectors of texts or of their tokens. In base64 those of a text are one string, row after row, as with vLLM."""
     about, tokens = _about(body, result, model), result.outputs.multi_vector
     if (size := body.late_chunking_params) is not None:
-        return json_answer(about | {"data": chunk_embeddings(result, size.chunk_size)}, result)
+        return json_answer(about | {"data": _chunk_embeddings(result, size.chunk_size)}, result)
     if body.encoding_format in (None, "float"):
         return json_answer(about | {"data": _embeddings(result.dense if tokens is None else tokens)}, result)
     name, numbers = ("dense", result.dense) if tokens is None else ("multi_vector", tokens.rows_XD)
@@ -204,20 +193,43 @@ def render_response(body: EmbeddingsRequest, result: Result, model: ServedModel)
             return responses.binary_answer(encoding, arrays, result, model)
 
 
+def _chunk_embeddings(result: Result, size: int) -> list[dict[str, Any]]:
+    """Return Embeddings with the vectors of all chunks of each text."""
+    data: list[dict[str, Any]] = []
+    row = 0
+    for index, offsets in enumerate(require(result.token_offsets)):
+        chunks = _chunk_ranges(offsets.chars_T2, size)
+        about: dict[str, Any] = {"strategy": "fixed_tokens", "chunk_size": size, "input_tokens": len(offsets.chars_T2)}
+        about["chunks"] = [{"token_range": tokens, "char_range": characters} for tokens, characters in chunks]
+        vectors_PD = result.dense[row : row + len(chunks)]
+        data.append({"index": index, "object": "embedding", "embedding": vectors_PD, "late_chunking": about})
+        row += len(chunks)
+    return data
+
+
+def _chunk_ranges(chars_T2: Int32Array, size: int) -> list[tuple[tuple[int, int], tuple[int, int] | None]]:
+    """Return the tokens and the characters of each chunk; tokens without characters, as special ones, do not count."""
+    num_tokens = len(chars_T2)
+    starts = range(0, num_tokens, min(size, num_tokens))
+    first_T, end_T = chars_T2.T
+    is_text_T = first_T < end_T
+    first_P = np.minimum.reduceat(np.where(is_text_T, first_T, np.iinfo(np.int32).max), starts)
+    end_P = np.maximum.reduceat(np.where(is_text_T, end_T, -1), starts)
+    characters = ((int(a), int(b)) if a < b else None for a, b in zip(first_P, end_P, strict=True))
+    return list(zip(pairwise([*starts, num_tokens]), characters, strict=True))
+
+
 def _embeddings(columns: Float32Array | Ragged | list[Base64]) -> list[dict[str, Any]]:
     return [{"object": "embedding", "index": index, "embedding": columns[index]} for index in range(len(columns))]
 
 
 def _about(body: EmbeddingsRequest, result: Result, model: ServedModel) -> dict[str, object]:
-    head: dict[str, object] = {
-        "id": responses.new_id("embd", body.request_id),
-        "object": "list",
-        "created": responses.created(),
-    }
-    return head | {"model": model.plan.served_name, "usage": vllm_usage(result)}
+    name, counts = responses.new_id("embd", body.request_id), vllm_usage(result)
+    head: dict[str, object] = {"id": name, "object": "list", "created": responses.created()}
+    return head | {"model": model.plan.served_name, "usage": counts}
 
 
-def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
+def describe_model(name: str, model: ServedModel, started: int) -> Any:
     """Return the entry of a model by one of its names. `started` is the time that clients read as its creation."""
     classifies = "scores" in model.card.outputs and model.card.outputs["scores"].width > 1
     return NamedModel(
@@ -230,14 +242,13 @@ def describe_model(name: str, model: ServedModel, started: int) -> NamedModel:
     )
 
 
-def render_models(models: Sequence[NamedModel]) -> bytes:
-    return msgspec.json.encode(ModelsResponse(list(models)))
+def render_models(models: Sequence[Any]) -> bytes:
+    return msgspec.json.encode({"data": models, "object": "list"})
 
 
-EMBEDDINGS: Final = Route(
+EMBEDDINGS: Final = DETAILED(
     "/v1/embeddings", "Dense vectors of texts (OpenAI).", parse_request, render_response, response_type=EmbeddingsResponse,
     made_for="dense", example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
-    render=render_detailed_error, error_type=DetailedError, terms=OPENAI_TERMS, placeholders=PLACEHOLDERS,
-    accepts=binary_formats(parse_request),
+    terms=OPENAI_TERMS, accepts=binary_formats(parse_request),
 )  # fmt: skip
 ROUTES: Final = (EMBEDDINGS,)

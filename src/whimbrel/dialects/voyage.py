@@ -5,15 +5,15 @@ unknown fields are ignored. Source: voyageai-python 0.5 (client.py, api_resource
 """
 
 from functools import partial
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import Annotated, Any, Final, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
+from whimbrel.dialects.common.answers import BEST_FIRST, Usage, answer_type, described, usage, word
 from whimbrel.dialects.common.bodies import Positive, decode, is_packed, schema
 from whimbrel.dialects.common.hosted import NumberType, ServiceError, ServiceFields, check_bits, quantize, render_error, status
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedText, RerankRequest, rank, request_of
-from whimbrel.dialects.common.responses import Response, ServedModel, Usage, json_answer, new_id, usage
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, new_id
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route, ready
 from whimbrel.dialects.common.texts import text_request
 from whimbrel.errors import InvalidRequest
@@ -38,28 +38,18 @@ class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     ] = None
 
 
-class VoyageEmbedding(msgspec.Struct):
-    """One vector of the answer."""
-
-    index: int
-    embedding: Annotated[list[float] | str, schema("JSON numbers, or base64 of `output_dtype`.")]
-    object: Literal["embedding"] = "embedding"
-
-
-class VoyageUsage(msgspec.Struct):
-    """Tokens of all texts after truncation, special tokens included."""
-
-    total_tokens: int
-
-
-class VoyageEmbeddingsResponse(msgspec.Struct):
-    """Answer of POST /v1/embeddings. Mistral's clients read `id` and `prompt_tokens` too."""
-
-    id: str
-    data: list[VoyageEmbedding]
-    model: str
-    usage: Usage
-    object: Literal["list"] = "list"
+VoyageEmbedding: Final = answer_type(
+    "VoyageEmbedding", "One vector of the answer.",
+    index=int, embedding=described(list[float] | str, "JSON numbers, or base64 of `output_dtype`."),
+    object=word("embedding"),
+)  # fmt: skip
+VoyageUsage: Final = answer_type(
+    "VoyageUsage", "Tokens of all texts after truncation, special tokens included.", total_tokens=int
+)
+VoyageEmbeddingsResponse: Final = answer_type(
+    "VoyageEmbeddingsResponse", "Answer of POST /v1/embeddings. Mistral's clients read `id` and `prompt_tokens` too.",
+    id=str, data=list[VoyageEmbedding], model=str, usage=Usage, object=word("list"),
+)  # fmt: skip
 
 
 class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
@@ -70,13 +60,10 @@ class VoyageRerankRequest(RerankRequest, frozen=True, kw_only=True):
     return_documents: Annotated[bool | None, schema("Send the texts back. Default: false.")] = None
 
 
-class VoyageRerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank, best first by the scores before activation; of equal ones the first document comes first."""
-
-    data: list[RankedText]
-    model: str
-    usage: VoyageUsage
-    object: Literal["list"] = "list"
+VoyageRerankResponse: Final = answer_type(
+    "VoyageRerankResponse", f"Answer of POST /v1/rerank, {BEST_FIRST}",
+    data=list[RankedText], model=str, usage=VoyageUsage, object=word("list"),
+)  # fmt: skip
 
 
 def parse_embeddings(raw: bytes) -> Parsed[VoyageEmbeddingsRequest]:

@@ -4,11 +4,11 @@ A checkpoint without an activation gets TEI's: the sigmoid of one score, the sof
 vectors are similarities and stay as they are.
 """
 
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
-import msgspec
 import numpy as np
 
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import require
@@ -17,11 +17,7 @@ from whimbrel.types.result import Result
 ActivationName: TypeAlias = Literal["sigmoid", "softmax", "none"]
 
 
-class Prediction(msgspec.Struct):
-    """A class, and its score."""
-
-    score: float
-    label: str
+Prediction: Final = answer_type("Prediction", "A class, and its score.", score=float, label=str)
 
 
 def predict(

@@ -5,6 +5,7 @@ from typing import Annotated, Final, Literal, TypeAlias, cast
 
 import msgspec
 
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import schema, text_inputs
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS_OR_OBJECTS
@@ -62,12 +63,7 @@ class ServiceFields(TextFields, frozen=True, kw_only=True):
     ] = None
 
 
-class ServiceError(msgspec.Struct):
-    """An error of Voyage and Jina."""
-
-    detail: str
-
-
+ServiceError: Final = answer_type("ServiceError", "An error of Voyage and Jina.", detail=str)
 _STATUSES: Final = {404: 400, 413: 400}
 """Statuses of an unknown model and of a request that is too large: clients of both services expect 400."""
 
@@ -77,4 +73,4 @@ def status(error: WhimbrelError) -> int:
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms) -> bytes:
-    return msgspec.json.encode(ServiceError(terms.describe(error)[0]))
+    return msgspec.json.encode({"detail": terms.describe(error)[0]})

@@ -5,12 +5,14 @@ entrypoints/pooling/base/serving.py, entrypoints/pooling/scoring/utils.py, entry
 entrypoints/serve/exception_handling; pydantic for the types of errors.
 """
 
-from typing import Annotated, Final
+from functools import partial
+from typing import Final
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord, schema
-from whimbrel.dialects.common.route import ErrorTerms
+from whimbrel.dialects.common.answers import answer_type, described
+from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
+from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.errors import InvalidRequest, ModelNotFound, TooLong, UnsupportedMediaType, WhimbrelError
 
 _EMPTY: Final = {
@@ -58,42 +60,34 @@ def _words(error: WhimbrelError, field: str) -> str:
     return next(fixed, _BY_FIELD.get(field, "") if isinstance(error, InvalidRequest) else "")
 
 
-class OpenAIErrorDetail(msgspec.Struct):
-    """The error itself."""
-
-    message: str
-    type: str
-    param: Annotated[str | None, schema("The place of the fault in the request.")]
-    code: Annotated[str, schema("A stable word for programs.")]
-
-
-class OpenAIError(msgspec.Struct):
-    """An error of OpenAI's API and of Whimbrel's own routes."""
-
-    error: OpenAIErrorDetail
-
-
+_Detail: Final = answer_type(
+    "OpenAIErrorDetail", "The error itself.",
+    message=str, type=str, param=described(str | None, "The place of the fault in the request."),
+    code=described(str, "A stable word for programs."),
+)  # fmt: skip
+OpenAIError: Final = answer_type("OpenAIError", "An error of OpenAI's API and of Whimbrel's own routes.", error=_Detail)
+DetailedError: Final = answer_type(
+    "DetailedError", "An error of OpenAI's API, with its text where the clients of Jina and Voyage look for it.",
+    error=_Detail, detail=str,
+)  # fmt: skip
 _ERROR_TYPES: Final = {429: "rate_limit_error", 503: "overloaded_error"}
 OPENAI_TERMS: Final = ErrorTerms({"max_tokens": "truncate_prompt_tokens", "outputs": "model"})
 
 
 def render_error(error: WhimbrelError, terms: ErrorTerms = OPENAI_TERMS) -> bytes:
-    return msgspec.json.encode(OpenAIError(_detail(error, terms)))
+    return msgspec.json.encode({"error": _detail(error, terms)})
 
 
-def _detail(error: WhimbrelError, terms: ErrorTerms) -> OpenAIErrorDetail:
+def _detail(error: WhimbrelError, terms: ErrorTerms) -> dict[str, str | None]:
     text, param = terms.describe(error)
     kind = _ERROR_TYPES.get(error.status) or ("invalid_request_error" if error.status < 500 else "server_error")
-    return OpenAIErrorDetail(text, kind, param, error.code)
-
-
-class DetailedError(OpenAIError):
-    """An error of OpenAI's API, with its text where the clients of Jina and Voyage look for it."""
-
-    detail: str
+    return {"message": text, "type": kind, "param": param, "code": error.code}
 
 
 def render_detailed_error(error: WhimbrelError, terms: ErrorTerms = OPENAI_TERMS) -> bytes:
-    detail = _detail(error, terms)
-    detail.message = with_vllm_words(error, detail.message)
-    return msgspec.json.encode(DetailedError(detail, detail.message))
+    text = with_vllm_words(error, terms.describe(error)[0])
+    return msgspec.json.encode({"error": _detail(error, terms) | {"message": text}, "detail": text})
+
+
+DETAILED: Final = partial(Route, render=render_detailed_error, error_type=DetailedError, placeholders=PLACEHOLDERS)
+"""A route whose errors have their text in both places."""

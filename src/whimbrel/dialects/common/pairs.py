@@ -18,6 +18,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from whimbrel.dialects.common import texts
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Natural, count, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
@@ -140,11 +141,10 @@ def _array(data: bytes, dtype: str, shape: list[int] | None, location: Location)
     return array.reshape(sizes)
 
 
-class TextDocument(msgspec.Struct, frozen=True):
-    """A text as an object."""
-
-    text: str
-    multi_modal: Annotated[None, schema("Always null: documents are texts (vLLM).")] = None
+TextDocument: Final = answer_type(
+    "TextDocument", "A text as an object.",
+    text=str, multi_modal=described(None, "Always null: documents are texts (vLLM).", None),
+)  # fmt: skip
 
 
 class PairFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -200,8 +200,6 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RerankRequest(PairFields, frozen=True, kw_only=True):
-    """Body of POST /v1/rerank."""
-
     query: Query
     documents: Annotated[
         Texts,
@@ -217,30 +215,20 @@ class RerankRequest(PairFields, frozen=True, kw_only=True):
     ] = None
 
 
-class Explained(msgspec.Struct):
-    """The best match of each query token in a document. Tokens are null where vectors came in place of a text."""
-
-    query_tokens: list[str] | None
-    document_tokens: list[str] | None
-    maxima: Annotated[list[float], schema("The greatest similarity of each query token to a document token.")]
-    places: Annotated[list[int], schema("The index of that document token; -1 if the document has none.")]
-
-
-class RankedDocument(msgspec.Struct):
-    """A document among those that were sent."""
-
-    index: int
-    relevance_score: float
-    document: TextDocument | None = None
-    explanation: Explained | None = None
-
-
-class RankedText(msgspec.Struct):
-    """A document among those that were sent, with its text if `return_documents` is true (Voyage)."""
-
-    index: int
-    relevance_score: float
-    document: str | None = None
+Explained: Final = answer_type(
+    "Explained", "The best match of each query token in a document. Tokens are null where vectors came in place of a text.",
+    query_tokens=list[str] | None, document_tokens=list[str] | None,
+    maxima=described(list[float], "The greatest similarity of each query token to a document token."),
+    places=described(list[int], "The index of that document token; -1 if the document has none."),
+)  # fmt: skip
+RankedDocument: Final = answer_type(
+    "RankedDocument", "A document among those that were sent.",
+    index=int, relevance_score=float, document=(TextDocument | None, None), explanation=(Explained | None, None),
+)  # fmt: skip
+RankedText: Final = answer_type(
+    "RankedText", "A document among those that were sent, with its text if `return_documents` is true (Voyage).",
+    index=int, relevance_score=float, document=(str | None, None),
+)  # fmt: skip
 
 
 def cut_by_format(body: PairFields, request: Request) -> Callable[[ServedModel], Request]:

@@ -3,40 +3,32 @@
 Unknown fields are ignored. Sources: Jina's API (api.jina.ai/openapi.json); vLLM 0.33, entrypoints/pooling/scoring.
 """
 
-from typing import Annotated, Any, Final, Literal
-
-import msgspec
+from typing import Any, Final, Literal
 
 from whimbrel.dialects.common import pairs
-from whimbrel.dialects.common.bodies import decode, is_packed, schema
-from whimbrel.dialects.common.openai_errors import DetailedError, render_detailed_error
+from whimbrel.dialects.common.answers import BEST_FIRST, COUNTS, answer_type, described, usage
+from whimbrel.dialects.common.bodies import decode, is_packed
+from whimbrel.dialects.common.openai_errors import DETAILED
 from whimbrel.dialects.common.pairs import RERANK_TERMS, RankedDocument, RankedText, RerankRequest
-from whimbrel.dialects.common.responses import JSON, Response, ServedModel, Usage, json_answer, new_id, usage
-from whimbrel.dialects.common.route import MESSAGE_PACK, PLACEHOLDERS, Parsed, Route
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, new_id
+from whimbrel.dialects.common.route import MESSAGE_PACK, Parsed
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
 from whimbrel.types.result import Result
 
-
-class PairUsage(Usage):
-    """Tokens of all pairs after truncation, special tokens included; no text is written (Together)."""
-
-    completion_tokens: Literal[0] = 0
-
-
-class RerankResponse(msgspec.Struct):
-    """Answer of POST /v1/rerank, best first by the scores before activation; of equal ones the first document comes first."""
-
-    id: str
-    results: list[RankedDocument]
-    model: str
-    usage: PairUsage
-    data: Annotated[
+PairUsage: Final = answer_type(
+    "PairUsage", "Tokens of all pairs after truncation, special tokens included; no text is written (Together).",
+    **COUNTS, completion_tokens=(Literal[0], 0),
+)  # fmt: skip
+RerankResponse: Final = answer_type(
+    "RerankResponse", f"Answer of POST /v1/rerank, {BEST_FIRST}",
+    id=str, results=list[RankedDocument], model=str, usage=PairUsage,
+    data=described(
         list[RankedText] | None,
-        schema(
-            "The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` and "
-            "`return_documents`: then it may come from a client of Voyage."
-        ),
-    ] = None
+        "The same as Voyage gives it, where the body has no other fields than `query`, `documents`, `model` and "
+        "`return_documents`: then it may come from a client of Voyage.",
+        None,
+    ),
+)  # fmt: skip
 
 
 def parse_rerank(raw: bytes) -> Parsed[RerankRequest]:
@@ -70,10 +62,9 @@ def _plain(ranked: dict[str, Any], body: RerankRequest) -> dict[str, Any]:
     return {"index": number, "relevance_score": ranked["relevance_score"]} | text
 
 
-RERANK: Final = Route(
+RERANK: Final = DETAILED(
     "/v1/rerank", "Documents ranked by a query (Jina, vLLM).", parse_rerank, render_rerank, response_type=RerankResponse,
     made_for="ranking",
     example='{"query": "What is a whimbrel?", "documents": ["A wader with a curved bill.", "A sandwich."]}',
-    render=render_detailed_error, error_type=DetailedError, terms=RERANK_TERMS,
-    media_types=(JSON, *MESSAGE_PACK), placeholders=PLACEHOLDERS,
+    terms=RERANK_TERMS, media_types=(JSON, *MESSAGE_PACK),
 )  # fmt: skip

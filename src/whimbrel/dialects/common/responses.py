@@ -1,4 +1,4 @@
-"""Responses: JSON, raw bytes, npy or an Arrow stream, with numbers in several types; counts of tokens; content negotiation.
+"""Responses: JSON, raw bytes, npy or an Arrow stream, with numbers in several types; content negotiation.
 
 No other module of the dialects reads a clock or random numbers: ids and times of responses are made here.
 """
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
 
+from whimbrel.dialects.common.answers import usage
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.wire.arrow import Column, arrow_chunks, list_column, scalar_column, struct_column, vector_column
@@ -26,28 +27,6 @@ from whimbrel.wire.raw import join_blocks, npy_chunks
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
     from whimbrel.types.plan import Plan
-
-
-class Usage(msgspec.Struct):
-    """Tokens of all texts after truncation, special tokens included."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class VLLMUsage(Usage):
-    """Tokens of all texts after truncation, special tokens included; no text is written (vLLM)."""
-
-    completion_tokens: Literal[0] = 0
-    prompt_tokens_details: None = None
-
-
-def usage(result: Result) -> dict[str, int]:
-    return {"prompt_tokens": result.num_tokens, "total_tokens": result.num_tokens}
-
-
-def vllm_usage(result: Result) -> dict[str, int | None]:
-    return {**usage(result), "completion_tokens": 0, "prompt_tokens_details": None}
 
 
 JSON: Final = "application/json"

@@ -3,8 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, get_args, get_type_hints
+from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
+from whimbrel.dialects.common.bodies import decode
 from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Locate, Location, WhimbrelError
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
@@ -38,6 +39,17 @@ def ready(body: B, request: EngineCall | None) -> Parsed[B]:
 
 Parse: TypeAlias = Callable[[bytes], Parsed[Any]]
 """Parser of bytes, without a model. Raises InvalidRequest and TooLarge."""
+
+
+def parser(kind: type[B], request: Callable[[B], EngineCall | None]) -> Parse:
+    """Return the parser of JSON bodies of one type whose request is the same for every model."""
+
+    def parse(raw: bytes) -> Parsed[Any]:
+        body = decode(kind, raw)
+        return ready(body, request(body))
+
+    parse.__annotations__["return"] = cast(Any, Parsed)[kind]
+    return parse
 
 
 @dataclass(frozen=True, slots=True)

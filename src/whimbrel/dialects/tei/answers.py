@@ -12,6 +12,7 @@ import msgspec
 
 from whimbrel import errors
 from whimbrel.dialects.common.activation import class_names
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import Empty, MalformedBody, MissingField, UnknownWord
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
@@ -23,11 +24,7 @@ from whimbrel.types.result import Result
 ErrorType: TypeAlias = Literal["Unhealthy", "Backend", "Overloaded", "Validation", "Tokenizer", "Empty"]
 
 
-class TEIError(msgspec.Struct):
-    """An error of TEI's API."""
-
-    error: str
-    error_type: ErrorType
+TEIError: Final = answer_type("TEIError", "An error of TEI's API.", error=str, error_type=ErrorType)
 
 
 def wrong_model_type(message: str) -> InvalidRequest:
@@ -68,7 +65,7 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     if isinstance(error, errors.Unauthorized):
         return b""
     text = error.message if is_wrong_model_type(error) else terms.describe(error)[0]
-    return msgspec.json.encode(TEIError(text, error_type(error)))
+    return msgspec.json.encode({"error": text, "error_type": error_type(error)})
 
 
 TEI: Final = partial(Route, render=render_error, error_type=TEIError, terms=TERMS, status=status, placeholders=PLACEHOLDERS)

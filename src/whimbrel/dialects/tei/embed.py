@@ -6,9 +6,10 @@ import msgspec
 import numpy as np
 import orjson
 
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import LONGEST, check, count, decode, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
-from whimbrel.dialects.common.route import Parsed, ready
+from whimbrel.dialects.common.route import Parsed, parser
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, MAX_INPUTS, TEXT, Schema, any_of, never
 from whimbrel.dialects.common.texts import Columns, PromptName, TokenInputs, parse_texts, side_of
 from whimbrel.dialects.tei.answers import TEI, TERMS, timed
@@ -45,14 +46,10 @@ class TEITextFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EmbedAllRequest(TEITextFields, frozen=True, kw_only=True):
-    """Body of POST /embed_all."""
-
     inputs: TokenInputs
 
 
 class EmbedSparseRequest(TEITextFields, frozen=True, kw_only=True):
-    """Body of POST /embed_sparse."""
-
     inputs: TokenInputs
 
 
@@ -64,8 +61,6 @@ class VectorFields(TEITextFields, frozen=True, kw_only=True):
 
 
 class TEIEmbedRequest(VectorFields, frozen=True, kw_only=True):
-    """Body of POST /embed."""
-
     inputs: TokenInputs
 
 
@@ -87,23 +82,12 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SimilarityRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /similarity."""
-
     inputs: Sentences
     parameters: Parameters | None = None
     model: TEIModelName = None
 
 
-class SparseValue(msgspec.Struct):
-    """An entry of the vocabulary, and its weight."""
-
-    index: int
-    value: float
-
-
-def parse_embed(raw: bytes) -> Parsed[TEIEmbedRequest]:
-    body = decode(TEIEmbedRequest, raw)
-    return ready(body, dense(body))
+SparseValue: Final = answer_type("SparseValue", "An entry of the vocabulary, and its weight.", index=int, value=float)
 
 
 def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
@@ -116,16 +100,6 @@ def parse_embed_all(raw: bytes) -> Parsed[EmbedAllRequest]:
         return encode_request(body, "multi_vector", side=side) if is_late else request
 
     return Parsed(body, of_model)
-
-
-def parse_embed_sparse(raw: bytes) -> Parsed[EmbedSparseRequest]:
-    body = decode(EmbedSparseRequest, raw)
-    return ready(body, encode_request(body, "sparse"))
-
-
-def parse_similarity(raw: bytes) -> Parsed[SimilarityRequest]:
-    body = decode(SimilarityRequest, raw)
-    return ready(body, similarity(body.inputs, body.parameters or Parameters()))
 
 
 def dense(body: VectorFields) -> Request:
@@ -150,6 +124,11 @@ def cut(truncate: bool | None, direction: str | None) -> Truncate:
     if truncate is False:
         return "never"
     return "left" if direction in ("left", "Left") else "right"
+
+
+parse_embed: Final = parser(TEIEmbedRequest, dense)
+parse_embed_sparse: Final = parser(EmbedSparseRequest, lambda body: encode_request(body, "sparse"))
+parse_similarity: Final = parser(SimilarityRequest, lambda body: similarity(body.inputs, body.parameters or Parameters()))
 
 
 def render_embed(body: TEITextFields, result: Result, model: ServedModel) -> Response:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Final, Literal, cast
 import msgspec
 import numpy as np
 
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import MissingField, count, decode, schema, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
@@ -169,8 +170,6 @@ MAX_INSTANCES: Final = 256
 
 
 class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /vertex."""
-
     instances: Annotated[
         list[msgspec.Raw],
         count(MAX_INSTANCES, "", least=0).says(
@@ -182,10 +181,9 @@ class VertexRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: TEIModelName = None
 
 
-class VertexResponse(msgspec.Struct):
-    """Answer of POST /vertex."""
-
-    predictions: Annotated[list[Any], schema("The answer to each instance.")]
+VertexResponse: Final = answer_type(
+    "VertexResponse", "Answer of POST /vertex.", predictions=described(list[Any], "The answer to each instance.")
+)
 
 
 class _Marks(msgspec.Struct):

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final, TypeAlias, cast
 import msgspec
 
 from whimbrel.dialects.common.activation import ActivationName, Prediction, activate, activation_of, predict
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import LONGEST, Positive, decode, is_packed, schema, text_inputs
 from whimbrel.dialects.common.pairs import TEXTS_OF_PAIRS
 from whimbrel.dialects.common.responses import Response, ServedModel
@@ -38,12 +39,7 @@ class TEIRerankRequest(msgspec.Struct, frozen=True, kw_only=True):
     return_text: Annotated[bool | None, schema("Send the texts back.")] = None
 
 
-class Rank(msgspec.Struct, omit_defaults=True):
-    """A text among those that were sent."""
-
-    index: int
-    score: float
-    text: str | None = None
+Rank: Final = answer_type("Rank", "A text among those that were sent.", index=int, score=float, text=(str | None, None))
 
 
 class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,8 +52,6 @@ class PredictParameters(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PredictRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /predict."""
-
     inputs: Annotated[
         Sequences,
         text_inputs(TEXT, list_of(TEXT, 2), TEXT_LISTS, TEXT_PAIRS).says(

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, cast
 
 import msgspec
 
+from whimbrel.dialects.common.answers import answer_type
 from whimbrel.dialects.common.bodies import decode, schema, text_inputs
 from whimbrel.dialects.common.responses import Response, ServedModel
 from whimbrel.dialects.common.route import Parsed, ready
@@ -34,19 +35,13 @@ class TEITokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     prompt_name: PromptName = None
 
 
-class SimpleToken(msgspec.Struct):
-    """A token; `start` and `stop` are in characters of prompt and text, and null of special tokens."""
-
-    id: int
-    text: str
-    special: bool
-    start: int | None
-    stop: int | None
+SimpleToken: Final = answer_type(
+    "SimpleToken", "A token; `start` and `stop` are in characters of prompt and text, and null of special tokens.",
+    id=int, text=str, special=bool, start=int | None, stop=int | None,
+)  # fmt: skip
 
 
 class DecodeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /decode."""
-
     ids: Annotated[
         list[int | list[int]], text_inputs(IDS, EMPTY_OR_ID_LISTS, empty=_NONE).says("Token ids of a text, or lists of them.")
     ]

@@ -4,15 +4,14 @@ Unknown fields are ignored. Source: vLLM 0.33, entrypoints/pooling/scoring.
 """
 
 from dataclasses import replace
-from typing import Annotated, Any, ClassVar, Final, Literal, TypeAlias
-
-import msgspec
+from typing import Annotated, Any, ClassVar, Final, TypeAlias
 
 from whimbrel.dialects.common import pairs
+from whimbrel.dialects.common.answers import VLLMUsage, answer_type, vllm_usage, word
 from whimbrel.dialects.common.bodies import NOT_EMPTY, decode, is_packed, schema
 from whimbrel.dialects.common.pairs import PAIRS, Explained, PairFields
 from whimbrel.dialects.common.rerank import RERANK
-from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, created, json_answer, new_id, vllm_usage
+from whimbrel.dialects.common.responses import Response, ServedModel, created, json_answer, new_id
 from whimbrel.dialects.common.route import ErrorTerms, Parsed, Route
 from whimbrel.dialects.common.schemas import Schema, any_of, present
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_PAIR_FIELDS, reject_unsupported
@@ -43,25 +42,14 @@ class ScoreRequest(PairFields, frozen=True, kw_only=True):
     ] = None
 
 
-class Score(msgspec.Struct):
-    """The score of a pair."""
-
-    index: int
-    score: float
-    object: Literal["score"] = "score"
-    explanation: Explained | None = None
-    logit: float | None = None
-
-
-class ScoreResponse(msgspec.Struct):
-    """Answer of POST /v1/score."""
-
-    id: str
-    created: int
-    data: list[Score]
-    model: str
-    usage: VLLMUsage
-    object: Literal["list"] = "list"
+Score: Final = answer_type(
+    "Score", "The score of a pair.",
+    index=int, score=float, object=word("score"), explanation=(Explained | None, None), logit=(float | None, None),
+)  # fmt: skip
+ScoreResponse: Final = answer_type(
+    "ScoreResponse", "Answer of POST /v1/score.",
+    id=str, created=int, data=list[Score], model=str, usage=VLLMUsage, object=word("list"),
+)  # fmt: skip
 
 
 def parse_score(raw: bytes) -> Parsed[ScoreRequest]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Any, Final, Literal
 
-import msgspec
-
 from whimbrel.dialects.common import responses, vllm_fields
+from whimbrel.dialects.common.answers import VLLMUsage, answer_type, described, usage, vllm_usage, word
 from whimbrel.dialects.common.bodies import decode, schema
-from whimbrel.dialects.common.responses import Response, ServedModel, VLLMUsage, json_answer, usage, vllm_usage
+from whimbrel.dialects.common.responses import Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, ready
 from whimbrel.dialects.common.texts import TextUse, TokenInputs, side_of
 from whimbrel.dialects.common.vllm_fields import UNSUPPORTED_TEXT_FIELDS, VLLMTextFields
@@ -26,8 +25,6 @@ from whimbrel.wire.json_base64 import Base64, base64_rows
 
 
 class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
-    """Body of POST /pooling."""
-
     input: TokenInputs
     task: Annotated[
         Literal["embed", "classify", "token_embed", "token_classify"] | None,
@@ -47,23 +44,15 @@ class PoolingRequest(VLLMTextFields, frozen=True, kw_only=True):
     input_type: TextUse = None
 
 
-class Pooled(msgspec.Struct):
-    """The vector, token vectors or scores of one input."""
-
-    index: int
-    data: Annotated[list[float | list[float]] | str, schema("Numbers, a list of them for each token, or base64.")]
-    object: Literal["pooling"] = "pooling"
-
-
-class PoolingResponse(msgspec.Struct):
-    """Answer of POST /pooling."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Pooled]
-    usage: VLLMUsage
-    object: Literal["list"] = "list"
+Pooled: Final = answer_type(
+    "Pooled", "The vector, token vectors or scores of one input.",
+    index=int, data=described(list[float | list[float]] | str, "Numbers, a list of them for each token, or base64."),
+    object=word("pooling"),
+)  # fmt: skip
+PoolingResponse: Final = answer_type(
+    "PoolingResponse", "Answer of POST /pooling.",
+    id=str, created=int, model=str, data=list[Pooled], usage=VLLMUsage, object=word("list"),
+)  # fmt: skip
 
 
 _OUTPUTS: Final[dict[str | None, OutputName]] = {
@@ -155,29 +144,18 @@ POOLING: Final = VLLM(
 
 
 class VLLMClassifyRequest(VLLMTextFields, frozen=True, kw_only=True):
-    """Body of POST /classify."""
-
     input: TokenInputs
 
 
-class Classified(msgspec.Struct):
-    """The classes of one input."""
-
-    index: int
-    label: Annotated[str | None, schema("The class with the highest score; null if the classes have no names.")]
-    probs: list[float]
-    num_classes: int
-
-
-class VLLMClassifyResponse(msgspec.Struct):
-    """Answer of POST /classify."""
-
-    id: str
-    created: int
-    model: str
-    data: list[Classified]
-    usage: VLLMUsage
-    object: Literal["list"] = "list"
+Classified: Final = answer_type(
+    "Classified", "The classes of one input.",
+    index=int, label=described(str | None, "The class with the highest score; null if the classes have no names."),
+    probs=list[float], num_classes=int,
+)  # fmt: skip
+VLLMClassifyResponse: Final = answer_type(
+    "VLLMClassifyResponse", "Answer of POST /classify.",
+    id=str, created=int, model=str, data=list[Classified], usage=VLLMUsage, object=word("list"),
+)  # fmt: skip
 
 
 def parse_classify(raw: bytes) -> Parsed[VLLMClassifyRequest]:

@@ -2,11 +2,11 @@
 
 from functools import partial
 from http import HTTPStatus
-from typing import Annotated, Final
+from typing import Final
 
 import msgspec
 
-from whimbrel.dialects.common.bodies import schema
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.openai_errors import with_vllm_words
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
 from whimbrel.errors import WhimbrelError
@@ -21,21 +21,12 @@ def status(error: WhimbrelError) -> int:
     return _STATUSES.get(error.status, error.status)
 
 
-class VLLMErrorDetail(msgspec.Struct):
-    """The error itself."""
-
-    message: str
-    type: str
-    param: Annotated[str | None, schema("The place of the fault in the request.")]
-    code: Annotated[int, schema("The HTTP status.")]
-
-
-class VLLMError(msgspec.Struct):
-    """An error of vLLM's own routes."""
-
-    error: VLLMErrorDetail
-
-
+_ErrorDetail: Final = answer_type(
+    "VLLMErrorDetail", "The error itself.",
+    message=str, type=str, param=described(str | None, "The place of the fault in the request."),
+    code=described(int, "The HTTP status."),
+)  # fmt: skip
+VLLMError: Final = answer_type("VLLMError", "An error of vLLM's own routes.", error=_ErrorDetail)
 TERMS: Final = ErrorTerms(options={"truncate": "truncate_prompt_tokens=-1"})
 
 
@@ -43,7 +34,8 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = TERMS) -> bytes:
     text, param = terms.describe(error)
     code = status(error)
     kind = _TYPES.get(code) or HTTPStatus(code).phrase
-    return msgspec.json.encode(VLLMError(VLLMErrorDetail(with_vllm_words(error, text), kind, param, code)))
+    detail = {"message": with_vllm_words(error, text), "type": kind, "param": param, "code": code}
+    return msgspec.json.encode({"error": detail})
 
 
 VLLM: Final = partial(Route, render=render_error, error_type=VLLMError, terms=TERMS, status=status, placeholders=PLACEHOLDERS)

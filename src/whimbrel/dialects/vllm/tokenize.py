@@ -7,9 +7,10 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel import __version__
+from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import count, decode, schema
 from whimbrel.dialects.common.responses import ServedModel
-from whimbrel.dialects.common.route import GetRoute, Parsed, ready
+from whimbrel.dialects.common.route import GetRoute, Parsed, parser, ready
 from whimbrel.dialects.common.schemas import MAX_IDS
 from whimbrel.dialects.common.vllm_fields import reject_unsupported
 from whimbrel.dialects.vllm.status import TERMS, VLLM, VLLMError, render_error
@@ -20,36 +21,26 @@ from whimbrel.wire.json_base64 import to_json
 
 
 class VLLMTokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /tokenize."""
-
     prompt: str
     model: str | None = None
     add_special_tokens: bool | None = None
     return_token_strs: Annotated[bool | None, schema("Return the tokens as text too, as they stand in the vocabulary.")] = None
 
 
-class VLLMTokenizeResponse(msgspec.Struct):
-    """Answer of POST /tokenize."""
-
-    count: int
-    max_model_len: int
-    tokens: list[int]
-    token_strs: list[str] | None
+VLLMTokenizeResponse: Final = answer_type(
+    "VLLMTokenizeResponse", "Answer of POST /tokenize.",
+    count=int, max_model_len=int, tokens=list[int], token_strs=list[str] | None,
+)  # fmt: skip
 
 
 class VLLMDetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """Body of POST /detokenize."""
-
     tokens: Annotated[
         list[Annotated[int, Meta(ge=0, le=2**63 - 1)]], count(MAX_IDS, " token ids", least=0).says("At most {most} token ids.")
     ]
     model: str | None = None
 
 
-class VLLMDetokenizeResponse(msgspec.Struct):
-    """Answer of POST /detokenize."""
-
-    prompt: str
+VLLMDetokenizeResponse: Final = answer_type("VLLMDetokenizeResponse", "Answer of POST /detokenize.", prompt=str)
 
 
 def parse_tokenize(raw: bytes) -> Parsed[VLLMTokenizeRequest]:
@@ -65,9 +56,7 @@ def render_tokenize(body: VLLMTokenizeRequest, results: Sequence[TokenInfo], mod
     return to_json(counts | {"tokens": tokens.ids_T, "token_strs": names})
 
 
-def parse_detokenize(raw: bytes) -> Parsed[VLLMDetokenizeRequest]:
-    body = decode(VLLMDetokenizeRequest, raw)
-    return ready(body, DetokenizeRequest([body.tokens]))
+parse_detokenize: Final = parser(VLLMDetokenizeRequest, lambda body: DetokenizeRequest([body.tokens]))
 
 
 def render_detokenize(body: VLLMDetokenizeRequest, results: Sequence[str], model: ServedModel) -> bytes:
@@ -88,29 +77,16 @@ ROUTES: Final = (
 )  # fmt: skip
 
 
-class VLLMTokenizerInfo(msgspec.Struct):
-    """Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`."""
-
-    tokenizer_class: Annotated[str, schema("The class of transformers that reads the tokenizer's files.")]
-    model_max_length: Annotated[int, schema("The limit in tokens per text.")]
-    truncation_side: Literal["right", "left"]
-    do_lower_case: bool
-    strip_accents: bool | None
-    tokenize_chinese_chars: bool
-    add_prefix_space: bool | None
-    bos_token: str | None = None
-    eos_token: str | None = None
-    unk_token: str | None = None
-    sep_token: str | None = None
-    pad_token: str | None = None
-    cls_token: str | None = None
-    mask_token: str | None = None
-
-
-class VLLMVersionResponse(msgspec.Struct):
-    """Answer of GET /version."""
-
-    version: Annotated[str, schema("Whimbrel's version.")]
+VLLMTokenizerInfo: Final = answer_type(
+    "VLLMTokenizerInfo", "Answer of GET /tokenizer_info, with the special tokens of further roles as `..._token`.",
+    tokenizer_class=described(str, "The class of transformers that reads the tokenizer's files."),
+    model_max_length=described(int, "The limit in tokens per text."), truncation_side=Literal["right", "left"],
+    do_lower_case=bool, strip_accents=bool | None, tokenize_chinese_chars=bool, add_prefix_space=bool | None,
+    **{f"{role}_token": (str | None, None) for role in ("bos", "eos", "unk", "sep", "pad", "cls", "mask")},
+)  # fmt: skip
+VLLMVersionResponse: Final = answer_type(
+    "VLLMVersionResponse", "Answer of GET /version.", version=described(str, "Whimbrel's version.")
+)
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:

@@ -114,6 +114,9 @@ def openapi_document() -> JSON:
     for kind in dict.fromkeys(_structs(msgspec.inspect.multi_type_info(types))):
         if rules := getattr(kind, "RULES", ()):
             schemas[kind.__name__]["allOf"] = list(rules)
+    for route in ROUTES:
+        name = route.request_type.__name__
+        schemas[name] = {"title": name, "description": f"Body of POST {route.path}."} | schemas[name]
     paths: dict[str, JSON] = {path: {"post": post_operation(group.routes, schemas)} for path, group in ROUTES_BY_PATH.items()}
     for page in pages:
         paths.setdefault(page.path, {})["get"] = _get(page)
