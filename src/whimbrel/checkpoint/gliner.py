@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from whimbrel.checkpoint.config.deberta import DEBERTA
+from whimbrel.checkpoint.config.bert import DEBERTA
 from whimbrel.checkpoint.config.reader import read_encoder, with_architecture
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import read_max_length

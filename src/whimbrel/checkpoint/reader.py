@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.checkpoint.chat_template import read_text_template
-from whimbrel.checkpoint.config.adapters import add_adapters, read_adapter_folders, read_default_adapter, read_instructions
+from whimbrel.checkpoint.config import adapters as lora
 from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling, read_token_head
-from whimbrel.checkpoint.config.jina_v5 import DEFAULT_PROMPT, DEFAULT_TASK, PROMPTS, is_jina_v5
 from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.gliner import GLINER, is_gliner, read_gliner
@@ -27,7 +26,6 @@ from whimbrel.checkpoint.scores import classifiers, list_rerankers, llm_reranker
 from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_encoder
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, cut_output, finish_output, tokens
-from whimbrel.checkpoint.sentence_transformers.instructor import OWN_LENGTH, is_instructor
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, WITH_TASKS, Rows, has_modules
 from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
@@ -73,7 +71,7 @@ def read_card(
             card = _read_card(folder, name, reading, pooling, reranker)
         if adapters and card.towers:
             raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
-        card = replace(card, encoder=add_adapters(card.encoder, name, adapters or {}))
+        card = replace(card, encoder=lora.add_adapters(card.encoder, name, adapters or {}))
         check_accepted()
     return card
 
@@ -107,7 +105,7 @@ def _read_card(
 def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | None:
     """Return the pooling of config.json, else the user's. None if the model needs none."""
     config = read_config(folder)
-    stated = "lasttoken" if is_jina_v5(config) else read_stated_pooling(config)
+    stated = "lasttoken" if lora.is_jina_v5(config) else read_stated_pooling(config)
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling
@@ -158,7 +156,7 @@ def _read_tower(folder: Path, name: str, rows: Rows, reading: TokenizerReading |
 def _read_jina_v5(folder: Path, name: str, rows: Rows, reading: TokenizerReading | None) -> Card | None:
     """Return the card of jina-embeddings-v5, whose only module also pools and normalises. None for other models."""
     root = folder / rows[0][1] if rows else folder
-    if not (root / "config.json").exists() or not is_jina_v5(read_config(root)):
+    if not (root / "config.json").exists() or not lora.is_jina_v5(read_config(root)):
         return None
     has_files = has_modules(folder)
     if has_files and [kind for kind, _ in rows] != [WITH_TASKS]:
@@ -169,10 +167,10 @@ def _read_jina_v5(folder: Path, name: str, rows: Rows, reading: TokenizerReading
     return replace(
         card,
         outputs={name: replace(output, activated=True) for name, output in card.outputs.items()},
-        default_adapter=card.default_adapter or DEFAULT_TASK,
+        default_adapter=card.default_adapter or lora.DEFAULT_TASK,
         matryoshka=True,  # its code takes any truncate_dim
         max_length=modules.read_max_length(card.encoder, modules.read_transformer(root, used=["model_args"]), JsonFile("", {})),
-        **({} if has_files else {"prompts": PROMPTS, "default_prompt_name": DEFAULT_PROMPT}),
+        **({} if has_files else {"prompts": lora.PROMPTS, "default_prompt_name": lora.DEFAULT_PROMPT}),
     )
 
 
@@ -198,7 +196,7 @@ def _read_transformer_card(
     config = read_config(root)
     note_keys = classifiers.note_keys if has_classes else classifiers.ignore_activation
     note_keys(config)
-    encoder = read_adapter_folders(root, read_encoder(config))
+    encoder = lora.read_adapter_folders(root, read_encoder(config))
     if has_tasks and not encoder.adapters:
         message = f"{kind!r} is code of the checkpoint's own, which is not run; only jina-embeddings-v3's and v5's is known."
         raise CheckpointError(message, file=MODULES, key="type")
@@ -224,13 +222,13 @@ def _read_transformer_card(
             if is_grit:  # its instruction gives no vectors, and its own code normalises
                 dense = replace(dense, include_prompt=False, activated=dense.activated or pooling is not None)
             outputs["dense"] = cut_output(dense, sentence)
-            if is_instructor(folder, name, rows, encoder):
+            if modules.is_instructor(folder, name, rows, encoder):
                 outputs["dense"] = replace(outputs["dense"], include_prompt=False)
                 tokenizer = replace(tokenizer, pools_one_token=True)
     widths = read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
     is_cut = sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
-    names_prompts = bool(encoder.adapters) and not is_jina_v5(config)
+    names_prompts = bool(encoder.adapters) and not lora.is_jina_v5(config)
     if chat is not None and chat.prompted is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
     return Card(
@@ -240,11 +238,13 @@ def _read_transformer_card(
         outputs=outputs,
         labels=labels,
         entailment=classifiers.find_entailment(config, labels) if "scores" in outputs else None,
-        max_length=OWN_LENGTH if modules.has_own_classes(folder) else modules.read_max_length(encoder, transformer, files),
+        max_length=modules.OWN_LENGTH
+        if modules.has_own_classes(folder)
+        else modules.read_max_length(encoder, transformer, files),
         tokenizer=tokenizer,
-        prompts=read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
+        prompts=lora.read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
         default_prompt_name=default_prompt_name,
-        default_adapter=read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
+        default_adapter=lora.read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
         matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
         matryoshka_dimensions=widths,
         similarity=sentence.data.get("similarity_fn_name"),

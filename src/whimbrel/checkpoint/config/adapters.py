@@ -1,12 +1,14 @@
 """Task adapters of jina-embeddings-v3 and v5, and adapters that a user adds to a model, as PEFT saves them.
 
 In v3 a task adds its adapter to all weights, embedding tables included, and puts its instruction before each text. Only
-retrieval has an instruction. Without a task the weights are unchanged. In v5 a task adds its adapter to all linear layers, and
-prompts are another choice.
+retrieval has an instruction. Without a task the weights are unchanged. In v5, whose base is Qwen3 or EuroBERT, a task adds its
+adapter to all linear layers. Its own code pools the last token, normalises, and puts a prompt before every text, which is
+another choice of the caller's.
 
 Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3,
-the files of jinaai/jina-embeddings-v3-hf, and modeling_jina_embeddings_v5.py of jinaai/jina-embeddings-v5-text-nano;
-transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
+the files of jinaai/jina-embeddings-v3-hf, and custom_st.py and modeling_jina_embeddings_v5.py of
+jinaai/jina-embeddings-v5-text-nano and -small; vllm/model_executor/models/jina.py; transformers' tests/models/
+jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
 """
 
 import re
@@ -15,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from whimbrel.checkpoint.config.common import read_positive
+from whimbrel.checkpoint.config.common import allow_auto_map, read_positive
+from whimbrel.checkpoint.config.decoders import read_eurobert, read_qwen3
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.errors import SetupError
 from whimbrel.types.card import Encoder, LoraAdapter
@@ -60,6 +63,11 @@ _TARGETS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("qwen3", "eurobert"), _LINEAR),
 }
 """Family -> modules that each of a checkpoint's own adapters changes."""
+DEFAULT_TASK: Final = "retrieval"
+"""Task of texts for which none is named, as in vLLM. The model's own code has no default."""
+PROMPTS: Final[Mapping[str, str]] = {"query": "Query: ", "document": "Document: "}
+"""Prompts in the model's own code, for checkpoints without files of Sentence Transformers."""
+DEFAULT_PROMPT: Final = "document"
 _TOP: Final = "dense"
 """Module on top, which only pre-training uses."""
 
@@ -86,12 +94,18 @@ def name_adapter_folders(config: JsonFile) -> dict[str, Any]:
     return {"adapters": names, "adapter_paths": tuple(re.sub(r"[.-]", "_", name) for name in names)}
 
 
-def name_task_folders(config: JsonFile, default: str) -> dict[str, Any]:
-    """Return the fields of an Encoder for adapters in folders of their tasks, which must include `default`."""
-    names = _read_names(config, "task_names")
-    if default not in names:
-        raise config.error(f"must name {default}, as the model's own code requires.", "task_names")
-    return {"adapters": names, "adapter_paths": tuple(f"adapters/{name}" for name in names)}
+def is_jina_v5(config: JsonFile) -> bool:
+    return config.data.get("architectures") == ["JinaEmbeddingsV5Model"]
+
+
+def read_jina_v5(config: JsonFile) -> Encoder:
+    """Read jina-embeddings-v5. `is_decoder` tells its two bases apart, as in vLLM."""
+    allow_auto_map(config)
+    base = read_qwen3 if config.get("is_decoder", bool, True) else read_eurobert
+    encoder, names = base(config), _read_names(config, "task_names")
+    if DEFAULT_TASK not in names:
+        raise config.error(f"must name {DEFAULT_TASK}, as the model's own code requires.", "task_names")
+    return replace(encoder, adapters=names, adapter_paths=tuple(f"adapters/{name}" for name in names))
 
 
 def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:

@@ -3,7 +3,8 @@
 Sources: transformers/models/*/configuration_*.py (5.23), and on the hub llama_bidirectional_model.py of
 nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B,
 modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M, modeling_qwen3_bidirectional.py of voyageai/voyage-4-nano,
-modeling_internlm2.py of internlm/internlm2-1_8b-reward and modeling_internlm3.py of internlm/internlm3-8b-instruct.
+modeling_internlm2.py of internlm/internlm2-1_8b-reward, modeling_internlm3.py of internlm/internlm3-8b-instruct, and
+configuration_eurobert.py of jinaai/jina-embeddings-v5-text-nano.
 """
 
 from collections.abc import Mapping
@@ -142,6 +143,22 @@ def read_llama(config: JsonFile, family: str = "llama") -> Encoder:
         **DECODER,
         **common.read_biases(config),
     )
+
+
+_EUROBERT_INERT: Final = """
+    bos_token classifier_pooling clf_pooling eos_token hidden_dropout mask_token mask_token_id pad_token task_names
+""".split()
+
+
+def read_eurobert(config: JsonFile) -> Encoder:
+    """Read EuroBERT, a Llama that sees both ways. Its code on the hub and transformers differ in the default of rope_theta."""
+    allow_auto_map(config)
+    config.require_values({"is_causal": (False, None), "sliding_window": (None,)})
+    rotary = config.data.get("rope_parameters")
+    if config.data.get("rope_theta") is None and not (isinstance(rotary, dict) and "rope_theta" in rotary):
+        raise config.error("is missing, and code of this name has different defaults.", "rope_theta")
+    config.ignore(*_EUROBERT_INERT)
+    return replace(read_llama(config, "eurobert"), causal=False, norm_eps=config.get("rms_norm_eps", float, 1e-5))
 
 
 def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | None]:

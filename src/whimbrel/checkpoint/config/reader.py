@@ -1,6 +1,6 @@
 """Dispatch of config.json to architecture readers.
 
-The readers are in `bert.py`, `deberta.py`, `decoders.py`, `hub_code.py`, `jina_v5.py`, `t5.py` and `fallback.py`. Every key is
+The readers are in `bert.py`, `decoders.py`, `hub_code.py`, `adapters.py` and `fallback.py`. Every key is
 read by one of them, known not to matter, or refused. Sources: transformers/configuration_utils.py, models/*/configuration_*.py
 (5.23).
 """
@@ -12,12 +12,10 @@ from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 from whimbrel.checkpoint.config import bert, decoders
+from whimbrel.checkpoint.config.adapters import read_jina_v5
 from whimbrel.checkpoint.config.common import reject_auto_map
-from whimbrel.checkpoint.config.deberta import read_deberta
 from whimbrel.checkpoint.config.fallback import OTHER_TASKS, find_base_class, is_offered, read_fallback, undeclared_keys
 from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
-from whimbrel.checkpoint.config.jina_v5 import read_eurobert, read_jina_v5
-from whimbrel.checkpoint.config.t5 import read_t5
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
@@ -179,17 +177,17 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "DistilBert": ("distilbert", _USUAL, bert.read_distilbert),
     "Electra": ("electra", (*_USUAL, "ForPreTraining"), bert.read_electra),
     "MPNet": ("mpnet", _USUAL, bert.read_mpnet),
-    "DebertaV2": ("deberta-v2", _USUAL, read_deberta),
+    "DebertaV2": ("deberta-v2", _USUAL, bert.read_deberta),
     "NomicBert": ("nomic_bert", (*_USUAL, "ForPreTraining"), bert.read_nomic),
     "New": ("new", _USUAL, partial(bert.read_gte, theta=10_000.0)),
     "Gte": ("gte", _USUAL, partial(bert.read_gte, theta=160_000.0)),
     "JinaBert": ("bert", _USUAL, read_jina_bert),
     "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, bert.read_jina_v3),
     "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), read_jina_v5),
-    "EuroBert": ("eurobert", _USUAL, read_eurobert),
+    "EuroBert": ("eurobert", _USUAL, decoders.read_eurobert),
     "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
-    "T5": ("t5", (*_ENCODER_DECODER, "WithLMHeadModel"), read_t5),
-    "MT5": ("mt5", _ENCODER_DECODER, partial(read_t5, projection="gated-gelu")),
+    "T5": ("t5", (*_ENCODER_DECODER, "WithLMHeadModel"), bert.read_t5),
+    "MT5": ("mt5", _ENCODER_DECODER, partial(bert.read_t5, projection="gated-gelu")),
     "Llama": ("llama", _CAUSAL, decoders.read_llama),
     "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), decoders.read_llama_bidirec),
     "Mistral": ("mistral", _CAUSAL, decoders.read_mistral),

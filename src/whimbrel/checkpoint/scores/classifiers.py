@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
+from whimbrel.checkpoint.config.bert import DEBERTA
 from whimbrel.checkpoint.config.common import ACTIVATIONS
-from whimbrel.checkpoint.config.deberta import DEBERTA
 from whimbrel.checkpoint.config.fallback import FALLBACK, OWN_HEADS
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.chained import Features, resolve_features, tokens

@@ -2,7 +2,8 @@
 
 Reads modules.json, config_sentence_transformers.json (the whole model) and sentence_bert_config.json (its Transformer).
 
-Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2); both layouts, up to 5.3 and since 5.4.
+Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2), both layouts, up to 5.3 and since 5.4; of
+INSTRUCTOR, InstructorEmbedding/instructor.py (1.0.1) and sentence_transformers/sentence_transformer/model.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,6 +30,10 @@ WITH_TASKS: Final = "custom_st.Transformer"
 _INSTRUCTOR: Final = "InstructorEmbedding"
 """Package with a Transformer and a Pooling of its own. Old files name only the module of a class."""
 _OWN: Final = ("Transformer", "Pooling")
+OWN_LENGTH: Final = 512
+"""Limit in tokens per text of the package's classes, whatever the files say."""
+_INSTRUCTORS: Final = frozenset(f"instructor-{size}" for size in ("base", "large", "xl"))
+"""Models of hkunlp whose files do not say that prompts are not pooled; Sentence Transformers knows these ids."""
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
     **kinds_of("models", "Router StaticEmbedding StaticEmbedding.StaticEmbedding Transformer"),
@@ -56,6 +61,22 @@ def stated_classes(folder: Path) -> list[str]:
 def has_own_classes(folder: Path) -> bool:
     """Return whether modules.json names classes of INSTRUCTOR's own package."""
     return any(kind.partition(".")[0] == _INSTRUCTOR for kind in stated_classes(folder))
+
+
+def is_instructor(folder: Path, name: str, rows: Rows, encoder: Encoder) -> bool:
+    """Return whether prompts are INSTRUCTOR's. Raises CheckpointError if neither modules.json nor the name nor a key tells."""
+    if has_own_classes(folder):
+        return True
+    last = name.rpartition("/")[2].lower()
+    pooling = next((path for kind, path in rows if kind == "Pooling"), None)
+    if "instructor" not in last or pooling is None or encoder.family not in ("t5", "t5_gated"):
+        return False
+    stated = JsonFile.read(folder, f"{pooling}/config.json")
+    if stated.data.get("include_prompt") is not None or last in _INSTRUCTORS:
+        return stated.get("include_prompt", bool, False) is False
+    message = f"is missing. {name} seems to be an INSTRUCTOR, whose prompts are not pooled."
+    hint = f"add the key to {pooling}/config.json: false for an INSTRUCTOR, true for another model; or see {MODULES}"
+    raise stated.error(message, "include_prompt", hint)
 
 
 def has_modules(folder: Path) -> bool:

@@ -307,6 +307,16 @@ def template(single: str, pair: str, tokens: Tokens) -> JSON:
     }
 
 
+def flags_template(flags: tuple[bool, bool], tokens: Tokens) -> JSON:
+    """Return the post-processor that adds the tokens of `add_bos_token` and `add_eos_token`. Raises CheckpointError."""
+    begins, ends = flags
+
+    def around(text: str, type_id: str) -> str:
+        return f"{f'bos{type_id} ' if begins else ''}{text}{type_id}{f' eos{type_id}' if ends else ''}"
+
+    return template(around("A", ""), f"{around('A', '')} {around('B', ':1')}", tokens)
+
+
 def _charsmap(normalizer: JSON | None) -> JSON | None:
     """Return SentencePiece's precompiled map, the only step of the normalizer that the class uses."""
     steps: list[JSON] = (normalizer or {}).get("normalizers", [normalizer] if normalizer else [])

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.json_file import JSON, JsonFile
-from whimbrel.checkpoint.tokenizer.classes import CLASSES, read_tokens
+from whimbrel.checkpoint.tokenizer.classes import CLASSES, flags_template, read_tokens
 from whimbrel.checkpoint.tokenizer.growth import steps_of
-from whimbrel.checkpoint.tokenizer.version4 import flags_template
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerReading
 
