@@ -37,10 +37,6 @@ _TOKENS_PER_WORD: Final = 8
 """Positions that a text without position embeddings may have, for each word; the labels need some too."""
 
 
-def is_gliner(folder: Path) -> bool:
-    return (folder / GLINER).exists()
-
-
 def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
     """Return the card. Raises CheckpointError."""
     config = JsonFile.read(folder, GLINER)

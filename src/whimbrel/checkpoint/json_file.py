@@ -211,8 +211,9 @@ class JsonFile:
         return key in self._read
 
     def positive(self, key: str, default: int = REQUIRED) -> int:
+        """Return a number above 0. A missing key or null gives `default`, which may be 0."""
         value = self.get(key, int, default)
-        if value <= 0:
+        if value <= 0 and self.data.get(key) is not None:
             raise self.error(f"must be positive, is {value}.", key)
         return value
 

@@ -19,7 +19,7 @@ from whimbrel.checkpoint.config.common import read_matryoshka
 from whimbrel.checkpoint.config.decoders import is_gritlm, read_stated_pooling, read_token_head
 from whimbrel.checkpoint.config.reader import read_config, read_encoder
 from whimbrel.checkpoint.foreign import explain_foreign, require_config
-from whimbrel.checkpoint.gliner import GLINER, is_gliner, read_gliner
+from whimbrel.checkpoint.gliner import GLINER, read_gliner
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.colbert import find_layout, read_multi_vector
 from whimbrel.checkpoint.scores import classifiers, list_rerankers, llm_rerankers
@@ -63,7 +63,7 @@ def read_card(
     accepted = (accept_config,) if isinstance(accept_config, str) else accept_config
     reading = find_reading(tokenizer)
     with accepting(accepted):
-        if is_gliner(folder):
+        if (folder / GLINER).exists():
             if pooling is not None or reranker is not None:
                 raise CheckpointError("says what is computed; leave out --pooling and --reranker.", file=GLINER)
             card = read_gliner(folder, name, reading)
@@ -109,7 +109,7 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
     if stated is not None and pooling is not None:
         raise config.error("says how tokens are pooled; leave out --pooling.", "pooling")
     pooling = stated or pooling
-    if pooling is None and not is_model2vec(folder) and not classifiers.names_classes(config):
+    if pooling is None and not is_model2vec(folder) and not classifiers.class_kind(config):
         raise explain_foreign(folder) or _without_pooling(config, JsonFile.read(folder, "config.json"))
     return pooling
 
@@ -117,7 +117,7 @@ def _pooling(folder: Path, pooling: PoolingOption | None) -> PoolingOption | Non
 def _without_pooling(config: JsonFile, stated: JsonFile) -> CheckpointError:
     """Return the error over a checkpoint that may give vectors, for which nothing says how tokens are pooled."""
     say = "say it with --pooling (e.g. --pooling mean, as Sentence Transformers pools then, or splade)."
-    if classifiers.names_classes(stated):
+    if classifiers.class_kind(stated):
         names = stated.data["architectures"]
         return stated.error(f"classes of {names!r:.80} are not supported. If you want its vectors, {say}", "architectures")
     classifiers.ignore_activation(config)
@@ -215,7 +215,8 @@ def _read_transformer_card(
     elif has_classes:
         outputs, labels = classifiers.read_classes(root, config, encoder, sentence)
     else:
-        outputs = _read_outputs(folder, rows, config, encoder, pooling=pooling, max_entries=modules.read_max_entries(sentence))
+        max_entries = sentence.positive("max_active_dims", 0)
+        outputs = _read_outputs(folder, rows, config, encoder, pooling=pooling, max_entries=max_entries)
         labels = llm_rerankers.STEP_LABELS if "token_scores" in outputs else ()
         if (dense := outputs.get("dense")) is not None:
             outputs |= read_m3(root, encoder, tokenizer)

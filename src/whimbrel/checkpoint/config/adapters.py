@@ -111,8 +111,15 @@ def read_jina_v5(config: JsonFile) -> Encoder:
 def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
     """Return the encoder with the rank and scale of its adapters' folders. Unchanged without folders."""
     for i, path in enumerate(encoder.adapter_paths):
-        file = JsonFile.read(root, f"{path}/{_ADAPTER}")
-        rank, scale = _read_peft(file, _TARGETS[encoder.family])
+        file, expected = JsonFile.read(root, f"{path}/{_ADAPTER}"), _TARGETS[encoder.family]
+        file.require_values(_PEFT_FIXED)
+        file.get("peft_type", str)
+        targets = cast(list[object], file.get("target_modules", list))
+        if not expected <= set(map(str, targets)) <= expected | {_TOP}:
+            raise file.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
+        rank = file.positive("r")
+        scale = read_positive(file, "lora_alpha", 8.0) / rank
+        file.reject_unread_keys(_PEFT_INERT)
         if i == 0:
             encoder = replace(encoder, adapter_rank=rank, adapter_scale=scale)
         elif (rank, scale) != (encoder.adapter_rank, encoder.adapter_scale):
@@ -207,15 +214,3 @@ def _read_names(config: JsonFile, key: str = "lora_adaptations") -> tuple[str, .
             raise config.error(f"{name!r:.80} is no name, or is there twice.", key)
     config.ignore("task_instructions")  # they are read with the prompts
     return tuple(cast(list[str], names))
-
-
-def _read_peft(config: JsonFile, expected: frozenset[str]) -> tuple[int, float]:
-    config.require_values(_PEFT_FIXED)
-    config.get("peft_type", str)
-    targets = cast(list[object], config.get("target_modules", list))
-    if not expected <= set(map(str, targets)) <= expected | {_TOP}:
-        raise config.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
-    rank = config.positive("r")
-    scale = read_positive(config, "lora_alpha", 8.0) / rank
-    config.reject_unread_keys(_PEFT_INERT)
-    return rank, scale

@@ -141,8 +141,12 @@ def read_fallback(config: JsonFile) -> Encoder:
     config.ignore("classifier_activation")
     if names == ["MobileBertForSequenceClassification"]:  # without it, its pooler is the first token
         config.require_values({"classifier_activation": (True, None)})
-    for key in ("rope_scaling", "rope_parameters"):
-        _refuse_dynamic_scaling(config, key, config.get(key, dict, {}))
+    for key in ("rope_scaling", "rope_parameters"):  # of all layers, or of a kind of layers
+        parameters = cast(JSON, config.get(key, dict, {}))
+        for each in (parameters, *(cast(JSON, value) for value in parameters.values() if isinstance(value, dict))):
+            if (kind := each.get("rope_type", each.get("type"))) in _CHANGING:
+                reason = "a text's vector would depend on the longest text of its batch."
+                raise config.error(f"{kind} is not supported: {reason}", key)
     return Encoder(
         family=FALLBACK,
         vocab_size=config.positive("vocab_size"),
@@ -163,10 +167,3 @@ def undeclared_keys(config: JsonFile) -> frozenset[str]:
 
 def _key(config: JsonFile, names: tuple[str, ...]) -> str:
     return next((name for name in names if config.data.get(name) is not None), names[0])
-
-
-def _refuse_dynamic_scaling(config: JsonFile, key: str, parameters: JSON) -> None:
-    """Raise CheckpointError if the scaling of all layers, or of a kind of layers, depends on the batch."""
-    for each in (parameters, *(cast(JSON, value) for value in parameters.values() if isinstance(value, dict))):
-        if (kind := each.get("rope_type", each.get("type"))) in _CHANGING:
-            raise config.error(f"{kind} is not supported: a text's vector would depend on the longest text of its batch.", key)

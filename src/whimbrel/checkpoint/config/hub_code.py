@@ -50,6 +50,9 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
     gated = config.data.get("activation_function") != "gelu"
     every, experts = _nomic_experts(config, gated=gated)
     depth = common.read_depth(config, "n_layer")
+    positions, trained = config.positive("n_positions"), config.positive("max_trained_positions", 2048)
+    if config.get("rotary_scaling_factor", float, 0.0 if "rotary_scaling_factor" in config.data else 1.0):
+        positions = min(positions, trained)  # longer texts than in training would have other frequencies
     encoder = Encoder(
         family="nomic_bert" if gated else "nomic_bert_ungated",
         vocab_size=_round_up(config.positive("vocab_size"), multiple),
@@ -57,7 +60,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
         intermediate_size=_round_up(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
         layers=tuple(Layer(rotary=rotary, num_experts=experts if every and i % every == 1 else 0) for i in range(depth)),
         num_heads=num_heads,
-        max_positions=_nomic_positions(config),
+        max_positions=positions,
         pad_id=config.get("pad_token_id", int, 0),
         type_vocab_size=common.read_types(config, 2),
         norm_eps=config.get("layer_norm_epsilon", float, 1e-5),
@@ -93,13 +96,6 @@ def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
     if not 0 < width <= head_width or width % 2:
         raise config.error(f"{fraction} of {head_width} columns is not supported.", "rotary_emb_fraction")
     return Rotary(theta, width, interleaved=config.get("rotary_emb_interleaved", bool, False))
-
-
-def _nomic_positions(config: JsonFile) -> int:
-    """Return the maximum tokens per text. With a scaling factor, longer texts than in training would have other frequencies."""
-    positions, trained = config.positive("n_positions"), config.positive("max_trained_positions", 2048)
-    default = 0.0 if "rotary_scaling_factor" in config.data else 1.0
-    return min(positions, trained) if config.get("rotary_scaling_factor", float, default) else positions
 
 
 def _refuse_contradictions(config: JsonFile, encoder: Encoder, rotary: Rotary) -> None:

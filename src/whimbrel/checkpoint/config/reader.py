@@ -164,7 +164,8 @@ def _architecture(config: JsonFile, name: object) -> tuple[str, _Reader]:
 
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
 _USUAL: Final = ("Model", "ForMaskedLM", *_CLASSES)
-_CAUSAL: Final = ("Model", "ForCausalLM", *_CLASSES)
+_TEXTS: Final = ("Model", "ForCausalLM")
+_CAUSAL: Final = (*_TEXTS, *_CLASSES)
 _ENCODER_DECODER: Final = ("EncoderModel", "Model", "ForConditionalGeneration")
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Bert": ("bert", (*_USUAL, "ForPreTraining"), bert.read_bert),
@@ -193,20 +194,16 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Mistral": ("mistral", _CAUSAL, decoders.read_mistral),
     "GritLM": ("mistral", ("",), decoders.read_mistral),
     "Qwen2": ("qwen2", (*_CAUSAL, "ForRewardModel", "ForProcessRewardModel"), decoders.read_qwen2),
-    "InternLM2": (
-        "internlm2",
-        ("Model", "ForCausalLM", "ForRewardModel", "ForSequenceClassification"),
-        decoders.read_internlm2,
-    ),
-    "InternLM3": ("internlm3", ("Model", "ForCausalLM"), decoders.read_internlm3),
+    "InternLM2": ("internlm2", (*_TEXTS, "ForRewardModel", "ForSequenceClassification"), decoders.read_internlm2),
+    "InternLM3": ("internlm3", _TEXTS, decoders.read_internlm3),
     "Qwen3": ("qwen3", _CAUSAL, decoders.read_qwen3),
     "Jina": ("qwen3", ("ForRanking",), decoders.read_qwen3),
     "VoyageQwen3Bidirectional": ("qwen3", ("EmbedModel",), decoders.read_qwen3),
     "Qwen3Bidirectional": ("qwen3_bidirec", ("Model",), decoders.read_qwen3_bidirec),
-    "DeepseekV3": ("deepseek_v3", ("Model", "ForCausalLM"), decoders.read_deepseek),
+    "DeepseekV3": ("deepseek_v3", _TEXTS, decoders.read_deepseek),
     "DeepseekV3Bidirectional": ("deepseek_v3_bidirec", ("Model",), partial(decoders.read_deepseek, causal=False)),
-    "Lfm2": ("lfm2", ("Model", "ForCausalLM"), decoders.read_lfm2),
-    "Lfm2Moe": ("lfm2_moe", ("Model", "ForCausalLM"), decoders.read_lfm2_moe),
+    "Lfm2": ("lfm2", _TEXTS, decoders.read_lfm2),
+    "Lfm2Moe": ("lfm2_moe", _TEXTS, decoders.read_lfm2_moe),
     "Lfm2Bidirectional": ("lfm2", ("Model", "ForMaskedLM"), partial(decoders.read_lfm2, causal=False)),
     "Gemma": ("gemma", _CAUSAL, decoders.read_gemma),
     "Gemma2": ("gemma2", _CAUSAL, decoders.read_gemma2),

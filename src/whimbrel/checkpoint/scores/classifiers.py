@@ -92,10 +92,6 @@ OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
 """Keys of config_sentence_transformers.json that only a CrossEncoder has."""
 
 
-def names_classes(config: JsonFile) -> bool:
-    return _kind(config) is not None
-
-
 def is_cross_encoder(root: Path) -> bool:
     """Return whether the Transformer module in the folder `root` gives scores by itself."""
     task = JsonFile.read_optional(root, "sentence_bert_config.json").data.get("transformer_task")
@@ -124,7 +120,7 @@ def read_classes(
     root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
 ) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
     """Return (outputs, labels) of the checkpoint in `root`. Raises CheckpointError."""
-    kind = _kind(config)
+    kind = class_kind(config)
     if kind is None:
         raise config.error("names no architecture that gives scores.", "architectures")
     own = _own_layers(config)
@@ -177,7 +173,8 @@ def read_chained_classes(
     return {"scores": replace(output, activation=_activation(config, sentence, encoder, output.width)[0])}, labels
 
 
-def _kind(config: JsonFile) -> _Kind | None:
+def class_kind(config: JsonFile) -> _Kind | None:
+    """Return the kind of classes that the architecture gives. None: it gives no classes."""
     names = config.data.get("architectures")
     name = cast(list[object], names)[0] if isinstance(names, list) and names else None
     return next((_KINDS[end] for end in _KINDS if isinstance(name, str) and name.endswith(end)), None)
@@ -223,7 +220,7 @@ def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output)
     modes, default = _POOLINGS[encoder.family]
     mode = config.choice("classifier_pooling", modes, default)
     if config.data.get("classifier_pooling", default) == "late":  # the last layer is linear: the mean may be taken before it
-        return replace(output, modes=(mode,), token_head=output.head[:-1], head=output.head[-1:])
+        output = replace(output, token_head=output.head[:-1], head=output.head[-1:])
     return replace(output, modes=(mode,))
 
 

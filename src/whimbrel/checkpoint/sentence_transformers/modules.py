@@ -181,13 +181,10 @@ def read_chat_format(transformer: JsonFile) -> tuple[bool, Mapping[str, Any]] | 
 
 def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
     """Return the maximum tokens per text by Sentence Transformers' rule, capped at the model's positions."""
-    if transformer.data.get("max_seq_length") is not None:
-        stated = transformer.positive("max_seq_length")
-    else:
-        key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
-        stated = tokenizer.get(key, float, float(encoder.max_positions))
-        if stated < 1:
-            raise tokenizer.error(f"must be positive, is {stated}.", key)
+    key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
+    stated = transformer.positive("max_seq_length", 0) or tokenizer.get(key, float, float(encoder.max_positions))
+    if stated < 1:
+        raise tokenizer.error(f"must be positive, is {stated}.", key)
     return int(min(stated, encoder.max_positions))
 
 
@@ -228,8 +225,3 @@ def read_prompts(config: JsonFile) -> tuple[dict[str, str], str | None]:
     if default and default not in prompts:
         raise config.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
     return prompts, config.data.get("default_prompt_name")
-
-
-def read_max_entries(config: JsonFile) -> int:
-    """Return the maximum entries of a sparse vector, or 0 if config_sentence_transformers.json states none."""
-    return config.positive("max_active_dims") if config.data.get("max_active_dims") is not None else 0

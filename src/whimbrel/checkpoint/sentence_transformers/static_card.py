@@ -51,7 +51,7 @@ def read_static_card(folder: Path, name: str, rows: modules.Rows, reading: Token
     kind, path = rows[0]
     path = Path(path).as_posix() if Path(path).parts else ""
     sentence = modules.read_sentence(folder, modules.model_kind(rows))
-    max_entries = modules.read_max_entries(sentence)
+    max_entries = sentence.positive("max_active_dims", 0)
     if kind == "SparseStaticEmbedding":
         encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path, reading)
         outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}

@@ -49,8 +49,7 @@ _NO_LIMIT: Final = 2**31
 
 def find_reading(option: str | None) -> TokenizerReading | None:
     """Return the reading that the user chose, or None for None and "auto". Raises SetupError for another value."""
-    readings: dict[object, TokenizerReading] = {reading: reading for reading in TOKENIZER_READINGS}
-    reading = readings.get(option)
+    reading = next((reading for reading in TOKENIZER_READINGS if reading == option), None)
     if reading is None and option not in (None, "auto"):
         raise SetupError(f"no tokenizer {option!r}.", hint=f"--tokenizer takes auto, {', '.join(TOKENIZER_READINGS)}")
     return reading
@@ -160,6 +159,8 @@ def _major(version: str) -> int:
 def _frame(file: JSON, kind: Kind) -> Frame:
     """Return what the post-processor makes of a text or a pair. Raises CheckpointError if it is malformed."""
     try:
+        if not isinstance(file.get("post_processor"), dict | None):
+            raise TypeError
         steps = [step for step in steps_of(file, "post_processor") if step["type"] != "ByteLevel"]
         if len(steps) > 1:
             raise CheckpointError("has several steps that add tokens.", file=_FILE, key="post_processor")
