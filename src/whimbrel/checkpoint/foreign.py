@@ -12,8 +12,6 @@ from whimbrel.errors import CheckpointError
 
 _CONFIG: Final = "config.json"
 _ADAPTER: Final = "adapter_config.json"
-
-
 _ORIGINAL: Final = "name the folder or hub id of the model from which it was made, with model.safetensors"
 _PICKLED: Final = "only pickled weights are here; pytorch_model.bin is not read, as it can run code."
 _ONNX: Final = "is an ONNX file, which is not read: Whimbrel runs a model by its own code, from safetensors."

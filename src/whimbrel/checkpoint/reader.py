@@ -27,7 +27,6 @@ from whimbrel.checkpoint.scores.classifiers import is_chain_of_scores, is_cross_
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.chained import CHAINED, cut_output, finish_output, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, WITH_TASKS, Rows, has_modules
-from whimbrel.checkpoint.sentence_transformers.router import read_router
 from whimbrel.checkpoint.sentence_transformers.sparse import FILL_MASK, read_m3, read_splade
 from whimbrel.checkpoint.sentence_transformers.static_card import is_model2vec, read_static_card
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
@@ -138,7 +137,7 @@ def _read_modules(folder: Path, name: str, reading: TokenizerReading | None) -> 
         return _read_jina_v5(folder, name, rows, reading) or _read_tower(folder, name, rows, reading)
     if is_chain_of_scores(folder, rows):
         raise CheckpointError("a Router in a CrossEncoder is not supported.", file=MODULES, key="type")
-    routes, route_of = read_router(folder, rows[router][1])
+    routes, route_of = modules.read_router(folder, rows[router][1])
     chains = [[*rows[:router], *route, *rows[router + 1 :]] for route in routes.values()]
     towers = [_read_tower(folder, name, chain, reading) for chain in chains]
     tower_of = {input_type: list(routes).index(route) for input_type, route in route_of.items()}

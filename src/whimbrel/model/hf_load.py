@@ -21,7 +21,7 @@ from torch import Tensor
 
 from whimbrel.checkpoint.config.reader import read_config, refuse_undeclared
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.left_out import FAMILY_HEADS, TASK_HEADS
+from whimbrel.checkpoint.summary import FAMILY_HEADS, TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.fallback.trials import unrecorded
 from whimbrel.model.hf import ATTENTION_NAME, HFForward, HFModel, hf

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from whimbrel.checkpoint.gliner import GLINER_PREFIX
-from whimbrel.checkpoint.left_out import TASK_HEADS
+from whimbrel.checkpoint.summary import TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES
 from whimbrel.model.head_functions import load_head

@@ -1,11 +1,14 @@
 """Settings files of Sentence Transformers.
 
-Reads modules.json, config_sentence_transformers.json (the whole model) and sentence_bert_config.json (its Transformer).
+Reads modules.json, config_sentence_transformers.json (whole model) and sentence_bert_config.json (its Transformer). A Router
+sends queries and documents through different modules. It stands first, or after a model that its routes share, and
+`checkpoint/reader.py` reads a route like any list of modules.
 
-Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2), both layouts, up to 5.3 and since 5.4; of
-INSTRUCTOR, InstructorEmbedding/instructor.py (1.0.1) and sentence_transformers/sentence_transformer/model.py.
+Sources: sentence_transformers/base/model.py and base/modules/{transformer,router}.py (6.2), both layouts, up to 5.3 and since
+5.4; of INSTRUCTOR, InstructorEmbedding/instructor.py (1.0.1) and sentence_transformers/sentence_transformer/model.py.
 """
 
+import ast
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
@@ -13,6 +16,7 @@ from typing import Any, Final, TypeAlias, cast
 from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
+from whimbrel.types.request import InputType
 
 MODULES, SENTENCE = "modules.json", "config_sentence_transformers.json"
 
@@ -97,18 +101,18 @@ def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[st
     row.reject_unknown_keys({"idx", "name", "path", "type", "kwargs"})
     arguments = (["task"], ["task", "truncate_dim"]) if row.data.get("type") == WITH_TASKS else ()
     row.require_values({"kwargs": (*arguments, [], {}, None)})
-    path = module_path(folder, "", row, "path", row.get("path", str))
-    return module_kind(row, "type", row.data.get("type"), kinds), path
+    path = _path(folder, "", row, "path", row.get("path", str))
+    return _kind(row, "type", row.data.get("type"), kinds), path
 
 
-def module_kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str]) -> str:
+def _kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str]) -> str:
     """Return the kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
     if isinstance(value, str) and value in kinds:
         return kinds[value]
     raise file.error(f"{value!r:.120} is not supported; supported: {', '.join(dict.fromkeys(kinds.values()))}.", key)
 
 
-def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
+def _path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
     """Return the path of the module `name` in `folder`. Raises CheckpointError if it leads out of the folder."""
     if name.startswith(("/", "\\")) or ".." in Path(name).parts:
         raise file.error(f"{name!r} leads out of the checkpoint's folder.", key)
@@ -225,3 +229,65 @@ def read_prompts(config: JsonFile) -> tuple[dict[str, str], str | None]:
     if default and default not in prompts:
         raise config.error(f"{default!r} is not among the prompts {list(prompts)}.", "default_prompt_name")
     return prompts, config.data.get("default_prompt_name")
+
+
+_ROUTER_FILES: Final = ("router_config.json", "config.json")
+_TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
+
+
+def read_router(folder: Path, path: str) -> tuple[dict[str, Rows], dict[InputType | None, str]]:
+    """Return (route -> its modules; input type, or None for texts without one -> route). Raises CheckpointError."""
+    name = next((name for name in _ROUTER_FILES if (folder / path / name).exists()), _ROUTER_FILES[0])
+    config = JsonFile.read(folder, f"{path}/{name}" if path else name)
+    config.reject_unknown_keys({"types", "structure", "parameters"})
+    types = cast(dict[str, object], config.get("types", dict))
+    kinds = {module: _kind(config, "types", kind, KINDS) for module, kind in types.items()}
+    rows = dict[str, Rows]()
+    for route, names in cast(dict[str, object], config.get("structure", dict)).items():
+        if not isinstance(names, list) or any(name not in kinds for name in cast(list[object], names)):
+            raise config.error(f"{route} must be a list of modules that have a type, is {names!r:.80}.", "structure")
+        rows[route] = [(kinds[name], _path(folder, path, config, "structure", name)) for name in cast(list[str], names)]
+    if not rows:
+        raise config.error("names no route.", "structure")
+    route_of = _route_of(JsonFile(config.name, config.get("parameters", dict, {})), list(rows))
+    if unreachable := rows.keys() - set(route_of.values()):
+        raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
+    return rows, route_of
+
+
+def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:
+    """Return the route of each input type, in the Router's order: mapping, name of task or modality, default."""
+    parameters.reject_unknown_keys({"allow_empty_key", "default_route", "route_mappings"})
+    mapped = _mappings(parameters, routes)
+    default = parameters.data.get("default_route")
+    if default is None and parameters.get("allow_empty_key", bool, True):
+        default = routes[0]
+    if default is not None and default not in routes:
+        raise parameters.error(f"{default!r} is no route; routes: {', '.join(routes)}.", "default_route")
+    route_of = dict[InputType | None, str]()
+    for task in _TASKS:
+        keys = ((task, "text"), (task, None), (None, "text"), (None, None))
+        choices = [mapped[key] for key in keys if key in mapped]
+        choices += [route for route in (task, "text") if route in routes]
+        if task is None and isinstance(default, str):
+            choices.append(default)
+        if choices:
+            route_of[task] = choices[0]
+    return route_of
+
+
+def _mappings(parameters: JsonFile, routes: list[str]) -> dict[tuple[object, object], str]:
+    """Return the mapping of (task, modality) to route. A key is a tuple as Python prints it."""
+    key = "route_mappings"
+    routes_by_pair = dict[tuple[object, object], str]()
+    for text, route in cast(dict[str, object], parameters.get(key, dict, {})).items():
+        try:
+            pair: object = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pair = None
+        if not isinstance(pair, tuple) or len(cast(tuple[object, ...], pair)) != 2:
+            raise parameters.error(f"{text!r:.80} is no pair of a task and a modality.", key)
+        if not isinstance(route, str) or route not in routes:
+            raise parameters.error(f"{route!r:.80} is no route; routes: {', '.join(routes)}.", key)
+        routes_by_pair[cast(tuple[object, object], pair)] = route
+    return routes_by_pair
