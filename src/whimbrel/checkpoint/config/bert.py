@@ -11,10 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Final, cast
 
-from whimbrel.checkpoint.config import common
-from whimbrel.checkpoint.config.adapters import name_adapter_folders, read_stacked_adapters
+from whimbrel.checkpoint.config import adapters, common, hub_code
 from whimbrel.checkpoint.config.common import ACTIVATIONS, FULL, SLIDING, allow_auto_map
-from whimbrel.checkpoint.config.hub_code import JINA_INERT, read_hub_nomic, read_jina_roberta
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.types.card import Disentangled, Encoder, Layer, NeighbourLayer
 from whimbrel.types.heads import Activation
@@ -81,7 +79,7 @@ def read_distilbert(config: JsonFile) -> Encoder:
 
 def read_xlm_roberta(config: JsonFile) -> Encoder:
     if config.data.get("position_embedding_type") == "rotary":
-        return read_jina_roberta(config)
+        return hub_code.read_jina_roberta(config)
     return _jina_reranker(config) if "use_flash_attn" in config.data else read_roberta(config)
 
 
@@ -89,15 +87,15 @@ def _jina_reranker(config: JsonFile) -> Encoder:
     """Read XLM-RoBERTa in the code of jina-embeddings-v3, with learned positions and without adapters."""
     allow_auto_map(config)
     config.require_values({"lora_adaptations": (None, []), "truncate_dim": (None,)})
-    read_stacked_adapters(config)
-    config.ignore(*JINA_INERT)
+    adapters.read_stacked_adapters(config)
+    config.ignore(*hub_code.JINA_INERT)
     config.get("use_flash_attn", bool, True)
     return read_bert(config, "jina_reranker", after_padding=True)
 
 
 def read_nomic(config: JsonFile) -> Encoder:
     if "n_embd" in config.data:
-        return read_hub_nomic(config)
+        return hub_code.read_hub_nomic(config)
     return _rotary_bert(config, "nomic_bert", theta=1000.0, types=2, gated=True, biases=False)
 
 
@@ -136,7 +134,7 @@ def read_jina_v3(config: JsonFile) -> Encoder:
     rotary = encoder.layers[0].rotary
     config.require_values({"position_embedding_type": ("rotary", None), "truncate_dim": (None,)})
     config.require_values({"rotary_emb_base": (rotary.theta if rotary else None, None)})
-    return replace(encoder, **name_adapter_folders(config))
+    return replace(encoder, **adapters.name_adapter_folders(config))
 
 
 def read_modernbert(config: JsonFile) -> Encoder:

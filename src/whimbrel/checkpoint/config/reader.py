@@ -11,11 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeAlias, cast
 
-from whimbrel.checkpoint.config import bert, decoders
-from whimbrel.checkpoint.config.adapters import read_jina_v5
-from whimbrel.checkpoint.config.common import reject_auto_map
-from whimbrel.checkpoint.config.fallback import OTHER_TASKS, find_base_class, is_offered, read_fallback, undeclared_keys
-from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
+from whimbrel.checkpoint.config import adapters, bert, common, decoders, fallback, hub_code
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
@@ -70,9 +66,9 @@ def _class_of_family(config: JsonFile, names: list[object]) -> str | None:
     """Return the class for hidden states of the family that has `names` for other tasks."""
     if any(not isinstance(name, str) or name in _ARCHITECTURES for name in names):
         return None
-    stems = {next((stem for stem in _FORMS if str(name).removeprefix(stem) in OTHER_TASKS), None) for name in names}
+    stems = {next((stem for stem in _FORMS if str(name).removeprefix(stem) in fallback.OTHER_TASKS), None) for name in names}
     stem = stems.pop() if len(stems) == 1 else None
-    return find_base_class(config, names) if stem is None else _native_class(stem, "Model")
+    return fallback.find_base_class(config, names) if stem is None else _native_class(stem, "Model")
 
 
 def _class_of_type(config: JsonFile, ending: str) -> str | None:
@@ -83,7 +79,7 @@ def _class_of_type(config: JsonFile, ending: str) -> str | None:
         own = name.rpartition(".")[2] if isinstance(name, str) else ""
         return own if own in _ARCHITECTURES else None
     stem = _STEMS.get(config.get("model_type", str, ""))
-    return find_base_class(config, []) if stem is None else _native_class(stem, ending)
+    return fallback.find_base_class(config, []) if stem is None else _native_class(stem, ending)
 
 
 def _native_class(stem: str, ending: str) -> str | None:
@@ -97,12 +93,12 @@ def read_encoder(config: JsonFile) -> Encoder:
         names = list[object]([_colbert_architecture(config)])
     known = [isinstance(name, str) and name in _ARCHITECTURES for name in names]
     is_native = config.get("model_type", str, "") in _MODEL_TYPES or any(known)  # with or without these heads
-    if not is_native and is_offered(config, names):
-        encoder = read_fallback(config)
+    if not is_native and fallback.is_offered(config, names):
+        encoder = fallback.read_fallback(config)
         config.require_values(_FIXED)
         return _check_encoder(config, encoder)
     if not all(known):
-        reject_auto_map(config)
+        common.reject_auto_map(config)
     if not names:
         raise _missing(config)
     rows = [_architecture(config, name) for name in names]
@@ -115,7 +111,7 @@ def read_encoder(config: JsonFile) -> Encoder:
         config.get("model_type", str)
         config.require_values({"model_type": (model_type,)})
     encoder = reader(config)
-    reject_auto_map(config)
+    common.reject_auto_map(config)
     config.require_values({key: values for key, values in _FIXED.items() if not config.was_read(key)})
     config.reject_unread_keys(_INERT)
     return _check_encoder(config, encoder)
@@ -123,14 +119,14 @@ def read_encoder(config: JsonFile) -> Encoder:
 
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
     """Raise CheckpointError if a fallback's config has a key that is neither known nor declared by transformers' class."""
-    config.reject_unknown_keys(_INERT, _FIXED, undeclared_keys(config), declared)
+    config.reject_unknown_keys(_INERT, _FIXED, fallback.undeclared_keys(config), declared)
 
 
 def _missing(config: JsonFile) -> CheckpointError:
     """Return the error over a config that names no architecture, and whose model_type implies none."""
     if config.data.get("model_type") is None:
         return config.error("is missing, and so is architectures: nothing says which model this is.", "model_type")
-    reject_auto_map(config)
+    common.reject_auto_map(config)
     model_type, known = config.get("model_type", str), ", ".join(_STEMS)
     others = "" if find_spec("transformers") else "; others need transformers: pip install 'whimbrel[hf]'"
     message = f"is missing, and model_type {model_type!r:.80} does not tell the class that computes it, as those of {known} do"
@@ -172,8 +168,8 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Contriever": ("bert", ("",), bert.read_bert),
     "Roberta": ("roberta", _USUAL, bert.read_roberta),
     "XLMRoberta": ("xlm-roberta", _USUAL, bert.read_xlm_roberta),
-    "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),
-    "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
+    "XLMRobertaLoRA": ("xlm-roberta", ("",), hub_code.read_jina_roberta),
+    "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(hub_code.read_jina_roberta, family="jina_colbert")),
     "Camembert": ("camembert", _USUAL, bert.read_roberta),
     "DistilBert": ("distilbert", _USUAL, bert.read_distilbert),
     "Electra": ("electra", (*_USUAL, "ForPreTraining"), bert.read_electra),
@@ -182,9 +178,9 @@ _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "NomicBert": ("nomic_bert", (*_USUAL, "ForPreTraining"), bert.read_nomic),
     "New": ("new", _USUAL, partial(bert.read_gte, theta=10_000.0)),
     "Gte": ("gte", _USUAL, partial(bert.read_gte, theta=160_000.0)),
-    "JinaBert": ("bert", _USUAL, read_jina_bert),
+    "JinaBert": ("bert", _USUAL, hub_code.read_jina_bert),
     "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, bert.read_jina_v3),
-    "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), read_jina_v5),
+    "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), adapters.read_jina_v5),
     "EuroBert": ("eurobert", _USUAL, decoders.read_eurobert),
     "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
     "T5": ("t5", (*_ENCODER_DECODER, "WithLMHeadModel"), bert.read_t5),

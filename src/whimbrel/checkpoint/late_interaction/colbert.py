@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.config.common import read_matryoshka
-from whimbrel.checkpoint.config.reader import read_config, read_encoder
+from whimbrel.checkpoint.config import common, reader
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words, token_output
-from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
+from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
@@ -124,7 +122,7 @@ class _Base:
         return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
 
     def card(self, output: Output, query: TextFormat, document: TextFormat) -> Card:
-        widths = read_matryoshka(self.config, output.width)
+        widths = common.read_matryoshka(self.config, output.width)
         outputs: dict[OutputName, Output] = {"multi_vector": output}
         return replace(
             Card(self.name, self.path, self.encoder, outputs, self.encoder.max_positions, self.tokenizer_card),
@@ -144,10 +142,10 @@ def _read_base(folder: Path, name: str, layout: Layout, reading: TokenizerReadin
         raise CheckpointError(f"must begin with one Transformer, is {kinds}.", file=MODULES)
     path = rows[0][1]
     root = folder / path
-    config = read_config(root)
+    config = reader.read_config(root)
     if layout == "stanford":
         config.ignore(*_DIMENSIONS)
-    encoder = read_encoder(config)
+    encoder = reader.read_encoder(config)
     tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
     used = _LENGTHS if layout == "sentence_transformers" else ()
     transformer = JsonFile("", {}) if layout == "stanford" else modules.read_transformer(root, used=used)
@@ -248,8 +246,8 @@ def _read_pylate(base: _Base) -> Card:
         token_id = _fill_token(base, file, "do_query_expansion")
         keys = ("query_length", "attend_to_expansion_tokens")
         expansion = read_expansion(base, file, keys, length, token_id=token_id, attended=attended)
-    states = tokens(base.encoder.hidden_size)
-    dense = resolve_features(base.folder, base.modules, states, "token_embeddings", of_dense="token_embeddings")
+    states = chained.tokens(base.encoder.hidden_size)
+    dense = chained.resolve_features(base.folder, base.modules, states, "token_embeddings", of_dense="token_embeddings")
     skip_ids = base.ids_of(read_words(file, default=list(string.punctuation)))
     card = base.card(
         token_output(dense.width, dense.token_head, skip_ids),

@@ -14,9 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.config.bert import DEBERTA
-from whimbrel.checkpoint.config.common import ACTIVATIONS
-from whimbrel.checkpoint.config.fallback import FALLBACK, OWN_HEADS
+from whimbrel.checkpoint.config import bert, common, fallback
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.chained import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
@@ -53,12 +51,12 @@ _TWO: Final = _Layers("classifier.out_proj", (("classifier.dense", "tanh"),))
 _SCORE: Final = _Layers("score", mode="lasttoken", bias=False)
 _SCORE_OF_TWO: Final = _Layers("score.2", (("score.0", "relu"),), mode="lasttoken")
 
-_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3", FALLBACK)
+_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3", fallback.FALLBACK)
 """Families with the head that transformers gives to decoders. Of others that it runs, `config/fallback.py` takes only these."""
 _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     **dict.fromkeys(("bert", "nomic_bert", "gte", "jina_bert", "jina_bert_ungated"), _POOLER),
     **dict.fromkeys(("roberta", "mpnet", "jina_embeddings_v3", "jina_reranker"), _TWO),
-    **dict.fromkeys(DEBERTA, _POOLER),
+    **dict.fromkeys(bert.DEBERTA, _POOLER),
     "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
     "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
     "modernbert": _Layers("classifier"),
@@ -152,7 +150,7 @@ def read_classes(
 
 def _own_layers(config: JsonFile) -> _Layers | None:
     """Return the layers of a classifier with a head of its own that runs through transformers."""
-    own = OWN_HEADS.get(cast(list[str], config.data["architectures"])[0])
+    own = fallback.OWN_HEADS.get(cast(list[str], config.data["architectures"])[0])
     return None if own is None else _Layers(own[1], tuple((name, "tanh") for name in own[0]))
 
 
@@ -226,11 +224,11 @@ def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output)
 
 def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:
     width = encoder.hidden_size
-    stated = config.choice("pooler_hidden_act", ACTIVATIONS, "gelu") if encoder.family in DEBERTA else None
+    stated = config.choice("pooler_hidden_act", common.ACTIVATIONS, "gelu") if encoder.family in bert.DEBERTA else None
     before: list[Head] = [Dense(None, name, width, width, bias=True, activation=stated or act) for name, act in layers.before]
     if encoder.family == "modernbert":
         bias = config.get("classifier_bias", bool, False)
-        activation = config.choice("classifier_activation", ACTIVATIONS, "gelu")
+        activation = config.choice("classifier_activation", common.ACTIVATIONS, "gelu")
         before.append(Dense(None, "head.dense", width, width, bias=bias, activation=activation))
         before.append(LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias))
     last = Dense(None, layers.last, width, num_labels, bias=layers.bias, activation="identity")

@@ -10,8 +10,7 @@ Source: modeling.py of jinaai/jina-reranker-v3.
 from pathlib import Path
 from typing import Final
 
-from whimbrel.checkpoint.config.common import allow_auto_map
-from whimbrel.checkpoint.config.reader import read_encoder
+from whimbrel.checkpoint.config import common, reader
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers import modules
 from whimbrel.checkpoint.sentence_transformers.modules import has_modules
@@ -54,8 +53,8 @@ def read_listwise(folder: Path, name: str, reading: TokenizerReading | None) -> 
     """Read the card of a checkpoint for which `is_listwise` is true. Raises CheckpointError."""
     config = JsonFile.read(folder, "config.json")
     files = JsonFile.read_optional(folder, "tokenizer_config.json")
-    allow_auto_map(config)
-    encoder = read_encoder(config)
+    common.allow_auto_map(config)
+    encoder = reader.read_encoder(config)
     if not encoder.causal or any(layer.window is not None for layer in encoder.layers):
         raise config.error("is not jina-reranker-v3's, whose layers all see what came before.", "layer_types")
     tokenizer = read_tokenizer(folder, "", config, files, reading=reading, lowercase=False)

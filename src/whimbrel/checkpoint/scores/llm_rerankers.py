@@ -16,14 +16,10 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.chat_template import read_chat_template
-from whimbrel.checkpoint.config.common import allow_auto_map
-from whimbrel.checkpoint.config.decoders import read_stated_pooling
-from whimbrel.checkpoint.config.reader import read_config, read_encoder
+from whimbrel.checkpoint.config import common, decoders, reader
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.scores.classifiers import ACTIVATION_KEYS, stated_activation
-from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
-from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
+from whimbrel.checkpoint.scores import classifiers, conventions
+from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, has_modules, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.errors import CheckpointError
@@ -68,30 +64,30 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
         is_cross_encoder = JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
         is_scoring = is_cross_encoder or task == "sequence-classification"
         return task == "text-generation" or (is_scoring and "message" in modalities)
-    return (stated or convention_of(name)) is not None
+    return (stated or conventions.convention_of(name)) is not None
 
 
 def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading: TokenizerReading | None) -> Card:
     """Read the card of a checkpoint for which `is_reranker` is true. Raises CheckpointError."""
-    config = read_config(folder)
+    config = reader.read_config(folder)
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.require_values({"truncation_side": ("right", None)})
     if not has_modules(folder):
-        allow_auto_map(config)
-    config.ignore(*ACTIVATION_KEYS)
-    encoder = read_encoder(config)
+        common.allow_auto_map(config)
+    config.ignore(*classifiers.ACTIVATION_KEYS)
+    encoder = reader.read_encoder(config)
     max_length = modules.read_max_length(encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
     tokenizer_card = read_tokenizer(folder, "", config, tokenizer, reading=reading, lowercase=False)
     card = Card(name, "", encoder, {}, max_length, tokenizer_card)
     if has_modules(folder):
         return _add_modules(card, folder, config, tokenizer)
-    kind = stated or convention_of(name)
+    kind = stated or conventions.convention_of(name)
     assert kind is not None
     return _add_convention(card, folder, config, kind)
 
 
 def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerName) -> Card:
-    convention, encoder = CONVENTIONS[kind], card.encoder
+    convention, encoder = conventions.CONVENTIONS[kind], card.encoder
     stem, is_causal = _architecture(config)
     if stem not in convention.stems or (is_causal and convention.tokens is None):
         raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
@@ -101,9 +97,9 @@ def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerNa
         heads = (head,) if convention.divisor == 1.0 else (head, DivideBy(convention.divisor))
     else:
         heads = _score(config, encoder)
-    activation = stated_activation(config, JsonFile("", {}), _SCORE_ACTIVATIONS)
+    activation = classifiers.stated_activation(config, JsonFile("", {}), _SCORE_ACTIVATIONS)
     activated = convention.activated if activation is None else activation == "sigmoid"
-    mode, template = read_stated_pooling(config) or "lasttoken", convention.template
+    mode, template = decoders.read_stated_pooling(config) or "lasttoken", convention.template
     limit = convention.max_length
     if template.body_length is not None:  # a token has at least one byte
         limit = template.body_length + sum(len(fill(text).encode()) for text in template.texts)
@@ -161,7 +157,7 @@ def _add_modules(card: Card, folder: Path, config: JsonFile, tokenizer: JsonFile
         raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
     task, variables, structured = _read_transformer(folder)
     sentence = modules.read_sentence(folder, "CrossEncoder", {"activation_fn"})
-    activation = stated_activation(config, sentence, _SCORE_ACTIVATIONS)
+    activation = classifiers.stated_activation(config, sentence, _SCORE_ACTIVATIONS)
     template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
     prompts, default = modules.read_prompts(sentence)
     if template.texts_with_instruction is None and any(prompts.values()):
@@ -174,7 +170,7 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     """Return the score of token logits, of transformers' classifier, or of modules after a model with neither."""
     kinds = [kind for kind, _ in rows[1:]]
     if task == "feature-extraction" and "LogitScore" not in kinds:
-        output = resolve_features(folder, rows[1:], tokens(encoder.hidden_size), "scores")
+        output = chained.resolve_features(folder, rows[1:], chained.tokens(encoder.hidden_size), "scores")
         if output.width != 1 or not output.include_prompt:
             message = f"{output.width} scores, or a prompt that is not pooled; the score of a pair is one number of all tokens."
             raise CheckpointError(message, file=MODULES)
@@ -183,7 +179,7 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     if kinds != (["LogitScore"] if is_causal else []) or is_causal != (task == "text-generation"):
         raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
     head = (_read_logit_score(folder, rows[1][1], config, encoder),) if is_causal else _score(config, encoder)
-    return Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=head)
+    return Output(1, modes=(decoders.read_stated_pooling(config) or "lasttoken",), head=head)
 
 
 def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> LogitScore:

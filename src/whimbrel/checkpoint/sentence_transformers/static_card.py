@@ -20,8 +20,7 @@ from msgspec import DecodeError
 
 from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import cut_output, finish_output
+from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.summary import read_shapes
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
@@ -58,9 +57,10 @@ def read_static_card(folder: Path, name: str, rows: modules.Rows, reading: Token
     else:
         encoder, tokenizer, max_length, normalized = _read_table(folder / path)
         mean = Output(encoder.hidden_size, modes=("mean",), activation="normalize", activated=False)
-        outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
+        outputs = chained.finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
         if (dense := outputs.get("dense")) is not None:
-            outputs["dense"] = cut_output(dense if normalized is None else replace(dense, activated=normalized), sentence)
+            dense = dense if normalized is None else replace(dense, activated=normalized)
+            outputs["dense"] = chained.cut_output(dense, sentence)
     prompts, default_prompt_name = modules.read_prompts(sentence)
     return replace(
         Card(name, path, encoder, outputs, max_length, tokenizer),
