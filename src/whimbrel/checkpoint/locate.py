@@ -110,7 +110,6 @@ def nearest_models(model: str, known: Iterable[str]) -> list[str]:
 
 
 def _suggestion(model: str) -> str:
-    """Return a hint with the hub ids that `model` may mean."""
     if model.startswith((".", "/", "~")):
         return "a path must lead to a folder; a hub id looks like owner/name"
     return _similar(model).removeprefix("; ") or "a hub id looks like owner/name; `whimbrel models` lists models"

@@ -30,11 +30,8 @@ def read_stated_pooling(config: JsonFile) -> PoolingMode | None:
 
 def is_gritlm(config: JsonFile) -> bool:
     """Return whether this is GritLM, by the code that it names on the hub or as saved for vLLM."""
-    code: object = config.data.get("auto_map")
-    names = list(cast(dict[str, object], code).values()) if isinstance(code, dict) else []
-    return config.data.get("architectures") == ["GritLM"] or any(
-        isinstance(name, str) and name.rpartition("--")[2].startswith("modeling_gritlm7b.") for name in names
-    )
+    is_own = any(name.startswith("modeling_gritlm7b.") for name in _own_code(config).values())
+    return is_own or config.data.get("architectures") == ["GritLM"]
 
 
 def read_llama_bidirec(config: JsonFile) -> Encoder:
@@ -47,7 +44,7 @@ def read_llama_bidirec(config: JsonFile) -> Encoder:
 def read_qwen2(config: JsonFile) -> Encoder:
     """Read Qwen2. The code of gte-Qwen2 differs in `is_causal`, and that of reward models in the head's layers."""
     names = cast(list[str], config.get("architectures", list))
-    is_gte = _code(config) == "modeling_qwen.Qwen2Model"
+    is_gte = _own_code(config).get("AutoModel") == "modeling_qwen.Qwen2Model"
     if is_gte and config.data.get("is_causal") is None:
         message = "is missing, and code of this name sees both ways unless it is told not to; add false or true"
         raise config.error(f"{message}, as the model was trained.", "is_causal")
@@ -56,11 +53,11 @@ def read_qwen2(config: JsonFile) -> Encoder:
     return replace(read_llama(config), qkv_bias=True, out_bias=False)
 
 
-def _code(config: JsonFile) -> str:
-    """Return the class of the checkpoint's own code, without the repository that holds it, or ""."""
+def _own_code(config: JsonFile) -> dict[str, str]:
+    """Return the classes of the checkpoint's own code by their parts, without the repository that holds them."""
     code: object = config.data.get("auto_map")
-    model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
-    return model.rpartition("--")[2] if isinstance(model, str) else ""
+    rows = cast(dict[str, object], code).items() if isinstance(code, dict) else ()
+    return {part: name.rpartition("--")[2] for part, name in rows if isinstance(name, str)}
 
 
 _VOYAGE: Final = ("VoyageQwen3BidirectionalEmbedModel", "modeling_qwen3_bidirectional.Qwen3BidirectionalModel")
@@ -88,7 +85,7 @@ def read_token_head(config: JsonFile, encoder: Encoder) -> tuple[Dense, ...]:
 
 
 def _is_voyage(config: JsonFile) -> bool:
-    return config.data.get("architectures") == [_VOYAGE[0]] or _code(config) == _VOYAGE[1]
+    return config.data.get("architectures") == [_VOYAGE[0]] or _own_code(config).get("AutoModel") == _VOYAGE[1]
 
 
 def read_qwen3_bidirec(config: JsonFile) -> Encoder:
@@ -184,19 +181,14 @@ def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
         allow_auto_map(config)
         config.ignore("disable_flash_attention")
     eps, width = config.get("norm_eps", float, 1e-5), sizes["hidden_size"]
-    config.ignore("conv_use_xavier_init", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init")
-    config.ignore("tie_embedding")
-    config.require_values(
-        {
-            "is_causal": (causal, None),
-            "block_norm_eps": (eps, None),
-            "block_use_swiglu": (True, None),
-            "num_heads": (sizes["num_heads"], None),
-            "theta": (None,),
-            "use_pos_enc": (True, None),
-            **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), (width, None)),
-        }
-    )
+    config.ignore(*"""
+        block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init tie_embedding
+    """.split())  # fmt: skip
+    config.require_values({
+        "is_causal": (causal, None), "block_norm_eps": (eps, None), "num_heads": (sizes["num_heads"], None), "theta": (None,),
+        **dict.fromkeys(("block_use_swiglu", "use_pos_enc"), (True, None)),
+        **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), (width, None)),
+    })  # fmt: skip
     attention = Layer(rotary=common.read_rotary(config, 1_000_000.0, sizes["head_width"]))
     conv = Layer(conv_width=config.positive("conv_L_cache", 3))
     depth = common.read_depth(config)
@@ -263,8 +255,7 @@ _DEEPSEEK_INERT: Final = """
     aux_loss_alpha ep_size head_dim num_mtp_layers num_nextn_predict_layers output_router_logits q_lora_rank qk_head_dim seq_aux
 """.split()
 _DEEPSEEK_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
-    "moe_layer_freq": (1, None),
-    "pretraining_tp": (1, None),
+    **dict.fromkeys(("moe_layer_freq", "pretraining_tp"), (1, None)),
     "scoring_func": ("sigmoid", None),
     "topk_method": ("noaux_tc", None),
 }
@@ -330,9 +321,8 @@ def _deepseek_rotary(config: JsonFile, latent: Latent) -> tuple[Rotary, float]:
 
 
 def _deepseek_routing(config: JsonFile, experts: int) -> Routing:
-    groups, top, chosen = (
-        config.positive(key, default) for key, default in (("n_group", 8), ("topk_group", 4), ("num_experts_per_tok", 8))
-    )
+    groups, top = config.positive("n_group", 8), config.positive("topk_group", 4)
+    chosen = config.positive("num_experts_per_tok", 8)
     if experts % groups or experts < 2 * groups:
         raise config.error(f"{experts} experts cannot be put into {groups} groups of two or more.", "n_group")
     if top > groups:

@@ -212,7 +212,6 @@ _POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {
 
 
 def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output) -> Output:
-    """Return the output of a text classifier with its pooling mode."""
     if encoder.family not in _POOLINGS:
         return replace(output, modes=(layers.mode,))
     modes, default = _POOLINGS[encoder.family]

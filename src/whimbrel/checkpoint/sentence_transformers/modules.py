@@ -134,12 +134,8 @@ _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
 }
 """Supported settings of a Transformer that gives hidden states."""
-WITH_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
-    "modality_config": (
-        *_FEATURES["modality_config"],
-        *({"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")),
-    )
-}
+_CHATS: Final = [{"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")]
+WITH_CHAT: Final[Mapping[str, tuple[object, ...]]] = {"modality_config": (*_FEATURES["modality_config"], *_CHATS)}
 """Supported settings of a Transformer that may put each text into the chat template, as a message of a user."""
 _NO_VARIABLES: Final = """
     padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template task
@@ -155,10 +151,7 @@ _INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtyp
 def read_transformer(
     folder: Path, *, used: Collection[str] = (), stated: Mapping[str, tuple[object, ...]] | None = None
 ) -> JsonFile:
-    """Return the settings of the Transformer in `folder`, checked except for the keys `used` by the caller.
-
-    `stated`: supported values of a Transformer that does not give hidden states.
-    """
+    """Return the settings in `folder`, checked except for the keys `used`. `stated`: values if it gives no hidden states."""
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
     fixed = {key: values for key, values in {**_FEATURES, **(stated or {})}.items() if key not in used}

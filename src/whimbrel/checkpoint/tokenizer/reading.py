@@ -49,7 +49,8 @@ _NO_LIMIT: Final = 2**31
 
 def find_reading(option: str | None) -> TokenizerReading | None:
     """Return the reading that the user chose, or None for None and "auto". Raises SetupError for another value."""
-    reading = next((reading for reading in TOKENIZER_READINGS if reading == option), None)
+    readings: dict[object, TokenizerReading] = {reading: reading for reading in TOKENIZER_READINGS}
+    reading = readings.get(option)
     if reading is None and option not in (None, "auto"):
         raise SetupError(f"no tokenizer {option!r}.", hint=f"--tokenizer takes auto, {', '.join(TOKENIZER_READINGS)}")
     return reading
@@ -66,11 +67,9 @@ def with_reading(
     chosen: TokenizerReading | None,
     pairs: bool,
 ) -> TokenizerCard:
-    """Return the card with its reading.
+    """Return the card with its reading: the `chosen` one, or if that is None the one that the files tell.
 
-    `path` is the tokenizer's place in the checkpoint's folder. `chosen` is the user's choice, or None if the files decide.
-    `pairs` says that the model scores pairs of texts without a template. Raises CheckpointError if the files disagree and do
-    not tell which reading is right, or lack what it needs.
+    Raises CheckpointError if they disagree and do not tell which reading is right, or lack what it needs.
     """
     has_file = (folder / path / _FILE).exists()
     if chosen in ("file", "transformers-4") and not has_file:
