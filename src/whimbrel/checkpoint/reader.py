@@ -141,8 +141,15 @@ def _read_modules(folder: Path, name: str, reading: TokenizerReading | None) -> 
 
 def _read_tower(folder: Path, name: str, rows: Rows, reading: TokenizerReading | None) -> Card:
     rows = [row for row in rows if row[0] != "Dropout"]
-    _check_order(folder, rows)
-    if rows[0][0] in _TABLES:
+    kinds = ["Transformer" if kind == WITH_TASKS else kind for kind, _ in rows]
+    others = kinds[1:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[1:]
+    is_chain = kinds[:1] in _FIRST and kinds != ["Transformer"] and all(kind in chained.CHAINED for kind in others)
+    is_alone = kinds == ["Transformer"] and classifiers.is_cross_encoder(folder / rows[0][1])
+    if not is_chain and not is_alone and kinds not in _SPARSE_PIPELINES:
+        known = ", ".join(chained.CHAINED)
+        message = f"must begin with one Transformer or StaticEmbedding, and go on with {known}; is {kinds}."
+        raise CheckpointError(message, file=MODULES)
+    if kinds[0] in _TABLES:
         return static_card.read_static_card(folder, name, rows, reading)
     return _read_transformer_card(folder, name, rows, reading, None)
 
@@ -166,17 +173,6 @@ def _read_jina_v5(folder: Path, name: str, rows: Rows, reading: TokenizerReading
         max_length=modules.read_max_length(card.encoder, modules.read_transformer(root, used=["model_args"]), JsonFile("", {})),
         **({} if has_files else {"prompts": lora.PROMPTS, "default_prompt_name": lora.DEFAULT_PROMPT}),
     )
-
-
-def _check_order(folder: Path, rows: Rows) -> None:
-    kinds = ["Transformer" if kind == WITH_TASKS else kind for kind, _ in rows]
-    if kinds in _SPARSE_PIPELINES or (kinds == ["Transformer"] and classifiers.is_cross_encoder(folder / rows[0][1])):
-        return
-    others = kinds[1:-1] if kinds[-1:] == ["SparseAutoEncoder"] else kinds[1:]
-    if kinds[:1] not in _FIRST or any(kind not in chained.CHAINED for kind in others) or kinds == ["Transformer"]:
-        known = ", ".join(chained.CHAINED)
-        message = f"must begin with one Transformer or StaticEmbedding, and go on with {known}; is {kinds}."
-        raise CheckpointError(message, file=MODULES)
 
 
 def _read_transformer_card(
@@ -221,8 +217,7 @@ def _read_transformer_card(
             if modules.is_instructor(folder, name, rows, encoder):
                 outputs["dense"] = replace(outputs["dense"], include_prompt=False)
                 tokenizer = replace(tokenizer, pools_one_token=True)
-    widths = common.read_matryoshka(config, outputs["dense"].width) if "dense" in outputs else ()
-    is_cut = sentence.data.get("truncate_dim") is not None
+    width, is_cut = outputs["dense"].width if "dense" in outputs else None, sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
     names_prompts = bool(encoder.adapters) and not lora.is_jina_v5(config)
     if chat is not None and chat.prompted is None and any(prompts.values()):
@@ -241,8 +236,7 @@ def _read_transformer_card(
         prompts=lora.read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
         default_prompt_name=default_prompt_name,
         default_adapter=lora.read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
-        matryoshka=config.get("is_matryoshka", bool, False) or bool(widths) or is_cut,
-        matryoshka_dimensions=widths,
+        **common.read_matryoshka(config, width, is_cut=is_cut),
         similarity=sentence.data.get("similarity_fn_name"),
         instruction=_GRITLM if is_grit else None,
         text_template=chat,

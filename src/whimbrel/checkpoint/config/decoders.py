@@ -30,7 +30,7 @@ def read_stated_pooling(config: JsonFile) -> PoolingMode | None:
 
 def is_gritlm(config: JsonFile) -> bool:
     """Return whether this is GritLM, by the code that it names on the hub or as saved for vLLM."""
-    is_own = any(name.startswith("modeling_gritlm7b.") for name in _own_code(config).values())
+    is_own = any(name.startswith("modeling_gritlm7b.") for name in common.own_code(config).values())
     return is_own or config.data.get("architectures") == ["GritLM"]
 
 
@@ -44,20 +44,13 @@ def read_llama_bidirec(config: JsonFile) -> Encoder:
 def read_qwen2(config: JsonFile) -> Encoder:
     """Read Qwen2. The code of gte-Qwen2 differs in `is_causal`, and that of reward models in the head's layers."""
     names = cast(list[str], config.get("architectures", list))
-    is_gte = _own_code(config).get("AutoModel") == "modeling_qwen.Qwen2Model"
+    is_gte = common.own_code(config).get("AutoModel") == "modeling_qwen.Qwen2Model"
     if is_gte and config.data.get("is_causal") is None:
         message = "is missing, and code of this name sees both ways unless it is told not to; add false or true"
         raise config.error(f"{message}, as the model was trained.", "is_causal")
     if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         allow_auto_map(config)
     return replace(read_llama(config), qkv_bias=True, out_bias=False)
-
-
-def _own_code(config: JsonFile) -> dict[str, str]:
-    """Return the classes of the checkpoint's own code by their parts, without the repository that holds them."""
-    code: object = config.data.get("auto_map")
-    rows = cast(dict[str, object], code).items() if isinstance(code, dict) else ()
-    return {part: name.rpartition("--")[2] for part, name in rows if isinstance(name, str)}
 
 
 _VOYAGE: Final = ("VoyageQwen3BidirectionalEmbedModel", "modeling_qwen3_bidirectional.Qwen3BidirectionalModel")
@@ -85,7 +78,7 @@ def read_token_head(config: JsonFile, encoder: Encoder) -> tuple[Dense, ...]:
 
 
 def _is_voyage(config: JsonFile) -> bool:
-    return config.data.get("architectures") == [_VOYAGE[0]] or _own_code(config).get("AutoModel") == _VOYAGE[1]
+    return config.data.get("architectures") == [_VOYAGE[0]] or common.own_code(config).get("AutoModel") == _VOYAGE[1]
 
 
 def read_qwen3_bidirec(config: JsonFile) -> Encoder:

@@ -73,10 +73,8 @@ def _class_of_family(config: JsonFile, names: list[object]) -> str | None:
 
 def _class_of_type(config: JsonFile, ending: str) -> str | None:
     """Return the class that is taken if no architecture is named."""
-    if code := config.data.get("auto_map"):
-        key = "AutoModel" if ending == "Model" else f"AutoModel{ending}"
-        name = cast(dict[str, object], code).get(key) if isinstance(code, dict) else None
-        own = name.rpartition(".")[2] if isinstance(name, str) else ""
+    if config.data.get("auto_map"):
+        own = common.own_code(config).get("AutoModel" if ending == "Model" else f"AutoModel{ending}", "").rpartition(".")[2]
         return own if own in _ARCHITECTURES else None
     stem = _STEMS.get(config.get("model_type", str, ""))
     return fallback.find_base_class(config, []) if stem is None else _native_class(stem, ending)

@@ -23,9 +23,9 @@ from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE,
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerCard, TokenizerReading
+from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerReading
 from whimbrel.types.heads import Dense
-from whimbrel.types.request import InputType, OutputName
+from whimbrel.types.request import InputType
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 
@@ -81,28 +81,18 @@ def find_layout(folder: Path) -> Layout | None:
     return "pylate" if _PYLATE_KEYS & sentence.keys() else None
 
 
-def read_multi_vector(
-    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: str | None
-) -> Card:
-    """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
-    if pooling is not None:
-        raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
-    return _READERS[layout](_read_base(folder, name, layout, reading))
-
-
 @dataclass(frozen=True, slots=True)
 class _Base:
     """The files and settings that all layouts share."""
 
     folder: Path
-    name: str
-    path: str
     modules: Rows
     config: JsonFile
-    encoder: Encoder
     transformer: JsonFile
     tokenizer: JsonFile
-    tokenizer_card: TokenizerCard
+    card: Card
+    """The card without outputs and formats."""
+    encoder: Encoder
     ids: Mapping[str, int]
     """Token -> id."""
     roles: Mapping[str, str]
@@ -121,19 +111,18 @@ class _Base:
         """Return the ids of the words that are tokens."""
         return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
 
-    def card(self, output: Output, query: TextFormat, document: TextFormat) -> Card:
-        widths = common.read_matryoshka(self.config, output.width)
-        outputs: dict[OutputName, Output] = {"multi_vector": output}
-        return replace(
-            Card(self.name, self.path, self.encoder, outputs, self.encoder.max_positions, self.tokenizer_card),
-            matryoshka=self.config.get("is_matryoshka", bool, False) or bool(widths),
-            matryoshka_dimensions=widths,
-            similarity="maxsim",
-            text_formats={"query": query, "document": document},
-        )
+    def card_of(self, output: Output, query: TextFormat, document: TextFormat) -> Card:
+        formats: dict[InputType, TextFormat] = {"query": query, "document": document}
+        own = common.read_matryoshka(self.config, output.width)
+        return replace(self.card, outputs={"multi_vector": output}, text_formats=formats, **own)
 
 
-def _read_base(folder: Path, name: str, layout: Layout, reading: TokenizerReading | None) -> _Base:
+def read_multi_vector(
+    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: str | None
+) -> Card:
+    """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
+    if pooling is not None:
+        raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
     rows = [("Transformer", "")] if layout == "stanford" else modules.read_modules(folder, _KINDS)
     if layout != "sentence_transformers":
         rows = [row for row in rows if row[0] != "Dropout"]
@@ -146,13 +135,14 @@ def _read_base(folder: Path, name: str, layout: Layout, reading: TokenizerReadin
     if layout == "stanford":
         config.ignore(*_DIMENSIONS)
     encoder = reader.read_encoder(config)
-    tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
+    files = JsonFile.read_optional(root, "tokenizer_config.json")
     used = _LENGTHS if layout == "sentence_transformers" else ()
     transformer = JsonFile("", {}) if layout == "stanford" else modules.read_transformer(root, used=used)
     lowercase = transformer.get("do_lower_case", bool, False)
-    card = read_tokenizer(folder, path, config, tokenizer, reading=reading, lowercase=lowercase)
-    ids, roles = read_vocabulary(root, card, encoder.vocab_size)
-    return _Base(folder, name, path, rows[1:], config, encoder, transformer, tokenizer, card, ids, roles)
+    tokenizer = read_tokenizer(folder, path, config, files, reading=reading, lowercase=lowercase)
+    ids, roles = read_vocabulary(root, tokenizer, encoder.vocab_size)
+    card = Card(name, path, encoder, {}, encoder.max_positions, tokenizer, similarity="maxsim")
+    return _READERS[layout](_Base(folder, rows[1:], config, transformer, files, card, encoder, ids, roles))
 
 
 def read_expansion(
@@ -207,7 +197,7 @@ def _read_stanford(base: _Base) -> Card:
     file.reject_unread_keys(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
     output = token_output(width, (head,), skip_ids)
-    return base.card(output, base.text_format(expansion.length, query_marker, expansion), document)
+    return base.card_of(output, base.text_format(expansion.length, query_marker, expansion), document)
 
 
 def _first_pieces(base: _Base, words: Iterable[str]) -> list[str]:
@@ -249,7 +239,7 @@ def _read_pylate(base: _Base) -> Card:
     states = chained.tokens(base.encoder.hidden_size)
     dense = chained.resolve_features(base.folder, base.modules, states, "token_embeddings", of_dense="token_embeddings")
     skip_ids = base.ids_of(read_words(file, default=list(string.punctuation)))
-    card = base.card(
+    card = base.card_of(
         token_output(dense.width, dense.token_head, skip_ids),
         base.text_format(length, markers["query"], expansion),
         base.text_format(file.positive("document_length", 180), markers["document"]),
@@ -266,7 +256,7 @@ def _read_multi_vector_encoder(base: _Base) -> Card:
     output = read_token_chain(base.folder, base.modules, width, ids_of=base.ids_of, fills_up=expansion is not None)
     limit = modules.read_max_length(base.encoder, base.transformer, base.tokenizer)
     query = base.text_format(_query_length(base.transformer, expansion, limit), None, expansion)
-    card = base.card(output, query, base.text_format(base.transformer.positive("document_length", limit)))
+    card = base.card_of(output, query, base.text_format(base.transformer.positive("document_length", limit)))
     prompts, default = modules.read_prompts(file)
     return replace(card, prompts=prompts, default_prompt_name=default, similarity=_read_similarity(file))
 
