@@ -21,7 +21,7 @@ from whimbrel.checkpoint.foreign import explain_foreign, require_config
 from whimbrel.checkpoint.gliner import GLINER, read_gliner
 from whimbrel.checkpoint.json_file import JsonFile, accepting, check_accepted
 from whimbrel.checkpoint.late_interaction.colbert import find_layout, read_multi_vector
-from whimbrel.checkpoint.scores import classifiers, list_rerankers, llm_rerankers
+from whimbrel.checkpoint.scores import classifiers, llm_rerankers
 from whimbrel.checkpoint.sentence_transformers import chained, modules, sparse, static_card
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, WITH_TASKS, Rows, has_modules
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
@@ -75,12 +75,12 @@ def _read_card(
 ) -> Card:
     if not has_modules(folder):
         require_config(folder)
-    if list_rerankers.is_listwise(folder):
+    if llm_rerankers.is_listwise(folder):
         if pooling is not None or reranker is not None:
             raise CheckpointError("says how documents are judged; leave out --pooling or --reranker.", file="config.json")
-        return list_rerankers.read_listwise(folder, name, reading)
-    if pooling is None and llm_rerankers.is_reranker(folder, name, reranker):
-        return llm_rerankers.read_reranker(folder, name, reranker, reading)
+        return llm_rerankers.read_listwise(folder, name, reading)
+    if pooling is None and (card := llm_rerankers.read_reranker(folder, name, reranker, reading)) is not None:
+        return card
     if reranker is not None:
         raise CheckpointError("is for models that judge pairs; leave out --pooling or --reranker.", file=MODULES)
     if (layout := find_layout(folder)) is not None:

@@ -68,8 +68,6 @@ DEFAULT_TASK: Final = "retrieval"
 PROMPTS: Final[Mapping[str, str]] = {"query": "Query: ", "document": "Document: "}
 """Prompts in the model's own code, for checkpoints without files of Sentence Transformers."""
 DEFAULT_PROMPT: Final = "document"
-_TOP: Final = "dense"
-"""Module on top, which only pre-training uses."""
 
 
 def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
@@ -115,7 +113,7 @@ def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
         file.require_values(_PEFT_FIXED)
         file.get("peft_type", str)
         targets = cast(list[object], file.get("target_modules", list))
-        if not expected <= set(map(str, targets)) <= expected | {_TOP}:
+        if not expected <= set(map(str, targets)) <= expected | {"dense"}:  # on top, which only pre-training uses
             raise file.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
         rank = file.positive("r")
         scale = read_positive(file, "lora_alpha", 8.0) / rank

@@ -111,9 +111,7 @@ FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
 _OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
 """Parameters of rotary scaling that have a default."""
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
-    "linear": frozenset({"factor"}),
-    "ntk": frozenset({"factor"}),
-    "dynamic": frozenset({"factor"}),
+    **dict.fromkeys(("linear", "ntk", "dynamic"), frozenset({"factor"})),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": _OPTIONAL | {"factor", "original_max_position_embeddings"},
 }

@@ -29,8 +29,6 @@ OWN_HEADS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     **{f"{stem}ForTokenClassification": ((), "classifier") for stem in ("GPT2", *_POOLED, *_OF_ENCODERS)},
 }
 """Classifier -> layers with tanh over the first token, or over each, and the layer that gives the classes."""
-_SCORED: Final = frozenset({"GPT2ForSequenceClassification"})
-"""Classes with the head of transformers' generic ones, of which they are not made."""
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
 _BYPASS: Final = "does not pass through transformers' attention interface"
 _UNPACKABLE: Final[Mapping[str, str]] = {
@@ -73,9 +71,6 @@ _UNDECLARED: Final[Mapping[str, str]] = {
     "smollm3": "max_window_layers pretraining_tp",
 }
 """Model type, or "" for all -> keys on the hub that transformers' classes do not declare: translated old names, or unused."""
-_HIDDEN: Final = ("hidden_size", "n_embd")
-_POSITIONS: Final = ("max_position_embeddings", "n_positions")
-"""Names that configs give to the same setting."""
 
 
 def is_offered(config: JsonFile, names: list[object]) -> bool:
@@ -124,8 +119,9 @@ def _is_known_head(name: str) -> bool:
     import transformers
     from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-    generic = GenericForSequenceClassification | GenericForTokenClassification
-    return name in _SCORED or name in OWN_HEADS or issubclass(getattr(transformers, name), generic)
+    if name == "GPT2ForSequenceClassification" or name in OWN_HEADS:  # GPT-2's is the usual head, but no generic class
+        return True
+    return issubclass(getattr(transformers, name), GenericForSequenceClassification | GenericForTokenClassification)
 
 
 def read_fallback(config: JsonFile) -> Encoder:
@@ -150,8 +146,10 @@ def read_fallback(config: JsonFile) -> Encoder:
     return Encoder(
         family=FALLBACK,
         vocab_size=config.positive("vocab_size"),
-        hidden_size=config.positive(_key(config, _HIDDEN)),
-        **read_positions(config, after_padding=model_type in _AFTER_PADDING, key=_key(config, _POSITIONS)),
+        hidden_size=config.positive(_key(config, "hidden_size", "n_embd")),
+        **read_positions(
+            config, after_padding=model_type in _AFTER_PADDING, key=_key(config, "max_position_embeddings", "n_positions")
+        ),
         type_vocab_size=config.get("type_vocab_size", int, 0),
         **NO_LAYERS,
     )
@@ -165,5 +163,6 @@ def undeclared_keys(config: JsonFile) -> frozenset[str]:
     return frozenset((*_FIXED, "classifier_activation", *_UNDECLARED[""].split(), *more.split(), "position_embedding_type"))
 
 
-def _key(config: JsonFile, names: tuple[str, ...]) -> str:
-    return next((name for name in names if config.data.get(name) is not None), names[0])
+def _key(config: JsonFile, name: str, other: str) -> str:
+    """Return the name that this config gives to a setting."""
+    return other if config.data.get(name) is None and config.data.get(other) is not None else name

@@ -29,11 +29,8 @@ Frame: TypeAlias = tuple[int | str, ...]
 _FILE, _SENTENCE = "tokenizer.json", "config_sentence_transformers.json"
 _FLAGS: Final = ("add_bos_token", "add_eos_token")
 _DEFAULT_FLAGS: Final[Mapping[str, tuple[bool, bool]]] = {
-    "CodeLlamaTokenizer": (True, False),
-    "CohereTokenizer": (True, False),
+    **dict.fromkeys(("CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer"), (True, False)),
     "GPTNeoXTokenizer": (False, False),
-    "GemmaTokenizer": (True, False),
-    "LlamaTokenizer": (True, False),
 }
 """Classes of transformers 4 that go by the flags, with the flags' defaults."""
 _TYPES: Final = {
