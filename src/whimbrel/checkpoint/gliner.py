@@ -4,13 +4,12 @@ Its folder has gliner_config.json, with the encoder's config within, the tokeniz
 that score spans are read. Source: gliner/config.py, gliner/model.py (0.2.29).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from whimbrel.checkpoint.config import bert, reader
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import read_max_length
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.types.card import Card, Output, SpanPrompt, TokenizerReading
@@ -20,7 +19,7 @@ from whimbrel.types.request import OutputName
 GLINER: Final = "gliner_config.json"
 GLINER_PREFIX: Final = "token_rep_layer.bert_layer.model."
 _FAMILIES: Final = (*bert.DEBERTA, "modernbert")
-_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED: Final[Fixed] = {
     "span_mode": ("markerV0",), "subtoken_pooling": ("first", None), "words_splitter_type": ("whitespace", None),
     "embed_ent_token": (True, None), "fuse_layers": (False, None), "post_fusion_schema": ("", None),
     **dict.fromkeys(("labels_encoder", "labels_encoder_config", "labels_decoder", "labels_decoder_config"), (None,)),

@@ -22,6 +22,8 @@ from whimbrel.errors import CheckpointError, SetupError
 
 T = TypeVar("T")
 JSON: TypeAlias = dict[str, Any]
+Fixed: TypeAlias = Mapping[str, tuple[object, ...]]
+"""Keys, with the values that are supported; None among them: the key may be missing."""
 REQUIRED: Final[Any] = object()
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 _WRITERS: Final = {
@@ -241,7 +243,7 @@ class JsonFile:
         """Raise CheckpointError if a key is unread and in none of `known`."""
         self.reject_unknown_keys(self._read, *known)
 
-    def require_values(self, fixed: Mapping[str, tuple[object, ...]]) -> None:
+    def require_values(self, fixed: Fixed) -> None:
         """Raise CheckpointError if a key of `fixed` has another value than those listed there."""
         for key, allowed in fixed.items():
             self._note_read(key)

@@ -19,7 +19,7 @@ from typing import Any, Final, TypeVar, cast
 
 from whimbrel.checkpoint.config.common import allow_auto_map, read_positive
 from whimbrel.checkpoint.config.decoders import read_eurobert, read_qwen3
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.errors import SetupError
 from whimbrel.types.card import Encoder, LoraAdapter
 
@@ -33,7 +33,7 @@ _PEFT_INERT: Final = """
     auto_mapping base_model_name_or_path ensure_weight_tying inference_mode loftq_config lora_dropout megatron_core peft_version
     qalora_group_size revision task_type
 """.split()
-_PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_PEFT_FIXED: Final[Fixed] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "init_lora_weights": (True, False, "gaussian", None),  # the others change the weights that are added to
@@ -49,9 +49,7 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
         (None,),
     ),
 }
-_PEFT_FREE: Final = frozenset(
-    {"rank_pattern", "alpha_pattern", "use_rslora", "exclude_modules", "layers_to_transform", "layers_pattern"}
-)
+_PEFT_FREE: Final = "rank_pattern alpha_pattern use_rslora exclude_modules layers_to_transform layers_pattern".split()
 """Keys that an adapter of the user may have other values for. The tensors say which modules are adapted."""
 _ADAPTER: Final = "adapter_config.json"
 _BASE: Final = "base_model_name_or_path"

@@ -14,7 +14,7 @@ from typing import Any, Final, cast
 
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, DECODER, FULL, SLIDING, allow_auto_map
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Rotary, Routing
 from whimbrel.types.heads import Dense
 
@@ -247,7 +247,7 @@ def _lfm2_inner(config: JsonFile, inner: int) -> int:
 _DEEPSEEK_INERT: Final = """
     aux_loss_alpha ep_size head_dim num_mtp_layers num_nextn_predict_layers output_router_logits q_lora_rank qk_head_dim seq_aux
 """.split()
-_DEEPSEEK_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_DEEPSEEK_FIXED: Final[Fixed] = {
     **dict.fromkeys(("moe_layer_freq", "pretraining_tp"), (1, None)),
     "scoring_func": ("sigmoid", None),
     "topk_method": ("noaux_tc", None),

@@ -9,17 +9,15 @@ from importlib.util import find_spec
 from typing import Final, cast
 
 from whimbrel.checkpoint.config.common import NO_LAYERS, read_positions
-from whimbrel.checkpoint.json_file import JSON, JsonFile
+from whimbrel.checkpoint.json_file import JSON, Fixed, JsonFile
 from whimbrel.types.card import FALLBACK, Encoder
 
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
-OTHER_TASKS: Final = frozenset(
-    """
+OTHER_TASKS: Final = """
     ForCausalLM ForMaskedLM ForMultipleChoice ForNextSentencePrediction ForPreTraining ForQuestionAnswering
     ForSequenceClassification ForTokenClassification LMHeadModel
 """.split()
-)
 """Endings of classes in transformers that compute the same hidden states as a family's "Model", and then something else."""
 _OF_ENCODERS: Final = ("Data2VecText", "RobertaPreLayerNorm", "XLMRobertaXL", "Xmod")
 _POOLED: Final = {"Albert": "albert.pooler", "Ernie": "ernie.pooler.dense", "MobileBert": "mobilebert.pooler.dense"}
@@ -49,7 +47,7 @@ _UNREAD: Final[Mapping[str, str]] = {
 }
 _CHANGING: Final = ("dynamic", "longrope")
 """Kinds of rotary scaling whose frequencies depend on the longest text of the batch."""
-_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED: Final[Fixed] = {
     "attention_chunk_size": (None,),
     "clip_qkv": (None,),
     "trigram_input": (False, None),  # MobileBERT's, which looks at neighbours outside the text

@@ -13,7 +13,7 @@ from typing import Final
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.adapters import read_stacked_adapters
 from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
 
@@ -26,7 +26,7 @@ _NOMIC_OFF: Final = """
     causal expert_choice_router moe_normalize_expert_weights norm_mlp parallel_block prenorm rotary_head_dim
     scale_attn_by_inverse_layer_idx use_rms_norm
 """.split()
-_NOMIC_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_NOMIC_FIXED: Final[Fixed] = {
     **dict.fromkeys(_NOMIC_OFF, (False, None)),
     "ffn_div": (1, None),
     "num_shared_experts": (0, None),

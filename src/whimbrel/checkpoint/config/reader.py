@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, TypeAlias, cast
 
 from whimbrel.checkpoint.config import adapters, bert, common, decoders, fallback, hub_code
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
 
@@ -33,7 +33,7 @@ _INERT: Final = """
     torchscript typical_p unk_token_id use_bfloat16 use_cache use_return_dict xla_device
 """.split()
 # Keys that would change a vector, with the only values that are supported.
-_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED: Final[Fixed] = {
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "add_cross_attention"), (False, None)),
     "pruned_heads": ({}, None),
     "add_pooling_layer": (True, False, None),

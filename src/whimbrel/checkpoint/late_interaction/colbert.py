@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config import common, reader
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words, token_output
 from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, kinds_of
@@ -44,11 +44,9 @@ _SIMILARITIES: Final[Mapping[str, str]] = {
 }
 _MAX_EXPANSION: Final = 1024
 """Limit of query expansion in tokens, so that a short query does not cost as much as a long document."""
-_PYLATE_KEYS: Final = frozenset(
-    """
+_PYLATE_KEYS: Final = """
     query_prefix document_prefix query_length document_length do_query_expansion attend_to_expansion_tokens skiplist_words
 """.split()
-)
 # Keys of artifact.metadata that do not change a vector: training, index and search.
 _INERT_METADATA: Final = """
     accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint clustering_mode collection
@@ -58,7 +56,7 @@ _INERT_METADATA: Final = """
     warmup warmup_bert
 """.split()
 _MARKERS: Final[Mapping[InputType, str]] = {"query": "[Q] ", "document": "[D] "}
-_FIXED_METADATA: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED_METADATA: Final[Fixed] = {
     "interaction": ("colbert", None),
     "pool_factor": (1, None),
     "relu": (False, None),
@@ -78,7 +76,7 @@ def find_layout(folder: Path) -> Layout | None:
     is_stanford = "HF_ColBERT" in architectures or (jina and (folder / _METADATA).exists())
     if is_stanford and "Dense" not in map(_KINDS.get, modules.stated_classes(folder)):  # that of the base model may remain
         return "stanford"
-    return "pylate" if _PYLATE_KEYS & sentence.keys() else None
+    return "pylate" if sentence.keys() & _PYLATE_KEYS else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.config import bert, common, fallback
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.sentence_transformers.chained import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.errors import CheckpointError
@@ -23,6 +23,8 @@ from whimbrel.types.card import Encoder, Output, PoolingMode
 from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, OutputActivation
 from whimbrel.types.request import OutputName
 
+Classes: TypeAlias = tuple[dict[OutputName, Output], tuple[str, ...]]
+"""Outputs, and the labels of their columns."""
 _Kind: TypeAlias = Literal["text", "token", "reward", "step"]
 _KINDS: Final[Mapping[str, _Kind]] = {
     "ForSequenceClassification": "text",
@@ -80,7 +82,7 @@ _BY_PROBLEM: Final[Mapping[str, OutputActivation]] = {
 ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Keys of config.json in which versions of CrossEncoder store the activation of scores."""
 
-FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
+FIXED_TRANSFORMER: Final[Fixed] = {
     "transformer_task": ("sequence-classification",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
     "module_output_name": ("scores", None),
@@ -114,10 +116,8 @@ def ignore_activation(config: JsonFile) -> None:
     config.ignore(*ACTIVATION_KEYS)
 
 
-def read_classes(
-    root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
-) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
-    """Return (outputs, labels) of the checkpoint in `root`. Raises CheckpointError."""
+def read_classes(root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile) -> Classes:
+    """Return the classes of the checkpoint in `root`. Raises CheckpointError."""
     kind = class_kind(config)
     if kind is None:
         raise config.error("names no architecture that gives scores.", "architectures")
@@ -154,10 +154,8 @@ def _own_layers(config: JsonFile) -> _Layers | None:
     return None if own is None else _Layers(own[1], tuple((name, "tanh") for name in own[0]))
 
 
-def read_chained_classes(
-    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile
-) -> tuple[dict[OutputName, Output], tuple[str, ...]]:
-    """Return (outputs, labels) of modules that give the scores. config.json names the labels if it has as many."""
+def read_chained_classes(folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile) -> Classes:
+    """Return the classes of modules that give the scores. config.json names the labels if it has as many."""
     root = folder / rows[0][1]
     features: Features = tokens(encoder.hidden_size)
     if is_cross_encoder(root):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
+from whimbrel.checkpoint.json_file import Fixed, JsonFile, find_file, read_json
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
 from whimbrel.types.request import InputType
@@ -125,7 +125,7 @@ _TRANSFORMER_FILES: Final = [
     f"sentence_{model}_config.json" for model in "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
 ]
 _METHOD: Final = {"method": "forward", "method_output_name": "last_hidden_state"}
-_FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
+_FEATURES: Final[Fixed] = {
     "transformer_task": ("feature-extraction", None),
     # with "message" beside it every text goes through the chat template: see WITH_CHAT
     "modality_config": ({"text": _METHOD}, None),
@@ -135,7 +135,7 @@ _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
 }
 """Supported settings of a Transformer that gives hidden states."""
 _CHATS: Final = [{"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")]
-WITH_CHAT: Final[Mapping[str, tuple[object, ...]]] = {"modality_config": (*_FEATURES["modality_config"], *_CHATS)}
+WITH_CHAT: Final[Fixed] = {"modality_config": (*_FEATURES["modality_config"], *_CHATS)}
 """Supported settings of a Transformer that may put each text into the chat template, as a message of a user."""
 _NO_VARIABLES: Final = """
     padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template task
@@ -148,9 +148,7 @@ _INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtyp
 """Arguments that do not matter: Whimbrel runs no custom code, and the user chooses dtype and kernels."""
 
 
-def read_transformer(
-    folder: Path, *, used: Collection[str] = (), stated: Mapping[str, tuple[object, ...]] | None = None
-) -> JsonFile:
+def read_transformer(folder: Path, *, used: Collection[str] = (), stated: Fixed | None = None) -> JsonFile:
     """Return the settings in `folder`, checked except for the keys `used`. `stated`: values if it gives no hidden states."""
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
@@ -185,7 +183,7 @@ def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile
     return int(min(stated, encoder.max_positions))
 
 
-KNOWN_SENTENCE: Final = frozenset(
+KNOWN_SENTENCE: Final = (
     "__version__ default_prompt_name model_type prompts requirements similarity_fn_name truncate_dim".split()
 )
 """Keys of config_sentence_transformers.json for all kinds of models."""

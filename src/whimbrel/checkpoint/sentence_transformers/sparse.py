@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.json_file import Fixed, JsonFile, find_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, TokenizerCard
 from whimbrel.types.heads import Activation, Dense, LayerNorm, MlmHead
 
-FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
+FILL_MASK: Final[Fixed] = {
     "transformer_task": ("fill-mask",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
 }
