@@ -62,8 +62,12 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
         return Checkpoint(without_links(folder), name_of_folder(folder), commit=commit_of_folder(folder))
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
-    if model.startswith((".", "/", "~")) or model.partition("@")[0].count("/") != 1 or (os.sep != "/" and os.sep in model):
-        raise SetupError(f"no folder {model}, and this is no hub id.", hint=_suggestion(model))
+    if model.startswith((".", "/", "~")):
+        hint = "a path must lead to a folder; a hub id looks like owner/name"
+        raise SetupError(f"no folder {model}, and this is no hub id.", hint=hint)
+    if model.partition("@")[0].count("/") != 1 or (os.sep != "/" and os.sep in model):
+        hint = _similar(model).removeprefix("; ") or "a hub id looks like owner/name; `whimbrel models` lists models"
+        raise SetupError(f"no folder {model}, and this is no hub id.", hint=hint)
     name, at, revision = model.partition("@")
     if at and (not name or not revision):
         raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
@@ -107,12 +111,6 @@ def nearest_models(model: str, known: Iterable[str]) -> list[str]:
         return same[:3]
     table = ids if "/" in model else {low.rpartition("/")[2]: each for low, each in ids.items()}
     return [table[each] for each in get_close_matches(model.lower(), table, n=3, cutoff=0.75)]
-
-
-def _suggestion(model: str) -> str:
-    if model.startswith((".", "/", "~")):
-        return "a path must lead to a folder; a hub id looks like owner/name"
-    return _similar(model).removeprefix("; ") or "a hub id looks like owner/name; `whimbrel models` lists models"
 
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:

@@ -78,13 +78,11 @@ def read_distilbert(config: JsonFile) -> Encoder:
 
 
 def read_xlm_roberta(config: JsonFile) -> Encoder:
+    """Read XLM-RoBERTa, also in the code of jina-embeddings-v3; with learned positions that has no adapters."""
     if config.data.get("position_embedding_type") == "rotary":
         return hub_code.read_jina_roberta(config)
-    return _jina_reranker(config) if "use_flash_attn" in config.data else read_roberta(config)
-
-
-def _jina_reranker(config: JsonFile) -> Encoder:
-    """Read XLM-RoBERTa in the code of jina-embeddings-v3, with learned positions and without adapters."""
+    if "use_flash_attn" not in config.data:
+        return read_roberta(config)
     allow_auto_map(config)
     config.require_values({"lora_adaptations": (None, []), "truncate_dim": (None,)})
     adapters.read_stacked_adapters(config)
@@ -223,7 +221,10 @@ def read_t5(config: JsonFile, projection: str = "relu") -> Encoder:
     config.get("is_encoder_decoder", bool, True)
     config.ignore("dropout_rate", "initializer_factor", "n_positions", "num_decoder_layers", "scale_decoder_outputs")
     activation, gated = config.choice("feed_forward_proj", _PROJECTIONS, projection)
-    _check_repeated(config, activation, gated=gated)
+    if config.get("is_gated_act", bool, gated) != gated:  # transformers repeats feed_forward_proj in two keys
+        raise config.error(f"contradicts feed_forward_proj, by which it is {gated}.", "is_gated_act")
+    if config.data.get("dense_act_fn") is not None:
+        config.choice("dense_act_fn", {name: value for name, value in ACTIVATIONS.items() if value == activation})
     num_buckets = config.positive("relative_attention_num_buckets", 32)
     max_distance = config.positive("relative_attention_max_distance", 128)
     if num_buckets < 4 or num_buckets % 2:
@@ -251,12 +252,3 @@ def read_t5(config: JsonFile, projection: str = "relu") -> Encoder:
         score_scale=1.0,
         **common.biases(),
     )
-
-
-def _check_repeated(config: JsonFile, activation: Activation, *, gated: bool) -> None:
-    """Raise CheckpointError if the keys in which transformers repeats feed_forward_proj say something else."""
-    if config.get("is_gated_act", bool, gated) != gated:
-        raise config.error(f"contradicts feed_forward_proj, by which it is {gated}.", "is_gated_act")
-    names = {name: value for name, value in ACTIVATIONS.items() if value == activation}
-    if config.data.get("dense_act_fn") is not None:
-        config.choice("dense_act_fn", names)

@@ -73,7 +73,17 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
         up_bias=config.get("mlp_fc1_bias", bool, True),
         down_bias=config.get("mlp_fc2_bias", bool, True),
     )
-    _refuse_contradictions(config, encoder, rotary)
+    twice: dict[str, object] = {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        **dict.fromkeys(("num_attention_heads", "num_heads_kv"), num_heads),
+        "head_dim": encoder.head_width,
+        "intermediate_size": encoder.intermediate_size,
+        "layer_norm_eps": encoder.norm_eps,
+        "hidden_act": encoder.activation,
+        "rope_parameters": {"rope_theta": rotary.theta, "rope_type": "default"},
+    }
+    config.require_values({key: (value, None) for key, value in twice.items()})  # transformers' names, in newer files
     return encoder
 
 
@@ -96,22 +106,6 @@ def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
     if not 0 < width <= head_width or width % 2:
         raise config.error(f"{fraction} of {head_width} columns is not supported.", "rotary_emb_fraction")
     return Rotary(theta, width, interleaved=config.get("rotary_emb_interleaved", bool, False))
-
-
-def _refuse_contradictions(config: JsonFile, encoder: Encoder, rotary: Rotary) -> None:
-    """Raise CheckpointError if transformers' names for the same settings, in newer files, disagree."""
-    twice: dict[str, object] = {
-        "hidden_size": encoder.hidden_size,
-        "num_hidden_layers": len(encoder.layers),
-        "num_attention_heads": encoder.num_heads,
-        "num_heads_kv": encoder.num_heads,
-        "head_dim": encoder.head_width,
-        "intermediate_size": encoder.intermediate_size,
-        "layer_norm_eps": encoder.norm_eps,
-        "hidden_act": encoder.activation,
-        "rope_parameters": {"rope_theta": rotary.theta, "rope_type": "default"},
-    }
-    config.require_values({key: (value, None) for key, value in twice.items()})
 
 
 def _round_up(value: int, multiple: int) -> int:
