@@ -34,8 +34,7 @@ _WRITERS: Final = {
     """,
     "transformers, arguments of from_pretrained": """
         cache_dir device_map force_download local_files_only low_cpu_mem_usage max_memory offload_folder offload_state_dict
-        output_loading_info proxies resume_download token use_auth_token use_safetensors user_agent
-        use_flash_attn weights_only
+        output_loading_info proxies resume_download token use_auth_token use_flash_attn use_safetensors user_agent weights_only
     """,
     "Unsloth": "unsloth_fixed unsloth_version",
     "trainers and trackers": """

@@ -222,7 +222,6 @@ def read_step_rewards(root: Path, config: JsonFile, encoder: Encoder) -> Output:
     return Output(1, rows="token", head=(logits,), activation="sigmoid", keep_ids=(tag,))
 
 
-_LISTWISE: Final = "JinaForRanking"
 _LIST_WIDTH: Final = 512
 _DOCUMENT, _QUERY = "<|embed_token|>", "<|rerank_token|>"
 _LIST_TEMPLATE: Final = ListTemplate(
@@ -246,7 +245,8 @@ _LIST_TEMPLATE: Final = ListTemplate(
 
 
 def is_listwise(folder: Path) -> bool:
-    return not has_modules(folder) and JsonFile.read_optional(folder, "config.json").data.get("architectures") == [_LISTWISE]
+    names: object = JsonFile.read_optional(folder, "config.json").data.get("architectures")
+    return not has_modules(folder) and names == ["JinaForRanking"]
 
 
 def read_listwise(folder: Path, name: str, reading: TokenizerReading | None) -> Card:

@@ -200,6 +200,7 @@ _SPACES: Final = {_BYTES: "\u0120", _PIECES: SPACE}
 _FAIRSEQ: Final = dict(zip(_ROLES, "<s> </s> <unk> </s> <pad> <s> <mask>".split(), strict=True))
 _BRACKETS: Final = dict(zip(_ROLES, "[CLS] [SEP] [UNK] [SEP] [PAD] [CLS] [MASK]".split(), strict=True))
 _OF_BERT: Final = {role: token for role, token in _BRACKETS.items() if role not in ("bos", "eos")}
+_OF_T5: Final = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
 _CLS_SEP: Final = ("cls A sep", "cls A sep B:1 sep:1")
 _BOS_EOS: Final = ("bos A eos", "bos A eos eos B eos")
 _ENDOFTEXT: Final = "<|endoftext|>"
@@ -210,19 +211,12 @@ _DEFINITIONS: Final[Mapping[TokenizerClass, _Definition]] = {
     "CamembertTokenizer": _Definition(_camembert, "Unigram", _FAIRSEQ, _BOS_EOS),
     "DebertaV2Tokenizer": _Definition(_deberta, "Unigram", _BRACKETS, _CLS_SEP),
     "GPT2Tokenizer": _Definition(_gpt2, _BYTES, dict.fromkeys(("bos", "eos", "unk"), _ENDOFTEXT)),
-    "GemmaTokenizer": _Definition(
-        _gemma, _PIECES, {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
-    ),
+    "GemmaTokenizer": _Definition(_gemma, _PIECES, {role: f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")}),
     "LlamaTokenizer": _Definition(_llama, _PIECES, {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
     "MPNetTokenizer": _Definition(_mpnet, "WordPiece", _FAIRSEQ | {"unk": "[UNK]"}),
     "Qwen2Tokenizer": _Definition(_qwen2, _BYTES, dict.fromkeys(("eos", "unk", "pad"), _ENDOFTEXT)),
     "RobertaTokenizer": _Definition(_roberta, _BYTES, _FAIRSEQ),
-    "T5Tokenizer": _Definition(
-        partial(_unigram, unk_id=2, always=True),
-        "Unigram",
-        {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"},
-        ("A eos", "A eos B eos"),
-    ),
+    "T5Tokenizer": _Definition(partial(_unigram, unk_id=2, always=True), "Unigram", _OF_T5, ("A eos", "A eos B eos")),
     "XLMRobertaTokenizer": _Definition(partial(_unigram, unk_id=3), "Unigram", _FAIRSEQ, _BOS_EOS),
 }
 
