@@ -219,22 +219,15 @@ def _read_transformer_card(
                 tokenizer = replace(tokenizer, pools_one_token=True)
     width, is_cut = outputs["dense"].width if "dense" in outputs else None, sentence.data.get("truncate_dim") is not None
     prompts, default_prompt_name = modules.read_prompts(sentence)
-    names_prompts = bool(encoder.adapters) and not lora.is_jina_v5(config)
     if chat is not None and chat.prompted is None and any(prompts.values()):
         raise sentence.error("has prompts, for which the chat template has no place.", "prompts")
-    return Card(
-        name=name,
-        path=path,
-        encoder=encoder,
-        outputs=outputs,
+    limit = modules.OWN_LENGTH if modules.has_own_classes(folder) else modules.read_max_length(encoder, transformer, files)
+    if encoder.adapters and not lora.is_jina_v5(config):
+        prompts = lora.read_instructions(config, encoder.adapters, sentence)
+    return replace(
+        Card(name, path, encoder, outputs, limit, tokenizer, prompts, default_prompt_name),
         labels=labels,
         entailment=classifiers.find_entailment(config, labels) if "scores" in outputs else None,
-        max_length=modules.OWN_LENGTH
-        if modules.has_own_classes(folder)
-        else modules.read_max_length(encoder, transformer, files),
-        tokenizer=tokenizer,
-        prompts=lora.read_instructions(config, encoder.adapters, sentence) if names_prompts else prompts,
-        default_prompt_name=default_prompt_name,
         default_adapter=lora.read_default_adapter(transformer, encoder.adapters) if has_tasks else None,
         **common.read_matryoshka(config, width, is_cut=is_cut),
         similarity=sentence.data.get("similarity_fn_name"),

@@ -19,8 +19,7 @@ from whimbrel.types.heads import Activation
 
 _NOMIC_INERT: Final = """
     attn_pdrop dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset max_position_embeddings n_ctx
-    parallel_block_tied_norm reorder_and_upcast_attn resid_pdrop use_flash_attn use_xentropy
-    moe_impl moe_resid_pdrop router_aux_loss_coef
+    parallel_block_tied_norm reorder_and_upcast_attn resid_pdrop use_xentropy moe_impl moe_resid_pdrop router_aux_loss_coef
 """.split()
 _NOMIC_OFF: Final = """
     causal expert_choice_router moe_normalize_expert_weights norm_mlp parallel_block prenorm rotary_head_dim

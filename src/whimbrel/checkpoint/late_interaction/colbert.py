@@ -51,9 +51,8 @@ _PYLATE_KEYS: Final = """
 _INERT_METADATA: Final = """
     accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint clustering_mode collection
     distillation_alpha doc_token experiment gpus ignore_scores index_bsize index_name index_path index_root kmeans_niters
-    load_index_with_mmap lr maxsteps meta model_name name nbits ncells ndocs nranks num_partitions_max nway overwrite
-    protected_tokens queries query_token rank reranker resume root save_every total_visible_gpus triples use_ib_negatives
-    warmup warmup_bert
+    load_index_with_mmap lr maxsteps meta name nbits ncells ndocs nranks num_partitions_max nway overwrite protected_tokens
+    queries query_token rank reranker resume root save_every total_visible_gpus triples use_ib_negatives warmup warmup_bert
 """.split()
 _MARKERS: Final[Mapping[InputType, str]] = {"query": "[Q] ", "document": "[D] "}
 _FIXED_METADATA: Final[Fixed] = {
@@ -200,7 +199,7 @@ def _read_stanford(base: _Base) -> Card:
 
 def _first_pieces(base: _Base, words: Iterable[str]) -> list[str]:
     """Return the first token of each word's encoding. SentencePiece puts a space before, in the same token if likelier."""
-    model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.path).get("model", dict))
+    model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.card.path).get("model", dict))
     if model.get("type") != "Unigram":
         return list(words)
     scores: dict[str, float] = {row[0]: row[1] for row in model["vocab"]}

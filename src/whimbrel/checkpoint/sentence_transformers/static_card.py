@@ -61,14 +61,9 @@ def read_static_card(folder: Path, name: str, rows: modules.Rows, reading: Token
         if (dense := outputs.get("dense")) is not None:
             dense = dense if normalized is None else replace(dense, activated=normalized)
             outputs["dense"] = chained.cut_output(dense, sentence)
-    prompts, default_prompt_name = modules.read_prompts(sentence)
-    return replace(
-        Card(name, path, encoder, outputs, max_length, tokenizer),
-        prompts=prompts,
-        default_prompt_name=default_prompt_name,
-        matryoshka=sentence.data.get("truncate_dim") is not None,
-        similarity=sentence.data.get("similarity_fn_name"),
-    )
+    card = Card(name, path, encoder, outputs, max_length, tokenizer, *modules.read_prompts(sentence))
+    is_cut = sentence.data.get("truncate_dim") is not None
+    return replace(card, matryoshka=is_cut, similarity=sentence.data.get("similarity_fn_name"))
 
 
 def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:
