@@ -23,7 +23,8 @@ from typing import Any, Final, cast
 from whimbrel.checkpoint.chat_template import read_chat_template
 from whimbrel.checkpoint.config import common, decoders, reader
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.scores import classifiers, conventions
+from whimbrel.checkpoint.scores import classifiers
+from whimbrel.checkpoint.scores.conventions import CONVENTIONS
 from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, has_modules, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
@@ -63,7 +64,8 @@ _STEP_TOKENS: Final = ("\u2581+", "\u2581-", "\u2581ки")
 
 def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading: TokenizerReading | None) -> Card | None:
     """Read the card of a checkpoint that scores pairs by a template. None if no file, hub id or user says that it does."""
-    kind = None if has_modules(folder) else stated or conventions.convention_of(name)
+    implied = next((kind for kind, convention in CONVENTIONS.items() if name in convention.ids), None)
+    kind = None if has_modules(folder) else stated or implied
     if has_modules(folder):
         if stated is not None:
             raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
@@ -89,7 +91,7 @@ def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading:
 
 
 def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerName) -> Card:
-    convention, encoder = conventions.CONVENTIONS[kind], card.encoder
+    convention, encoder = CONVENTIONS[kind], card.encoder
     stem, is_causal = _architecture(config)
     if stem not in convention.stems or (is_causal and convention.tokens is None):
         raise config.error(f"{stem!r} is not what rerankers of the kind {kind!r} are made of.", "architectures")
