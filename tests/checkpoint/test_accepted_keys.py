@@ -16,7 +16,7 @@ from checkpoints.files import edit_json
 from checkpoints.sentence_layout import sentence_layout
 from checkpoints.tokenizer_files import write
 from whimbrel import Engine
-from whimbrel.checkpoint.metadata import METADATA
+from whimbrel.checkpoint.json_file import METADATA
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, SetupError
 

@@ -19,9 +19,9 @@ from checkpoints.files import edit_json, write_json
 from checkpoints.layouts import LAYOUTS, TEXTS, write_layout
 from parity import Parity
 from whimbrel import Engine
-from whimbrel.checkpoint.left_out import left_out
 from whimbrel.checkpoint.locate import Checkpoint
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.checkpoint.summary import left_out
 from whimbrel.cli.console import describe
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.model.load import check_weights

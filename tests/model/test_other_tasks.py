@@ -24,8 +24,8 @@ from texts import TEXTS
 from whimbrel import Engine
 from whimbrel.checkpoint.config import fallback, reader
 from whimbrel.checkpoint.config.fallback import OTHER_TASKS
-from whimbrel.checkpoint.left_out import left_out, stated_architecture
 from whimbrel.checkpoint.reader import read_card
+from whimbrel.checkpoint.summary import left_out, stated_architecture
 from whimbrel.cli.main import app
 from whimbrel.errors import CheckpointError
 

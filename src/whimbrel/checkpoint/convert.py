@@ -118,10 +118,7 @@ def _check_place(out: Path, source: Path) -> None:
 
 
 def _copy_others(source: Path, out: Path, left_out: set[Path]) -> None:
-    """Copy all files but some. Links, of which the hub's cache is made, become files.
-
-    Links to folders and out of the checkpoint are refused: other files of this machine must not be copied.
-    """
+    """Copy all files but some. Links of the hub's cache become files; others may lead to files of this machine: refused."""
     for folder, subfolders, names in os.walk(source):
         subfolders[:] = [name for name in subfolders if name not in _SKIPPED]
         place = out / Path(folder).relative_to(source)

@@ -12,8 +12,6 @@ from whimbrel.errors import CheckpointError
 
 _CONFIG: Final = "config.json"
 _ADAPTER: Final = "adapter_config.json"
-
-
 _ORIGINAL: Final = "name the folder or hub id of the model from which it was made, with model.safetensors"
 _PICKLED: Final = "only pickled weights are here; pytorch_model.bin is not read, as it can run code."
 _ONNX: Final = "is an ONNX file, which is not read: Whimbrel runs a model by its own code, from safetensors."
@@ -32,7 +30,12 @@ _FORMS: Final = {
 def explain_foreign(folder: Path) -> CheckpointError | None:
     """Return the error that says what `folder` holds instead of a checkpoint's weights. None if nothing is known."""
     if is_adapter(folder):
-        return _explain_adapter(folder)
+        base = JsonFile.read(folder, _ADAPTER).data.get("base_model_name_or_path")
+        named = base if isinstance(base, str) and base else None
+        message = f"this folder holds a PEFT adapter of {named or 'a model that it does not name'}, not a model."
+        model = quote(named) if named else "MODEL"  # what a file says must not be a command where it is pasted
+        hint = f"serve the model with the adapter: whimbrel serve {model} --adapter NAME={quote(str(folder))}"
+        return CheckpointError(message, file=_ADAPTER, hint=hint)
     for patterns, message in _FORMS.items():
         for file in (path for pattern in patterns.split() for path in sorted(folder.glob(pattern))):
             name = file.relative_to(folder).as_posix()
@@ -61,12 +64,3 @@ def require_config(folder: Path) -> None:
         return
     error = CheckpointError(f"not found in {folder}; is this a checkpoint's folder?", file=_CONFIG)
     raise explain_foreign(folder) or error
-
-
-def _explain_adapter(folder: Path) -> CheckpointError:
-    base = JsonFile.read(folder, _ADAPTER).data.get("base_model_name_or_path")
-    named = base if isinstance(base, str) and base else None
-    message = f"this folder holds a PEFT adapter of {named or 'a model that it does not name'}, not a model."
-    model = quote(named) if named else "MODEL"  # what a file says must not be a command where it is pasted
-    hint = f"serve the model with the adapter: whimbrel serve {model} --adapter NAME={quote(str(folder))}"
-    return CheckpointError(message, file=_ADAPTER, hint=hint)

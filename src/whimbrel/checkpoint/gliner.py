@@ -4,14 +4,12 @@ Its folder has gliner_config.json, with the encoder's config within, the tokeniz
 that score spans are read. Source: gliner/config.py, gliner/model.py (0.2.29).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from whimbrel.checkpoint.config.deberta import DEBERTA
-from whimbrel.checkpoint.config.reader import read_encoder, with_architecture
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.config import bert, reader
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import read_max_length
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.types.card import Card, Output, SpanPrompt, TokenizerReading
@@ -20,8 +18,8 @@ from whimbrel.types.request import OutputName
 
 GLINER: Final = "gliner_config.json"
 GLINER_PREFIX: Final = "token_rep_layer.bert_layer.model."
-_FAMILIES: Final = (*DEBERTA, "modernbert")
-_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_FAMILIES: Final = (*bert.DEBERTA, "modernbert")
+_FIXED: Final[Fixed] = {
     "span_mode": ("markerV0",), "subtoken_pooling": ("first", None), "words_splitter_type": ("whitespace", None),
     "embed_ent_token": (True, None), "fuse_layers": (False, None), "post_fusion_schema": ("", None),
     **dict.fromkeys(("labels_encoder", "labels_encoder_config", "labels_decoder", "labels_decoder_config"), (None,)),
@@ -37,10 +35,6 @@ _TOKENS_PER_WORD: Final = 8
 """Positions that a text without position embeddings may have, for each word; the labels need some too."""
 
 
-def is_gliner(folder: Path) -> bool:
-    return (folder / GLINER).exists()
-
-
 def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
     """Return the card. Raises CheckpointError."""
     config = JsonFile.read(folder, GLINER)
@@ -51,8 +45,8 @@ def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Ca
         hint = "load it with the package gliner, and save it with save_pretrained(DIR, safe_serialization=True)"
         raise config.error(message, "encoder_config", hint)
     config.ignore("encoder_config")
-    encoder_config = with_architecture(JsonFile(f"{GLINER} (encoder_config)", stated))
-    encoder = read_encoder(encoder_config)
+    encoder_config = reader.with_architecture(JsonFile(f"{GLINER} (encoder_config)", stated))
+    encoder = reader.read_encoder(encoder_config)
     if encoder.family not in _FAMILIES:
         raise config.error(f"{encoder.family!r} is not supported; supported: DeBERTa v2 and v3, ModernBERT.", "encoder_config")
     width, max_words = config.positive("hidden_size", encoder.hidden_size), config.positive("max_len", 384)
@@ -63,7 +57,7 @@ def read_gliner(folder: Path, name: str, reading: TokenizerReading | None) -> Ca
     label, end = config.get("ent_token", str, "<<ENT>>"), config.get("sep_token", str, "<<SEP>>")
     prompt = SpanPrompt(label, config.positive("class_token_index"), end, max_words)
     config.reject_unread_keys(_INERT)
-    if encoder.family == DEBERTA[0]:  # distances alone limit no text
+    if encoder.family == bert.DEBERTA[0]:  # distances alone limit no text
         encoder = replace(encoder, max_positions=max(encoder.max_positions, _TOKENS_PER_WORD * max_words))
     files = JsonFile.read(folder, "tokenizer_config.json")
     outputs: dict[OutputName, Output] = {"token_scores": Output(1, rows="span", spans=head, activation="sigmoid")}

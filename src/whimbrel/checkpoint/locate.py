@@ -1,9 +1,14 @@
 """Checkpoint lookup and download.
 
 A model name is a local folder, a hub id, or None for the packaged model. Reads no checkpoint file.
+
+A folder is called by the last part of its path as the user reaches it. `.`, `..` and a slash at the end change nothing. A
+symbolic link has its own name, so that `current -> release-7` is the same model after the next release. A snapshot in a cache
+of the hub is called by its hub id, wherever the cache lies.
 """
 
 import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -11,7 +16,6 @@ from pathlib import Path
 from typing import Final
 
 from whimbrel.checkpoint import packaged
-from whimbrel.checkpoint.names import commit_of_folder, name_of_folder, without_links
 from whimbrel.errors import SetupError
 
 _CARD_FILES: Final = """
@@ -21,6 +25,9 @@ _WEIGHT_FILES: Final = ["*.safetensors", "*/*.safetensors", "*/pytorch_model.bin
 _PICKLES: Final = ["pytorch_model*.bin", "*.model", "*.txt"]
 """Further files for a conversion, so that nothing is missing in the new folder."""
 _MAX_REVISIONS: Final = 8
+_SNAPSHOTS: Final = "snapshots"
+_REPOSITORY: Final = re.compile(r"models--(?P<id>.+)")
+_COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +62,12 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
         return Checkpoint(without_links(folder), name_of_folder(folder), commit=commit_of_folder(folder))
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
-    if model.startswith((".", "/", "~")) or model.partition("@")[0].count("/") != 1 or (os.sep != "/" and os.sep in model):
-        raise SetupError(f"no folder {model}, and this is no hub id.", hint=_suggestion(model))
+    if model.startswith((".", "/", "~")):
+        hint = "a path must lead to a folder; a hub id looks like owner/name"
+        raise SetupError(f"no folder {model}, and this is no hub id.", hint=hint)
+    if model.partition("@")[0].count("/") != 1 or (os.sep != "/" and os.sep in model):
+        hint = _similar(model).removeprefix("; ") or "a hub id looks like owner/name; `whimbrel models` lists models"
+        raise SetupError(f"no folder {model}, and this is no hub id.", hint=hint)
     name, at, revision = model.partition("@")
     if at and (not name or not revision):
         raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
@@ -100,13 +111,6 @@ def nearest_models(model: str, known: Iterable[str]) -> list[str]:
         return same[:3]
     table = ids if "/" in model else {low.rpartition("/")[2]: each for low, each in ids.items()}
     return [table[each] for each in get_close_matches(model.lower(), table, n=3, cutoff=0.75)]
-
-
-def _suggestion(model: str) -> str:
-    """Return a hint with the hub ids that `model` may mean."""
-    if model.startswith((".", "/", "~")):
-        return "a path must lead to a folder; a hub id looks like owner/name"
-    return _similar(model).removeprefix("; ") or "a hub id looks like owner/name; `whimbrel models` lists models"
 
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
@@ -155,3 +159,44 @@ def _similar(model: str) -> str:
     """Return the question that ends a hint, or nothing if no other hub id is similar."""
     near = [each for each in nearest_models(model, known_models()) if each != model]
     return f"; did you mean {' or '.join(near)}?" if near else ""
+
+
+def name_of_folder(folder: Path) -> str:
+    """Return the name of the model in `folder` for clients."""
+    place = _place(folder)
+    return _hub_id(place) or (None if place.is_symlink() else _hub_id(place.resolve())) or place.name or str(place)
+
+
+def commit_of_folder(folder: Path) -> str:
+    """Return the commit of a snapshot in a cache of the hub. Empty for other folders."""
+    places = (_place(folder), folder.resolve())
+    return next((each.name for each in places if _hub_id(each) and _COMMIT.fullmatch(each.name)), "")
+
+
+def without_links(folder: Path) -> Path:
+    """Return the folder itself in place of a link to it, so that all files come from it when the link is moved meanwhile."""
+    real = folder.resolve()
+    return folder if real == folder.absolute() else real
+
+
+def _place(folder: Path) -> Path:
+    """Return the absolute path, without `..`. What `..` leads to is the parent of a link's target, as for the system."""
+    place = _working_directory()
+    for part in folder.expanduser().parts:
+        place = place / part if part != ".." else (place.resolve() if place.is_symlink() else place).parent
+    return place
+
+
+def _working_directory() -> Path:
+    """Return the working directory by the links through which the shell came here, as `pwd` does."""
+    stated = os.environ.get("PWD", "")
+    try:
+        is_here = os.path.isabs(stated) and os.path.samefile(stated, ".")
+    except OSError:
+        is_here = False
+    return Path(stated) if is_here and ".." not in Path(stated).parts else Path.cwd()
+
+
+def _hub_id(place: Path) -> str | None:
+    repository = _REPOSITORY.fullmatch(place.parent.parent.name)
+    return repository["id"].replace("--", "/", 1) if repository and place.parent.name == _SNAPSHOTS else None

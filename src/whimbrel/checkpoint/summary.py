@@ -1,18 +1,30 @@
-"""Number of parameters and languages of a checkpoint, for people.
+"""Summary of a checkpoint for people: parameters, languages, and parts that no output uses.
 
-Read from the headers of the weights and the front matter of README.md. Neither affects an output, so a value that is missing
-or cannot be read is None or empty, never an error.
+Read from config.json, the headers of the weights and the front matter of README.md. None of it affects an output, so a value
+that is missing or cannot be read is None or empty, never an error. The loader knows the heads of transformers' classes by their
+names, and refuses every other tensor that it does not take.
 """
 
 import re
 from collections.abc import Sequence
 from math import prod
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 
+from whimbrel.checkpoint.config.reader import read_config
+from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.types.card import Card
+
 _MAX_HEADER: Final = 100_000_000
+TASK_HEADS: Final = "classifier pre_classifier qa_outputs score sequence_summary".split()
+"""Modules of transformers' classes for texts, tokens, questions and choices, which stand beside the model's own."""
+FAMILY_HEADS: Final = """
+    classification_head cls decoder dense discriminator_predictions generator_lm_head generator_predictions head lm_head
+    predictions sop_classifier vocab_layer_norm vocab_projector vocab_transform
+""".split()
+"""Those of some families only: `model/families.py` says of which."""
 _NAME: Final = re.compile(r"[A-Za-z]{2,3}(?:-[A-Za-z0-9]+)*|multilingual|code")
 
 
@@ -54,3 +66,22 @@ def languages(folder: Path) -> list[str]:
         return []
     words = re.split(r"[\[\],\n]|(?<![^\s])-(?=\s)", entry[1])
     return [word for word in (each.strip(" \t\r'\"") for each in words) if _NAME.fullmatch(word)]
+
+
+def left_out(folder: Path, card: Card) -> list[str]:
+    """Return the heads in the weights of `folder` that no output of `card` uses. Empty if the weights are not there."""
+    files = sorted((folder / card.path).glob("*.safetensors"))
+    found = {name.partition(".")[0] for name, _ in weight_shapes(files) or ()}
+    heads = [head for tower in card.towers or (card,) for output in tower.outputs.values() for head in output.heads]
+    used = {str(getattr(head, "name", getattr(head, "weight", ""))).partition(".")[0] for head in heads}
+    return sorted(found & {*TASK_HEADS, *FAMILY_HEADS} - used)
+
+
+def stated_architecture(folder: Path, card: Card) -> str:
+    """Return how config.json differs from the architecture that runs. Empty if it names that architecture."""
+    root = folder / card.path
+    stated = JsonFile.read_optional(root, "config.json").data
+    if not stated or (config := read_config(root)).data == stated:
+        return ""
+    names = cast(list[str], stated.get("architectures") or [])
+    return f"{config.data['architectures'][0]}, by its model_type; config.json names {' and '.join(names) or 'no architecture'}"

@@ -57,7 +57,17 @@ def rows(results: Iterable[ParityResult]) -> list[Row]:
     def key(result: ParityResult) -> tuple[str, str]:
         return result.family, result.model.lower()
 
-    table = [_row(list(group)) for _, group in groupby(sorted(results, key=key), key)]
+    def row(group: list[ParityResult]) -> Row:
+        return Row(
+            model=group[0].model,
+            family=group[0].family,
+            tasks=tuple(task for task in OUTPUTS if any(task in result.tasks for result in group)),
+            tests=tuple(sorted({result.test for result in group})),
+            difference=max(result.difference for result in group),
+            verified="weights" if any(result.verified == "weights" for result in group) else "layout",
+        )
+
+    table = [row(list(group)) for _, group in groupby(sorted(results, key=key), key)]
     if len({row.model for row in table}) < len(table):
         raise ValueError("a model has two families.")
     return table
@@ -66,15 +76,3 @@ def rows(results: Iterable[ParityResult]) -> list[Row]:
 def format_difference(difference: float) -> str:
     """Format a difference in the fewest characters, such as 3e-7."""
     return f"{difference:.0e}".replace("e-0", "e-") if difference else "0"
-
-
-def _row(results: list[ParityResult]) -> Row:
-    tasks = {task for result in results for task in result.tasks}
-    return Row(
-        model=results[0].model,
-        family=results[0].family,
-        tasks=tuple(task for task in OUTPUTS if task in tasks),
-        tests=tuple(sorted({result.test for result in results})),
-        difference=max(result.difference for result in results),
-        verified="weights" if any(result.verified == "weights" for result in results) else "layout",
-    )

@@ -11,7 +11,7 @@ from typing import Final
 from rich.console import Console
 from rich.markup import escape
 
-from whimbrel.checkpoint.left_out import left_out, stated_architecture
+from whimbrel.checkpoint.summary import left_out, stated_architecture
 from whimbrel.cli.console import count, describe_tokenizer, kernels_of, memory_of_batches, with_text
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.server.processes.messages import Planned, ServeOptions

@@ -134,8 +134,7 @@ _TASKS: Final[dict[str, str]] = {
 
 def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     """Return what a user wants to know of a model, by its name on the screen."""
-    from whimbrel.checkpoint.left_out import left_out, stated_architecture
-    from whimbrel.checkpoint.summary import count_parameters, languages
+    from whimbrel.checkpoint.summary import count_parameters, languages, left_out, stated_architecture
 
     folder = checkpoint.folder
     number = count_parameters(folder)

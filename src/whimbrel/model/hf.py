@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from whimbrel.checkpoint.config.reader import read_config, refuse_undeclared
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.left_out import FAMILY_HEADS, TASK_HEADS
+from whimbrel.checkpoint.summary import FAMILY_HEADS, TASK_HEADS
 from whimbrel.errors import CheckpointError
 from whimbrel.model.fallback.trials import note_unstable, unrecorded
 from whimbrel.model.ops.attention import AttentionLayout, LayerHook, ScoreOptions, attend

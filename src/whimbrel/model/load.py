@@ -14,7 +14,7 @@ from torch import Tensor
 
 from whimbrel.checkpoint.gliner import GLINER_PREFIX
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.left_out import TASK_HEADS
+from whimbrel.checkpoint.summary import TASK_HEADS
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.model.families import FAMILIES

@@ -1,12 +1,14 @@
 """Task adapters of jina-embeddings-v3 and v5, and adapters that a user adds to a model, as PEFT saves them.
 
 In v3 a task adds its adapter to all weights, embedding tables included, and puts its instruction before each text. Only
-retrieval has an instruction. Without a task the weights are unchanged. In v5 a task adds its adapter to all linear layers, and
-prompts are another choice.
+retrieval has an instruction. Without a task the weights are unchanged. In v5, whose base is Qwen3 or EuroBERT, a task adds its
+adapter to all linear layers. Its own code pools the last token, normalises, and puts a prompt before every text, which is
+another choice of the caller's.
 
 Sources: on the hub, modeling_lora.py of jinaai/xlm-roberta-flash-implementation, custom_st.py of jinaai/jina-embeddings-v3,
-the files of jinaai/jina-embeddings-v3-hf, and modeling_jina_embeddings_v5.py of jinaai/jina-embeddings-v5-text-nano;
-transformers' tests/models/jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
+the files of jinaai/jina-embeddings-v3-hf, and custom_st.py and modeling_jina_embeddings_v5.py of
+jinaai/jina-embeddings-v5-text-nano and -small; vllm/model_executor/models/jina.py; transformers' tests/models/
+jina_embeddings_v3; peft/tuners/lora/config.py (0.21).
 """
 
 import re
@@ -15,8 +17,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, TypeVar, cast
 
-from whimbrel.checkpoint.config.common import read_positive
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.config.common import allow_auto_map, read_positive
+from whimbrel.checkpoint.config.decoders import read_eurobert, read_qwen3
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.errors import SetupError
 from whimbrel.types.card import Encoder, LoraAdapter
 
@@ -30,7 +33,7 @@ _PEFT_INERT: Final = """
     auto_mapping base_model_name_or_path ensure_weight_tying inference_mode loftq_config lora_dropout megatron_core peft_version
     qalora_group_size revision task_type
 """.split()
-_PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_PEFT_FIXED: Final[Fixed] = {
     "peft_type": ("LORA",),
     "bias": ("none", None),
     "init_lora_weights": (True, False, "gaussian", None),  # the others change the weights that are added to
@@ -46,9 +49,7 @@ _PEFT_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
         (None,),
     ),
 }
-_PEFT_FREE: Final = frozenset(
-    {"rank_pattern", "alpha_pattern", "use_rslora", "exclude_modules", "layers_to_transform", "layers_pattern"}
-)
+_PEFT_FREE: Final = "rank_pattern alpha_pattern use_rslora exclude_modules layers_to_transform layers_pattern".split()
 """Keys that an adapter of the user may have other values for. The tensors say which modules are adapted."""
 _ADAPTER: Final = "adapter_config.json"
 _BASE: Final = "base_model_name_or_path"
@@ -60,8 +61,11 @@ _TARGETS: Final[Mapping[str, frozenset[str]]] = {
     **dict.fromkeys(("qwen3", "eurobert"), _LINEAR),
 }
 """Family -> modules that each of a checkpoint's own adapters changes."""
-_TOP: Final = "dense"
-"""Module on top, which only pre-training uses."""
+DEFAULT_TASK: Final = "retrieval"
+"""Task of texts for which none is named, as in vLLM. The model's own code has no default."""
+PROMPTS: Final[Mapping[str, str]] = {"query": "Query: ", "document": "Document: "}
+"""Prompts in the model's own code, for checkpoints without files of Sentence Transformers."""
+DEFAULT_PROMPT: Final = "document"
 
 
 def read_stacked_adapters(config: JsonFile) -> dict[str, Any]:
@@ -86,19 +90,32 @@ def name_adapter_folders(config: JsonFile) -> dict[str, Any]:
     return {"adapters": names, "adapter_paths": tuple(re.sub(r"[.-]", "_", name) for name in names)}
 
 
-def name_task_folders(config: JsonFile, default: str) -> dict[str, Any]:
-    """Return the fields of an Encoder for adapters in folders of their tasks, which must include `default`."""
-    names = _read_names(config, "task_names")
-    if default not in names:
-        raise config.error(f"must name {default}, as the model's own code requires.", "task_names")
-    return {"adapters": names, "adapter_paths": tuple(f"adapters/{name}" for name in names)}
+def is_jina_v5(config: JsonFile) -> bool:
+    return config.data.get("architectures") == ["JinaEmbeddingsV5Model"]
+
+
+def read_jina_v5(config: JsonFile) -> Encoder:
+    """Read jina-embeddings-v5. `is_decoder` tells its two bases apart, as in vLLM."""
+    allow_auto_map(config)
+    base = read_qwen3 if config.get("is_decoder", bool, True) else read_eurobert
+    encoder, names = base(config), _read_names(config, "task_names")
+    if DEFAULT_TASK not in names:
+        raise config.error(f"must name {DEFAULT_TASK}, as the model's own code requires.", "task_names")
+    return replace(encoder, adapters=names, adapter_paths=tuple(f"adapters/{name}" for name in names))
 
 
 def read_adapter_folders(root: Path, encoder: Encoder) -> Encoder:
     """Return the encoder with the rank and scale of its adapters' folders. Unchanged without folders."""
     for i, path in enumerate(encoder.adapter_paths):
-        file = JsonFile.read(root, f"{path}/{_ADAPTER}")
-        rank, scale = _read_peft(file, _TARGETS[encoder.family])
+        file, expected = JsonFile.read(root, f"{path}/{_ADAPTER}"), _TARGETS[encoder.family]
+        file.require_values(_PEFT_FIXED)
+        file.get("peft_type", str)
+        targets = cast(list[object], file.get("target_modules", list))
+        if not expected <= set(map(str, targets)) <= expected | {"dense"}:  # on top, which only pre-training uses
+            raise file.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
+        rank = file.positive("r")
+        scale = read_positive(file, "lora_alpha", 8.0) / rank
+        file.reject_unread_keys(_PEFT_INERT)
         if i == 0:
             encoder = replace(encoder, adapter_rank=rank, adapter_scale=scale)
         elif (rank, scale) != (encoder.adapter_rank, encoder.adapter_scale):
@@ -193,15 +210,3 @@ def _read_names(config: JsonFile, key: str = "lora_adaptations") -> tuple[str, .
             raise config.error(f"{name!r:.80} is no name, or is there twice.", key)
     config.ignore("task_instructions")  # they are read with the prompts
     return tuple(cast(list[str], names))
-
-
-def _read_peft(config: JsonFile, expected: frozenset[str]) -> tuple[int, float]:
-    config.require_values(_PEFT_FIXED)
-    config.get("peft_type", str)
-    targets = cast(list[object], config.get("target_modules", list))
-    if not expected <= set(map(str, targets)) <= expected | {_TOP}:
-        raise config.error(f"must be {', '.join(sorted(expected))}; is {targets!r:.200}.", "target_modules")
-    rank = config.positive("r")
-    scale = read_positive(config, "lora_alpha", 8.0) / rank
-    config.reject_unread_keys(_PEFT_INERT)
-    return rank, scale

@@ -75,12 +75,21 @@ def read_types(config: JsonFile, default: int) -> int:
     return types
 
 
-def read_matryoshka(config: JsonFile, dimension: int) -> tuple[int, ...]:
-    widths: list[object] = config.get("matryoshka_dimensions", list, [])
+def read_matryoshka(config: JsonFile, dimension: int | None, *, is_cut: bool = False) -> dict[str, Any]:
+    """Return the fields of a `Card` for dense vectors of `dimension` columns that may be cut, as `is_cut` may say already."""
+    widths: list[object] = [] if dimension is None else config.get("matryoshka_dimensions", list, [])
     for width in widths:
-        if type(width) is not int or not 1 <= width <= dimension:
+        if type(width) is not int or not 1 <= width <= (dimension or 0):
             raise config.error(f"{width!r} is no width from 1 to {dimension}.", "matryoshka_dimensions")
-    return tuple(cast(list[int], widths))
+    may_be_cut = config.get("is_matryoshka", bool, False) or bool(widths) or is_cut
+    return {"matryoshka": may_be_cut, "matryoshka_dimensions": tuple(widths)}
+
+
+def own_code(config: JsonFile) -> dict[str, str]:
+    """Return the classes of the checkpoint's own code by their parts, without the repository that holds them."""
+    code: object = config.data.get("auto_map")
+    rows = cast(dict[str, object], code).items() if isinstance(code, dict) else ()
+    return {part: name.rpartition("--")[2] for part, name in rows if isinstance(name, str)}
 
 
 def allow_auto_map(config: JsonFile) -> None:
@@ -102,9 +111,7 @@ FULL, SLIDING, CONV = "full_attention", "sliding_attention", "conv"
 _OPTIONAL: Final = frozenset({"attention_factor", "beta_fast", "beta_slow", "truncate"})
 """Parameters of rotary scaling that have a default."""
 _SCALINGS: Final[Mapping[str, frozenset[str]]] = {
-    "linear": frozenset({"factor"}),
-    "ntk": frozenset({"factor"}),
-    "dynamic": frozenset({"factor"}),
+    **dict.fromkeys(("linear", "ntk", "dynamic"), frozenset({"factor"})),
     "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"}),
     "yarn": _OPTIONAL | {"factor", "original_max_position_embeddings"},
 }

@@ -3,7 +3,8 @@
 Sources: transformers/models/*/configuration_*.py (5.23), and on the hub llama_bidirectional_model.py of
 nvidia/llama-nemotron-embed-1b-v2, modeling_qwen.py of gte-Qwen2, modeling_gritlm7b.py of GritLM/GritLM-7B,
 modeling_lfm2_bidirectional.py of LiquidAI/LFM2.5-Embedding-350M, modeling_qwen3_bidirectional.py of voyageai/voyage-4-nano,
-modeling_internlm2.py of internlm/internlm2-1_8b-reward and modeling_internlm3.py of internlm/internlm3-8b-instruct.
+modeling_internlm2.py of internlm/internlm2-1_8b-reward, modeling_internlm3.py of internlm/internlm3-8b-instruct, and
+configuration_eurobert.py of jinaai/jina-embeddings-v5-text-nano.
 """
 
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from typing import Any, Final, cast
 
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, DECODER, FULL, SLIDING, allow_auto_map
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Rotary, Routing
 from whimbrel.types.heads import Dense
 
@@ -29,11 +30,8 @@ def read_stated_pooling(config: JsonFile) -> PoolingMode | None:
 
 def is_gritlm(config: JsonFile) -> bool:
     """Return whether this is GritLM, by the code that it names on the hub or as saved for vLLM."""
-    code: object = config.data.get("auto_map")
-    names = list(cast(dict[str, object], code).values()) if isinstance(code, dict) else []
-    return config.data.get("architectures") == ["GritLM"] or any(
-        isinstance(name, str) and name.rpartition("--")[2].startswith("modeling_gritlm7b.") for name in names
-    )
+    is_own = any(name.startswith("modeling_gritlm7b.") for name in common.own_code(config).values())
+    return is_own or config.data.get("architectures") == ["GritLM"]
 
 
 def read_llama_bidirec(config: JsonFile) -> Encoder:
@@ -46,20 +44,13 @@ def read_llama_bidirec(config: JsonFile) -> Encoder:
 def read_qwen2(config: JsonFile) -> Encoder:
     """Read Qwen2. The code of gte-Qwen2 differs in `is_causal`, and that of reward models in the head's layers."""
     names = cast(list[str], config.get("architectures", list))
-    is_gte = _code(config) == "modeling_qwen.Qwen2Model"
+    is_gte = common.own_code(config).get("AutoModel") == "modeling_qwen.Qwen2Model"
     if is_gte and config.data.get("is_causal") is None:
         message = "is missing, and code of this name sees both ways unless it is told not to; add false or true"
         raise config.error(f"{message}, as the model was trained.", "is_causal")
     if is_gte or config.data.get("is_causal") is False or any(name.endswith("RewardModel") for name in names):
         allow_auto_map(config)
     return replace(read_llama(config), qkv_bias=True, out_bias=False)
-
-
-def _code(config: JsonFile) -> str:
-    """Return the class of the checkpoint's own code, without the repository that holds it, or ""."""
-    code: object = config.data.get("auto_map")
-    model: object = cast(dict[str, object], code).get("AutoModel") if isinstance(code, dict) else None
-    return model.rpartition("--")[2] if isinstance(model, str) else ""
 
 
 _VOYAGE: Final = ("VoyageQwen3BidirectionalEmbedModel", "modeling_qwen3_bidirectional.Qwen3BidirectionalModel")
@@ -87,7 +78,7 @@ def read_token_head(config: JsonFile, encoder: Encoder) -> tuple[Dense, ...]:
 
 
 def _is_voyage(config: JsonFile) -> bool:
-    return config.data.get("architectures") == [_VOYAGE[0]] or _code(config) == _VOYAGE[1]
+    return config.data.get("architectures") == [_VOYAGE[0]] or common.own_code(config).get("AutoModel") == _VOYAGE[1]
 
 
 def read_qwen3_bidirec(config: JsonFile) -> Encoder:
@@ -144,6 +135,22 @@ def read_llama(config: JsonFile, family: str = "llama") -> Encoder:
     )
 
 
+_EUROBERT_INERT: Final = """
+    bos_token classifier_pooling clf_pooling eos_token hidden_dropout mask_token mask_token_id pad_token task_names
+""".split()
+
+
+def read_eurobert(config: JsonFile) -> Encoder:
+    """Read EuroBERT, a Llama that sees both ways. Its code on the hub and transformers differ in the default of rope_theta."""
+    allow_auto_map(config)
+    config.require_values({"is_causal": (False, None), "sliding_window": (None,)})
+    rotary = config.data.get("rope_parameters")
+    if config.data.get("rope_theta") is None and not (isinstance(rotary, dict) and "rope_theta" in rotary):
+        raise config.error("is missing, and code of this name has different defaults.", "rope_theta")
+    config.ignore(*_EUROBERT_INERT)
+    return replace(read_llama(config, "eurobert"), causal=False, norm_eps=config.get("rms_norm_eps", float, 1e-5))
+
+
 def _windows(config: JsonFile, num_layers: int, *, causal: bool) -> list[int | None]:
     """Return the attention window of each layer. Qwen has a flag and a first layer for windows; others name kinds.
 
@@ -167,19 +174,14 @@ def read_lfm2(config: JsonFile, *, causal: bool = True) -> Encoder:
         allow_auto_map(config)
         config.ignore("disable_flash_attention")
     eps, width = config.get("norm_eps", float, 1e-5), sizes["hidden_size"]
-    config.ignore("conv_use_xavier_init", "block_mlp_init_scale", "block_out_init_scale", "block_use_xavier_init")
-    config.ignore("tie_embedding")
-    config.require_values(
-        {
-            "is_causal": (causal, None),
-            "block_norm_eps": (eps, None),
-            "block_use_swiglu": (True, None),
-            "num_heads": (sizes["num_heads"], None),
-            "theta": (None,),
-            "use_pos_enc": (True, None),
-            **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), (width, None)),
-        }
-    )
+    config.ignore(*"""
+        block_mlp_init_scale block_out_init_scale block_use_xavier_init conv_use_xavier_init tie_embedding
+    """.split())  # fmt: skip
+    config.require_values({
+        "is_causal": (causal, None), "block_norm_eps": (eps, None), "num_heads": (sizes["num_heads"], None), "theta": (None,),
+        **dict.fromkeys(("block_use_swiglu", "use_pos_enc"), (True, None)),
+        **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), (width, None)),
+    })  # fmt: skip
     attention = Layer(rotary=common.read_rotary(config, 1_000_000.0, sizes["head_width"]))
     conv = Layer(conv_width=config.positive("conv_L_cache", 3))
     depth = common.read_depth(config)
@@ -245,9 +247,8 @@ def _lfm2_inner(config: JsonFile, inner: int) -> int:
 _DEEPSEEK_INERT: Final = """
     aux_loss_alpha ep_size head_dim num_mtp_layers num_nextn_predict_layers output_router_logits q_lora_rank qk_head_dim seq_aux
 """.split()
-_DEEPSEEK_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
-    "moe_layer_freq": (1, None),
-    "pretraining_tp": (1, None),
+_DEEPSEEK_FIXED: Final[Fixed] = {
+    **dict.fromkeys(("moe_layer_freq", "pretraining_tp"), (1, None)),
     "scoring_func": ("sigmoid", None),
     "topk_method": ("noaux_tc", None),
 }
@@ -313,9 +314,8 @@ def _deepseek_rotary(config: JsonFile, latent: Latent) -> tuple[Rotary, float]:
 
 
 def _deepseek_routing(config: JsonFile, experts: int) -> Routing:
-    groups, top, chosen = (
-        config.positive(key, default) for key, default in (("n_group", 8), ("topk_group", 4), ("num_experts_per_tok", 8))
-    )
+    groups, top = config.positive("n_group", 8), config.positive("topk_group", 4)
+    chosen = config.positive("num_experts_per_tok", 8)
     if experts % groups or experts < 2 * groups:
         raise config.error(f"{experts} experts cannot be put into {groups} groups of two or more.", "n_group")
     if top > groups:

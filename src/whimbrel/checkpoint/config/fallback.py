@@ -9,17 +9,15 @@ from importlib.util import find_spec
 from typing import Final, cast
 
 from whimbrel.checkpoint.config.common import NO_LAYERS, read_positions
-from whimbrel.checkpoint.json_file import JSON, JsonFile
+from whimbrel.checkpoint.json_file import JSON, Fixed, JsonFile
 from whimbrel.types.card import FALLBACK, Encoder
 
 _ENDINGS: Final = ("Model", "ForCausalLM", "ForMaskedLM", "ForPreTraining")
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
-OTHER_TASKS: Final = frozenset(
-    """
+OTHER_TASKS: Final = """
     ForCausalLM ForMaskedLM ForMultipleChoice ForNextSentencePrediction ForPreTraining ForQuestionAnswering
     ForSequenceClassification ForTokenClassification LMHeadModel
 """.split()
-)
 """Endings of classes in transformers that compute the same hidden states as a family's "Model", and then something else."""
 _OF_ENCODERS: Final = ("Data2VecText", "RobertaPreLayerNorm", "XLMRobertaXL", "Xmod")
 _POOLED: Final = {"Albert": "albert.pooler", "Ernie": "ernie.pooler.dense", "MobileBert": "mobilebert.pooler.dense"}
@@ -29,8 +27,6 @@ OWN_HEADS: Final[Mapping[str, tuple[tuple[str, ...], str]]] = {
     **{f"{stem}ForTokenClassification": ((), "classifier") for stem in ("GPT2", *_POOLED, *_OF_ENCODERS)},
 }
 """Classifier -> layers with tanh over the first token, or over each, and the layer that gives the classes."""
-_SCORED: Final = frozenset({"GPT2ForSequenceClassification"})
-"""Classes with the head of transformers' generic ones, of which they are not made."""
 _AFTER_PADDING: Final = frozenset({"data2vec-text", "roberta-prelayernorm", "xlm-roberta-xl", "xmod"})
 _BYPASS: Final = "does not pass through transformers' attention interface"
 _UNPACKABLE: Final[Mapping[str, str]] = {
@@ -51,7 +47,7 @@ _UNREAD: Final[Mapping[str, str]] = {
 }
 _CHANGING: Final = ("dynamic", "longrope")
 """Kinds of rotary scaling whose frequencies depend on the longest text of the batch."""
-_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED: Final[Fixed] = {
     "attention_chunk_size": (None,),
     "clip_qkv": (None,),
     "trigram_input": (False, None),  # MobileBERT's, which looks at neighbours outside the text
@@ -73,9 +69,6 @@ _UNDECLARED: Final[Mapping[str, str]] = {
     "smollm3": "max_window_layers pretraining_tp",
 }
 """Model type, or "" for all -> keys on the hub that transformers' classes do not declare: translated old names, or unused."""
-_HIDDEN: Final = ("hidden_size", "n_embd")
-_POSITIONS: Final = ("max_position_embeddings", "n_positions")
-"""Names that configs give to the same setting."""
 
 
 def is_offered(config: JsonFile, names: list[object]) -> bool:
@@ -124,8 +117,9 @@ def _is_known_head(name: str) -> bool:
     import transformers
     from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
 
-    generic = GenericForSequenceClassification | GenericForTokenClassification
-    return name in _SCORED or name in OWN_HEADS or issubclass(getattr(transformers, name), generic)
+    if name == "GPT2ForSequenceClassification" or name in OWN_HEADS:  # GPT-2's is the usual head, but no generic class
+        return True
+    return issubclass(getattr(transformers, name), GenericForSequenceClassification | GenericForTokenClassification)
 
 
 def read_fallback(config: JsonFile) -> Encoder:
@@ -141,13 +135,19 @@ def read_fallback(config: JsonFile) -> Encoder:
     config.ignore("classifier_activation")
     if names == ["MobileBertForSequenceClassification"]:  # without it, its pooler is the first token
         config.require_values({"classifier_activation": (True, None)})
-    for key in ("rope_scaling", "rope_parameters"):
-        _refuse_dynamic_scaling(config, key, config.get(key, dict, {}))
+    for key in ("rope_scaling", "rope_parameters"):  # of all layers, or of a kind of layers
+        parameters = cast(JSON, config.get(key, dict, {}))
+        for each in (parameters, *(cast(JSON, value) for value in parameters.values() if isinstance(value, dict))):
+            if (kind := each.get("rope_type", each.get("type"))) in _CHANGING:
+                reason = "a text's vector would depend on the longest text of its batch."
+                raise config.error(f"{kind} is not supported: {reason}", key)
     return Encoder(
         family=FALLBACK,
         vocab_size=config.positive("vocab_size"),
-        hidden_size=config.positive(_key(config, _HIDDEN)),
-        **read_positions(config, after_padding=model_type in _AFTER_PADDING, key=_key(config, _POSITIONS)),
+        hidden_size=config.positive(_key(config, "hidden_size", "n_embd")),
+        **read_positions(
+            config, after_padding=model_type in _AFTER_PADDING, key=_key(config, "max_position_embeddings", "n_positions")
+        ),
         type_vocab_size=config.get("type_vocab_size", int, 0),
         **NO_LAYERS,
     )
@@ -161,12 +161,6 @@ def undeclared_keys(config: JsonFile) -> frozenset[str]:
     return frozenset((*_FIXED, "classifier_activation", *_UNDECLARED[""].split(), *more.split(), "position_embedding_type"))
 
 
-def _key(config: JsonFile, names: tuple[str, ...]) -> str:
-    return next((name for name in names if config.data.get(name) is not None), names[0])
-
-
-def _refuse_dynamic_scaling(config: JsonFile, key: str, parameters: JSON) -> None:
-    """Raise CheckpointError if the scaling of all layers, or of a kind of layers, depends on the batch."""
-    for each in (parameters, *(cast(JSON, value) for value in parameters.values() if isinstance(value, dict))):
-        if (kind := each.get("rope_type", each.get("type"))) in _CHANGING:
-            raise config.error(f"{kind} is not supported: a text's vector would depend on the longest text of its batch.", key)
+def _key(config: JsonFile, name: str, other: str) -> str:
+    """Return the name that this config gives to a setting."""
+    return other if config.data.get(name) is None and config.data.get(other) is not None else name

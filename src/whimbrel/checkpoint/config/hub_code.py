@@ -13,20 +13,19 @@ from typing import Final
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.adapters import read_stacked_adapters
 from whimbrel.checkpoint.config.common import ACTIVATIONS, allow_auto_map
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.types.card import Encoder, Layer, Rotary
 from whimbrel.types.heads import Activation
 
 _NOMIC_INERT: Final = """
     attn_pdrop dense_seq_output embd_pdrop fused_bias_fc fused_dropout_add_ln last_layer_subset max_position_embeddings n_ctx
-    parallel_block_tied_norm reorder_and_upcast_attn resid_pdrop use_flash_attn use_xentropy
-    moe_impl moe_resid_pdrop router_aux_loss_coef
+    parallel_block_tied_norm reorder_and_upcast_attn resid_pdrop use_xentropy moe_impl moe_resid_pdrop router_aux_loss_coef
 """.split()
 _NOMIC_OFF: Final = """
     causal expert_choice_router moe_normalize_expert_weights norm_mlp parallel_block prenorm rotary_head_dim
     scale_attn_by_inverse_layer_idx use_rms_norm
 """.split()
-_NOMIC_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_NOMIC_FIXED: Final[Fixed] = {
     **dict.fromkeys(_NOMIC_OFF, (False, None)),
     "ffn_div": (1, None),
     "num_shared_experts": (0, None),
@@ -50,6 +49,9 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
     gated = config.data.get("activation_function") != "gelu"
     every, experts = _nomic_experts(config, gated=gated)
     depth = common.read_depth(config, "n_layer")
+    positions, trained = config.positive("n_positions"), config.positive("max_trained_positions", 2048)
+    if config.get("rotary_scaling_factor", float, 0.0 if "rotary_scaling_factor" in config.data else 1.0):
+        positions = min(positions, trained)  # longer texts than in training would have other frequencies
     encoder = Encoder(
         family="nomic_bert" if gated else "nomic_bert_ungated",
         vocab_size=_round_up(config.positive("vocab_size"), multiple),
@@ -57,7 +59,7 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
         intermediate_size=_round_up(config.positive("n_inner", 8 * width // 3), 256) if gated else config.positive("n_inner"),
         layers=tuple(Layer(rotary=rotary, num_experts=experts if every and i % every == 1 else 0) for i in range(depth)),
         num_heads=num_heads,
-        max_positions=_nomic_positions(config),
+        max_positions=positions,
         pad_id=config.get("pad_token_id", int, 0),
         type_vocab_size=common.read_types(config, 2),
         norm_eps=config.get("layer_norm_epsilon", float, 1e-5),
@@ -70,7 +72,17 @@ def read_hub_nomic(config: JsonFile) -> Encoder:
         up_bias=config.get("mlp_fc1_bias", bool, True),
         down_bias=config.get("mlp_fc2_bias", bool, True),
     )
-    _refuse_contradictions(config, encoder, rotary)
+    twice: dict[str, object] = {
+        "hidden_size": width,
+        "num_hidden_layers": depth,
+        **dict.fromkeys(("num_attention_heads", "num_heads_kv"), num_heads),
+        "head_dim": encoder.head_width,
+        "intermediate_size": encoder.intermediate_size,
+        "layer_norm_eps": encoder.norm_eps,
+        "hidden_act": encoder.activation,
+        "rope_parameters": {"rope_theta": rotary.theta, "rope_type": "default"},
+    }
+    config.require_values({key: (value, None) for key, value in twice.items()})  # transformers' names, in newer files
     return encoder
 
 
@@ -93,29 +105,6 @@ def _nomic_rotary(config: JsonFile, head_width: int) -> Rotary:
     if not 0 < width <= head_width or width % 2:
         raise config.error(f"{fraction} of {head_width} columns is not supported.", "rotary_emb_fraction")
     return Rotary(theta, width, interleaved=config.get("rotary_emb_interleaved", bool, False))
-
-
-def _nomic_positions(config: JsonFile) -> int:
-    """Return the maximum tokens per text. With a scaling factor, longer texts than in training would have other frequencies."""
-    positions, trained = config.positive("n_positions"), config.positive("max_trained_positions", 2048)
-    default = 0.0 if "rotary_scaling_factor" in config.data else 1.0
-    return min(positions, trained) if config.get("rotary_scaling_factor", float, default) else positions
-
-
-def _refuse_contradictions(config: JsonFile, encoder: Encoder, rotary: Rotary) -> None:
-    """Raise CheckpointError if transformers' names for the same settings, in newer files, disagree."""
-    twice: dict[str, object] = {
-        "hidden_size": encoder.hidden_size,
-        "num_hidden_layers": len(encoder.layers),
-        "num_attention_heads": encoder.num_heads,
-        "num_heads_kv": encoder.num_heads,
-        "head_dim": encoder.head_width,
-        "intermediate_size": encoder.intermediate_size,
-        "layer_norm_eps": encoder.norm_eps,
-        "hidden_act": encoder.activation,
-        "rope_parameters": {"rope_theta": rotary.theta, "rope_type": "default"},
-    }
-    config.require_values({key: (value, None) for key, value in twice.items()})
 
 
 def _round_up(value: int, multiple: int) -> int:

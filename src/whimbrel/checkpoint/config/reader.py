@@ -1,6 +1,6 @@
 """Dispatch of config.json to architecture readers.
 
-The readers are in `bert.py`, `deberta.py`, `decoders.py`, `hub_code.py`, `jina_v5.py`, `t5.py` and `fallback.py`. Every key is
+The readers are in `bert.py`, `decoders.py`, `hub_code.py`, `adapters.py` and `fallback.py`. Every key is
 read by one of them, known not to matter, or refused. Sources: transformers/configuration_utils.py, models/*/configuration_*.py
 (5.23).
 """
@@ -11,14 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, TypeAlias, cast
 
-from whimbrel.checkpoint.config import bert, decoders
-from whimbrel.checkpoint.config.common import reject_auto_map
-from whimbrel.checkpoint.config.deberta import read_deberta
-from whimbrel.checkpoint.config.fallback import OTHER_TASKS, find_base_class, is_offered, read_fallback, undeclared_keys
-from whimbrel.checkpoint.config.hub_code import read_jina_bert, read_jina_roberta
-from whimbrel.checkpoint.config.jina_v5 import read_eurobert, read_jina_v5
-from whimbrel.checkpoint.config.t5 import read_t5
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.config import adapters, bert, common, decoders, fallback, hub_code
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
 
@@ -39,7 +33,7 @@ _INERT: Final = """
     torchscript typical_p unk_token_id use_bfloat16 use_cache use_return_dict xla_device
 """.split()
 # Keys that would change a vector, with the only values that are supported.
-_FIXED: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED: Final[Fixed] = {
     **dict.fromkeys(("is_decoder", "is_encoder_decoder", "add_cross_attention"), (False, None)),
     "pruned_heads": ({}, None),
     "add_pooling_layer": (True, False, None),
@@ -72,20 +66,18 @@ def _class_of_family(config: JsonFile, names: list[object]) -> str | None:
     """Return the class for hidden states of the family that has `names` for other tasks."""
     if any(not isinstance(name, str) or name in _ARCHITECTURES for name in names):
         return None
-    stems = {next((stem for stem in _FORMS if str(name).removeprefix(stem) in OTHER_TASKS), None) for name in names}
+    stems = {next((stem for stem in _FORMS if str(name).removeprefix(stem) in fallback.OTHER_TASKS), None) for name in names}
     stem = stems.pop() if len(stems) == 1 else None
-    return find_base_class(config, names) if stem is None else _native_class(stem, "Model")
+    return fallback.find_base_class(config, names) if stem is None else _native_class(stem, "Model")
 
 
 def _class_of_type(config: JsonFile, ending: str) -> str | None:
     """Return the class that is taken if no architecture is named."""
-    if code := config.data.get("auto_map"):
-        key = "AutoModel" if ending == "Model" else f"AutoModel{ending}"
-        name = cast(dict[str, object], code).get(key) if isinstance(code, dict) else None
-        own = name.rpartition(".")[2] if isinstance(name, str) else ""
+    if config.data.get("auto_map"):
+        own = common.own_code(config).get("AutoModel" if ending == "Model" else f"AutoModel{ending}", "").rpartition(".")[2]
         return own if own in _ARCHITECTURES else None
     stem = _STEMS.get(config.get("model_type", str, ""))
-    return find_base_class(config, []) if stem is None else _native_class(stem, ending)
+    return fallback.find_base_class(config, []) if stem is None else _native_class(stem, ending)
 
 
 def _native_class(stem: str, ending: str) -> str | None:
@@ -99,12 +91,12 @@ def read_encoder(config: JsonFile) -> Encoder:
         names = list[object]([_colbert_architecture(config)])
     known = [isinstance(name, str) and name in _ARCHITECTURES for name in names]
     is_native = config.get("model_type", str, "") in _MODEL_TYPES or any(known)  # with or without these heads
-    if not is_native and is_offered(config, names):
-        encoder = read_fallback(config)
+    if not is_native and fallback.is_offered(config, names):
+        encoder = fallback.read_fallback(config)
         config.require_values(_FIXED)
         return _check_encoder(config, encoder)
     if not all(known):
-        reject_auto_map(config)
+        common.reject_auto_map(config)
     if not names:
         raise _missing(config)
     rows = [_architecture(config, name) for name in names]
@@ -117,7 +109,7 @@ def read_encoder(config: JsonFile) -> Encoder:
         config.get("model_type", str)
         config.require_values({"model_type": (model_type,)})
     encoder = reader(config)
-    reject_auto_map(config)
+    common.reject_auto_map(config)
     config.require_values({key: values for key, values in _FIXED.items() if not config.was_read(key)})
     config.reject_unread_keys(_INERT)
     return _check_encoder(config, encoder)
@@ -125,14 +117,14 @@ def read_encoder(config: JsonFile) -> Encoder:
 
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:
     """Raise CheckpointError if a fallback's config has a key that is neither known nor declared by transformers' class."""
-    config.reject_unknown_keys(_INERT, _FIXED, undeclared_keys(config), declared)
+    config.reject_unknown_keys(_INERT, _FIXED, fallback.undeclared_keys(config), declared)
 
 
 def _missing(config: JsonFile) -> CheckpointError:
     """Return the error over a config that names no architecture, and whose model_type implies none."""
     if config.data.get("model_type") is None:
         return config.error("is missing, and so is architectures: nothing says which model this is.", "model_type")
-    reject_auto_map(config)
+    common.reject_auto_map(config)
     model_type, known = config.get("model_type", str), ", ".join(_STEMS)
     others = "" if find_spec("transformers") else "; others need transformers: pip install 'whimbrel[hf]'"
     message = f"is missing, and model_type {model_type!r:.80} does not tell the class that computes it, as those of {known} do"
@@ -166,49 +158,46 @@ def _architecture(config: JsonFile, name: object) -> tuple[str, _Reader]:
 
 _CLASSES: Final = ("ForSequenceClassification", "ForTokenClassification")
 _USUAL: Final = ("Model", "ForMaskedLM", *_CLASSES)
-_CAUSAL: Final = ("Model", "ForCausalLM", *_CLASSES)
+_TEXTS: Final = ("Model", "ForCausalLM")
+_CAUSAL: Final = (*_TEXTS, *_CLASSES)
 _ENCODER_DECODER: Final = ("EncoderModel", "Model", "ForConditionalGeneration")
 _FORMS: Final[Mapping[str, tuple[str, tuple[str, ...], _Reader]]] = {
     "Bert": ("bert", (*_USUAL, "ForPreTraining"), bert.read_bert),
     "Contriever": ("bert", ("",), bert.read_bert),
     "Roberta": ("roberta", _USUAL, bert.read_roberta),
     "XLMRoberta": ("xlm-roberta", _USUAL, bert.read_xlm_roberta),
-    "XLMRobertaLoRA": ("xlm-roberta", ("",), read_jina_roberta),
-    "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(read_jina_roberta, family="jina_colbert")),
+    "XLMRobertaLoRA": ("xlm-roberta", ("",), hub_code.read_jina_roberta),
+    "ColBERTJinaRoberta": ("xlm-roberta", ("Model",), partial(hub_code.read_jina_roberta, family="jina_colbert")),
     "Camembert": ("camembert", _USUAL, bert.read_roberta),
     "DistilBert": ("distilbert", _USUAL, bert.read_distilbert),
     "Electra": ("electra", (*_USUAL, "ForPreTraining"), bert.read_electra),
     "MPNet": ("mpnet", _USUAL, bert.read_mpnet),
-    "DebertaV2": ("deberta-v2", _USUAL, read_deberta),
+    "DebertaV2": ("deberta-v2", _USUAL, bert.read_deberta),
     "NomicBert": ("nomic_bert", (*_USUAL, "ForPreTraining"), bert.read_nomic),
     "New": ("new", _USUAL, partial(bert.read_gte, theta=10_000.0)),
     "Gte": ("gte", _USUAL, partial(bert.read_gte, theta=160_000.0)),
-    "JinaBert": ("bert", _USUAL, read_jina_bert),
+    "JinaBert": ("bert", _USUAL, hub_code.read_jina_bert),
     "JinaEmbeddingsV3": ("jina_embeddings_v3", _USUAL, bert.read_jina_v3),
-    "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), read_jina_v5),
-    "EuroBert": ("eurobert", _USUAL, read_eurobert),
+    "JinaEmbeddingsV5": ("jina_embeddings_v5", ("Model",), adapters.read_jina_v5),
+    "EuroBert": ("eurobert", _USUAL, decoders.read_eurobert),
     "ModernBert": ("modernbert", _USUAL, bert.read_modernbert),
-    "T5": ("t5", (*_ENCODER_DECODER, "WithLMHeadModel"), read_t5),
-    "MT5": ("mt5", _ENCODER_DECODER, partial(read_t5, projection="gated-gelu")),
+    "T5": ("t5", (*_ENCODER_DECODER, "WithLMHeadModel"), bert.read_t5),
+    "MT5": ("mt5", _ENCODER_DECODER, partial(bert.read_t5, projection="gated-gelu")),
     "Llama": ("llama", _CAUSAL, decoders.read_llama),
     "LlamaBidirectional": ("llama_bidirec", ("Model", "ForSequenceClassification"), decoders.read_llama_bidirec),
     "Mistral": ("mistral", _CAUSAL, decoders.read_mistral),
     "GritLM": ("mistral", ("",), decoders.read_mistral),
     "Qwen2": ("qwen2", (*_CAUSAL, "ForRewardModel", "ForProcessRewardModel"), decoders.read_qwen2),
-    "InternLM2": (
-        "internlm2",
-        ("Model", "ForCausalLM", "ForRewardModel", "ForSequenceClassification"),
-        decoders.read_internlm2,
-    ),
-    "InternLM3": ("internlm3", ("Model", "ForCausalLM"), decoders.read_internlm3),
+    "InternLM2": ("internlm2", (*_TEXTS, "ForRewardModel", "ForSequenceClassification"), decoders.read_internlm2),
+    "InternLM3": ("internlm3", _TEXTS, decoders.read_internlm3),
     "Qwen3": ("qwen3", _CAUSAL, decoders.read_qwen3),
     "Jina": ("qwen3", ("ForRanking",), decoders.read_qwen3),
     "VoyageQwen3Bidirectional": ("qwen3", ("EmbedModel",), decoders.read_qwen3),
     "Qwen3Bidirectional": ("qwen3_bidirec", ("Model",), decoders.read_qwen3_bidirec),
-    "DeepseekV3": ("deepseek_v3", ("Model", "ForCausalLM"), decoders.read_deepseek),
+    "DeepseekV3": ("deepseek_v3", _TEXTS, decoders.read_deepseek),
     "DeepseekV3Bidirectional": ("deepseek_v3_bidirec", ("Model",), partial(decoders.read_deepseek, causal=False)),
-    "Lfm2": ("lfm2", ("Model", "ForCausalLM"), decoders.read_lfm2),
-    "Lfm2Moe": ("lfm2_moe", ("Model", "ForCausalLM"), decoders.read_lfm2_moe),
+    "Lfm2": ("lfm2", _TEXTS, decoders.read_lfm2),
+    "Lfm2Moe": ("lfm2_moe", _TEXTS, decoders.read_lfm2_moe),
     "Lfm2Bidirectional": ("lfm2", ("Model", "ForMaskedLM"), partial(decoders.read_lfm2, causal=False)),
     "Gemma": ("gemma", _CAUSAL, decoders.read_gemma),
     "Gemma2": ("gemma2", _CAUSAL, decoders.read_gemma2),

@@ -15,19 +15,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.config.common import read_matryoshka
-from whimbrel.checkpoint.config.reader import read_config, read_encoder
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.config import common, reader
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.late_interaction.chain import read_token_chain, read_words, token_output
-from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
+from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerCard, TokenizerReading
+from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerReading
 from whimbrel.types.heads import Dense
-from whimbrel.types.request import InputType, OutputName
+from whimbrel.types.request import InputType
 
 Layout: TypeAlias = Literal["stanford", "pylate", "sentence_transformers"]
 
@@ -46,21 +44,18 @@ _SIMILARITIES: Final[Mapping[str, str]] = {
 }
 _MAX_EXPANSION: Final = 1024
 """Limit of query expansion in tokens, so that a short query does not cost as much as a long document."""
-_PYLATE_KEYS: Final = frozenset(
-    """
+_PYLATE_KEYS: Final = """
     query_prefix document_prefix query_length document_length do_query_expansion attend_to_expansion_tokens skiplist_words
 """.split()
-)
 # Keys of artifact.metadata that do not change a vector: training, index and search.
 _INERT_METADATA: Final = """
     accumsteps amp avoid_fork_if_possible bsize centroid_score_threshold checkpoint clustering_mode collection
     distillation_alpha doc_token experiment gpus ignore_scores index_bsize index_name index_path index_root kmeans_niters
-    load_index_with_mmap lr maxsteps meta model_name name nbits ncells ndocs nranks num_partitions_max nway overwrite
-    protected_tokens queries query_token rank reranker resume root save_every total_visible_gpus triples use_ib_negatives
-    warmup warmup_bert
+    load_index_with_mmap lr maxsteps meta name nbits ncells ndocs nranks num_partitions_max nway overwrite protected_tokens
+    queries query_token rank reranker resume root save_every total_visible_gpus triples use_ib_negatives warmup warmup_bert
 """.split()
 _MARKERS: Final[Mapping[InputType, str]] = {"query": "[Q] ", "document": "[D] "}
-_FIXED_METADATA: Final[Mapping[str, tuple[object, ...]]] = {
+_FIXED_METADATA: Final[Fixed] = {
     "interaction": ("colbert", None),
     "pool_factor": (1, None),
     "relu": (False, None),
@@ -80,16 +75,7 @@ def find_layout(folder: Path) -> Layout | None:
     is_stanford = "HF_ColBERT" in architectures or (jina and (folder / _METADATA).exists())
     if is_stanford and "Dense" not in map(_KINDS.get, modules.stated_classes(folder)):  # that of the base model may remain
         return "stanford"
-    return "pylate" if _PYLATE_KEYS & sentence.keys() else None
-
-
-def read_multi_vector(
-    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: str | None
-) -> Card:
-    """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
-    if pooling is not None:
-        raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
-    return _READERS[layout](_read_base(folder, name, layout, reading))
+    return "pylate" if sentence.keys() & _PYLATE_KEYS else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +83,13 @@ class _Base:
     """The files and settings that all layouts share."""
 
     folder: Path
-    name: str
-    path: str
     modules: Rows
     config: JsonFile
-    encoder: Encoder
     transformer: JsonFile
     tokenizer: JsonFile
-    tokenizer_card: TokenizerCard
+    card: Card
+    """The card without outputs and formats."""
+    encoder: Encoder
     ids: Mapping[str, int]
     """Token -> id."""
     roles: Mapping[str, str]
@@ -123,19 +108,18 @@ class _Base:
         """Return the ids of the words that are tokens."""
         return tuple(sorted({self.ids[word] for word in words if word in self.ids}))
 
-    def card(self, output: Output, query: TextFormat, document: TextFormat) -> Card:
-        widths = read_matryoshka(self.config, output.width)
-        outputs: dict[OutputName, Output] = {"multi_vector": output}
-        return replace(
-            Card(self.name, self.path, self.encoder, outputs, self.encoder.max_positions, self.tokenizer_card),
-            matryoshka=self.config.get("is_matryoshka", bool, False) or bool(widths),
-            matryoshka_dimensions=widths,
-            similarity="maxsim",
-            text_formats={"query": query, "document": document},
-        )
+    def card_of(self, output: Output, query: TextFormat, document: TextFormat) -> Card:
+        formats: dict[InputType, TextFormat] = {"query": query, "document": document}
+        own = common.read_matryoshka(self.config, output.width)
+        return replace(self.card, outputs={"multi_vector": output}, text_formats=formats, **own)
 
 
-def _read_base(folder: Path, name: str, layout: Layout, reading: TokenizerReading | None) -> _Base:
+def read_multi_vector(
+    folder: Path, name: str, layout: Layout, reading: TokenizerReading | None, *, pooling: str | None
+) -> Card:
+    """Read the card of a checkpoint with this layout. Raises CheckpointError if the user chose a `pooling`."""
+    if pooling is not None:
+        raise CheckpointError("says that each token gives a vector; leave out --pooling.", file="config.json")
     rows = [("Transformer", "")] if layout == "stanford" else modules.read_modules(folder, _KINDS)
     if layout != "sentence_transformers":
         rows = [row for row in rows if row[0] != "Dropout"]
@@ -144,17 +128,18 @@ def _read_base(folder: Path, name: str, layout: Layout, reading: TokenizerReadin
         raise CheckpointError(f"must begin with one Transformer, is {kinds}.", file=MODULES)
     path = rows[0][1]
     root = folder / path
-    config = read_config(root)
+    config = reader.read_config(root)
     if layout == "stanford":
         config.ignore(*_DIMENSIONS)
-    encoder = read_encoder(config)
-    tokenizer = JsonFile.read_optional(root, "tokenizer_config.json")
+    encoder = reader.read_encoder(config)
+    files = JsonFile.read_optional(root, "tokenizer_config.json")
     used = _LENGTHS if layout == "sentence_transformers" else ()
     transformer = JsonFile("", {}) if layout == "stanford" else modules.read_transformer(root, used=used)
     lowercase = transformer.get("do_lower_case", bool, False)
-    card = read_tokenizer(folder, path, config, tokenizer, reading=reading, lowercase=lowercase)
-    ids, roles = read_vocabulary(root, card, encoder.vocab_size)
-    return _Base(folder, name, path, rows[1:], config, encoder, transformer, tokenizer, card, ids, roles)
+    tokenizer = read_tokenizer(folder, path, config, files, reading=reading, lowercase=lowercase)
+    ids, roles = read_vocabulary(root, tokenizer, encoder.vocab_size)
+    card = Card(name, path, encoder, {}, encoder.max_positions, tokenizer, similarity="maxsim")
+    return _READERS[layout](_Base(folder, rows[1:], config, transformer, files, card, encoder, ids, roles))
 
 
 def read_expansion(
@@ -209,12 +194,12 @@ def _read_stanford(base: _Base) -> Card:
     file.reject_unread_keys(_INERT_METADATA)
     head = Dense(None, "linear", base.encoder.hidden_size, width, bias=False, activation="identity")
     output = token_output(width, (head,), skip_ids)
-    return base.card(output, base.text_format(expansion.length, query_marker, expansion), document)
+    return base.card_of(output, base.text_format(expansion.length, query_marker, expansion), document)
 
 
 def _first_pieces(base: _Base, words: Iterable[str]) -> list[str]:
     """Return the first token of each word's encoding. SentencePiece puts a space before, in the same token if likelier."""
-    model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.path).get("model", dict))
+    model = cast(dict[str, Any], read_tokenizer_file(base.folder / base.card.path).get("model", dict))
     if model.get("type") != "Unigram":
         return list(words)
     scores: dict[str, float] = {row[0]: row[1] for row in model["vocab"]}
@@ -248,10 +233,10 @@ def _read_pylate(base: _Base) -> Card:
         token_id = _fill_token(base, file, "do_query_expansion")
         keys = ("query_length", "attend_to_expansion_tokens")
         expansion = read_expansion(base, file, keys, length, token_id=token_id, attended=attended)
-    states = tokens(base.encoder.hidden_size)
-    dense = resolve_features(base.folder, base.modules, states, "token_embeddings", of_dense="token_embeddings")
+    states = chained.tokens(base.encoder.hidden_size)
+    dense = chained.resolve_features(base.folder, base.modules, states, "token_embeddings", of_dense="token_embeddings")
     skip_ids = base.ids_of(read_words(file, default=list(string.punctuation)))
-    card = base.card(
+    card = base.card_of(
         token_output(dense.width, dense.token_head, skip_ids),
         base.text_format(length, markers["query"], expansion),
         base.text_format(file.positive("document_length", 180), markers["document"]),
@@ -268,7 +253,7 @@ def _read_multi_vector_encoder(base: _Base) -> Card:
     output = read_token_chain(base.folder, base.modules, width, ids_of=base.ids_of, fills_up=expansion is not None)
     limit = modules.read_max_length(base.encoder, base.transformer, base.tokenizer)
     query = base.text_format(_query_length(base.transformer, expansion, limit), None, expansion)
-    card = base.card(output, query, base.text_format(base.transformer.positive("document_length", limit)))
+    card = base.card_of(output, query, base.text_format(base.transformer.positive("document_length", limit)))
     prompts, default = modules.read_prompts(file)
     return replace(card, prompts=prompts, default_prompt_name=default, similarity=_read_similarity(file))
 

@@ -14,10 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.config.common import ACTIVATIONS
-from whimbrel.checkpoint.config.deberta import DEBERTA
-from whimbrel.checkpoint.config.fallback import FALLBACK, OWN_HEADS
-from whimbrel.checkpoint.json_file import JsonFile
+from whimbrel.checkpoint.config import bert, common, fallback
+from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.sentence_transformers.chained import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.errors import CheckpointError
@@ -25,6 +23,8 @@ from whimbrel.types.card import Encoder, Output, PoolingMode
 from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, OutputActivation
 from whimbrel.types.request import OutputName
 
+Classes: TypeAlias = tuple[dict[OutputName, Output], tuple[str, ...]]
+"""Outputs, and the labels of their columns."""
 _Kind: TypeAlias = Literal["text", "token", "reward", "step"]
 _KINDS: Final[Mapping[str, _Kind]] = {
     "ForSequenceClassification": "text",
@@ -53,12 +53,12 @@ _TWO: Final = _Layers("classifier.out_proj", (("classifier.dense", "tanh"),))
 _SCORE: Final = _Layers("score", mode="lasttoken", bias=False)
 _SCORE_OF_TWO: Final = _Layers("score.2", (("score.0", "relu"),), mode="lasttoken")
 
-_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3", FALLBACK)
+_DECODERS: Final = ("llama", "qwen3", "gemma", "gemma2", "gemma3", fallback.FALLBACK)
 """Families with the head that transformers gives to decoders. Of others that it runs, `config/fallback.py` takes only these."""
 _OF_TEXTS: Final[Mapping[str, _Layers]] = {
     **dict.fromkeys(("bert", "nomic_bert", "gte", "jina_bert", "jina_bert_ungated"), _POOLER),
     **dict.fromkeys(("roberta", "mpnet", "jina_embeddings_v3", "jina_reranker"), _TWO),
-    **dict.fromkeys(DEBERTA, _POOLER),
+    **dict.fromkeys(bert.DEBERTA, _POOLER),
     "electra": _Layers("classifier.out_proj", (("classifier.dense", "gelu"),)),
     "distilbert": _Layers("classifier", (("pre_classifier", "relu"),)),
     "modernbert": _Layers("classifier"),
@@ -82,7 +82,7 @@ _BY_PROBLEM: Final[Mapping[str, OutputActivation]] = {
 ACTIVATION_KEYS: Final = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Keys of config.json in which versions of CrossEncoder store the activation of scores."""
 
-FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
+FIXED_TRANSFORMER: Final[Fixed] = {
     "transformer_task": ("sequence-classification",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
     "module_output_name": ("scores", None),
@@ -90,10 +90,6 @@ FIXED_TRANSFORMER: Final[Mapping[str, tuple[object, ...]]] = {
 """Required values of sentence_bert_config.json in a CrossEncoder."""
 OWN_KEYS: Final = ("activation_fn", "keep_in_fp32_modules")
 """Keys of config_sentence_transformers.json that only a CrossEncoder has."""
-
-
-def names_classes(config: JsonFile) -> bool:
-    return _kind(config) is not None
 
 
 def is_cross_encoder(root: Path) -> bool:
@@ -120,11 +116,9 @@ def ignore_activation(config: JsonFile) -> None:
     config.ignore(*ACTIVATION_KEYS)
 
 
-def read_classes(
-    root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile
-) -> tuple[Mapping[OutputName, Output], tuple[str, ...]]:
-    """Return (outputs, labels) of the checkpoint in `root`. Raises CheckpointError."""
-    kind = _kind(config)
+def read_classes(root: Path, config: JsonFile, encoder: Encoder, sentence: JsonFile) -> Classes:
+    """Return the classes of the checkpoint in `root`. Raises CheckpointError."""
+    kind = class_kind(config)
     if kind is None:
         raise config.error("names no architecture that gives scores.", "architectures")
     own = _own_layers(config)
@@ -156,14 +150,12 @@ def read_classes(
 
 def _own_layers(config: JsonFile) -> _Layers | None:
     """Return the layers of a classifier with a head of its own that runs through transformers."""
-    own = OWN_HEADS.get(cast(list[str], config.data["architectures"])[0])
+    own = fallback.OWN_HEADS.get(cast(list[str], config.data["architectures"])[0])
     return None if own is None else _Layers(own[1], tuple((name, "tanh") for name in own[0]))
 
 
-def read_chained_classes(
-    folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile
-) -> tuple[dict[OutputName, Output], tuple[str, ...]]:
-    """Return (outputs, labels) of modules that give the scores. config.json names the labels if it has as many."""
+def read_chained_classes(folder: Path, rows: Rows, config: JsonFile, encoder: Encoder, sentence: JsonFile) -> Classes:
+    """Return the classes of modules that give the scores. config.json names the labels if it has as many."""
     root = folder / rows[0][1]
     features: Features = tokens(encoder.hidden_size)
     if is_cross_encoder(root):
@@ -177,7 +169,8 @@ def read_chained_classes(
     return {"scores": replace(output, activation=_activation(config, sentence, encoder, output.width)[0])}, labels
 
 
-def _kind(config: JsonFile) -> _Kind | None:
+def class_kind(config: JsonFile) -> _Kind | None:
+    """Return the kind of classes that the architecture gives. None: it gives no classes."""
     names = config.data.get("architectures")
     name = cast(list[object], names)[0] if isinstance(names, list) and names else None
     return next((_KINDS[end] for end in _KINDS if isinstance(name, str) and name.endswith(end)), None)
@@ -217,23 +210,22 @@ _POOLINGS: Final[Mapping[str, tuple[Mapping[str, PoolingMode], str]]] = {
 
 
 def _pooled(config: JsonFile, encoder: Encoder, layers: _Layers, output: Output) -> Output:
-    """Return the output of a text classifier with its pooling mode."""
     if encoder.family not in _POOLINGS:
         return replace(output, modes=(layers.mode,))
     modes, default = _POOLINGS[encoder.family]
     mode = config.choice("classifier_pooling", modes, default)
     if config.data.get("classifier_pooling", default) == "late":  # the last layer is linear: the mean may be taken before it
-        return replace(output, modes=(mode,), token_head=output.head[:-1], head=output.head[-1:])
+        output = replace(output, token_head=output.head[:-1], head=output.head[-1:])
     return replace(output, modes=(mode,))
 
 
 def _output(config: JsonFile, encoder: Encoder, layers: _Layers, num_labels: int) -> Output:
     width = encoder.hidden_size
-    stated = config.choice("pooler_hidden_act", ACTIVATIONS, "gelu") if encoder.family in DEBERTA else None
+    stated = config.choice("pooler_hidden_act", common.ACTIVATIONS, "gelu") if encoder.family in bert.DEBERTA else None
     before: list[Head] = [Dense(None, name, width, width, bias=True, activation=stated or act) for name, act in layers.before]
     if encoder.family == "modernbert":
         bias = config.get("classifier_bias", bool, False)
-        activation = config.choice("classifier_activation", ACTIVATIONS, "gelu")
+        activation = config.choice("classifier_activation", common.ACTIVATIONS, "gelu")
         before.append(Dense(None, "head.dense", width, width, bias=bias, activation=activation))
         before.append(LayerNorm(None, "head.norm", width, eps=encoder.norm_eps, bias=encoder.norm_bias))
     last = Dense(None, layers.last, width, num_labels, bias=layers.bias, activation="identity")

@@ -99,8 +99,3 @@ CONVENTIONS: Final[Mapping[RerankerName, Convention]] = {
         ids=("zeroentropy/zerank-1-small",),
     ),
 }
-
-
-def convention_of(name: str) -> RerankerName | None:
-    """Return the convention of a hub id, if known."""
-    return next((kind for kind, convention in CONVENTIONS.items() if name in convention.ids), None)

@@ -4,10 +4,15 @@ Reads the template and the score of a language model that scores pairs. A checkp
 Transformers (since 5.4: a Transformer with the modality "message", maybe a LogitScore). Otherwise it follows one of the
 CONVENTIONS, which the user names or the hub id implies. Architecture and folder imply nothing.
 
+jina-reranker-v3 judges a query and all its documents in one prompt. A causal Qwen3 reads the documents, then the query. Two
+linear layers turn the hidden state of each marker into a vector. The prompt, its limits and the width stand in the model's
+code, not in its files. jina-reranker-v3.5 has sliding windows and other limits, and is refused.
+
 math-shepherd scores each step of a solution. Its reward at the tag ' ки' is the sigmoid of the logit of '+' less that of '-'.
 
 Sources: sentence_transformers/cross_encoder/{model,modules/logit_score}.py and base/modules/transformer.py (6.2),
-llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2, and the card of peiyi9979/math-shepherd-mistral-7b-prm.
+llama_bidirectional_model.py of nvidia/llama-nemotron-rerank-1b-v2, modeling.py of jinaai/jina-reranker-v3, and the card of
+peiyi9979/math-shepherd-mistral-7b-prm.
 """
 
 from collections.abc import Mapping
@@ -16,20 +21,19 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.checkpoint.chat_template import read_chat_template
-from whimbrel.checkpoint.config.common import allow_auto_map
-from whimbrel.checkpoint.config.decoders import read_stated_pooling
-from whimbrel.checkpoint.config.reader import read_config, read_encoder
+from whimbrel.checkpoint.config import common, decoders, reader
 from whimbrel.checkpoint.json_file import JsonFile
-from whimbrel.checkpoint.scores.classifiers import ACTIVATION_KEYS, stated_activation
-from whimbrel.checkpoint.scores.conventions import CONVENTIONS, convention_of
-from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import resolve_features, tokens
+from whimbrel.checkpoint.scores import classifiers
+from whimbrel.checkpoint.scores.conventions import CONVENTIONS
+from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows, has_modules, kinds_of
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
+from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Card, Encoder, Output, RerankerName, TokenizerReading
 from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActivation
-from whimbrel.types.template import fill
+from whimbrel.types.request import OutputName
+from whimbrel.types.template import ListTemplate, fill
 
 _FILE: Final = "sentence_bert_config.json"
 _KINDS: Final[Mapping[str, str]] = {
@@ -58,8 +62,10 @@ _STEP_TOKENS: Final = ("\u2581+", "\u2581-", "\u2581ки")
 """Good, bad and tag: encode("+ -")[1:] and encode("ки")[-1] on the model's card."""
 
 
-def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
-    """Return whether the checkpoint scores pairs by a template, as its files, its hub id `name` or the user state."""
+def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading: TokenizerReading | None) -> Card | None:
+    """Read the card of a checkpoint that scores pairs by a template. None if no file, hub id or user says that it does."""
+    implied = next((kind for kind, convention in CONVENTIONS.items() if name in convention.ids), None)
+    kind = None if has_modules(folder) else stated or implied
     if has_modules(folder):
         if stated is not None:
             raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)
@@ -67,27 +73,21 @@ def is_reranker(folder: Path, name: str, stated: RerankerName | None) -> bool:
         modalities, task = transformer.get("modality_config", dict, {}), transformer.data.get("transformer_task")
         is_cross_encoder = JsonFile.read_optional(folder, SENTENCE).data.get("model_type") == "CrossEncoder"
         is_scoring = is_cross_encoder or task == "sequence-classification"
-        return task == "text-generation" or (is_scoring and "message" in modalities)
-    return (stated or convention_of(name)) is not None
-
-
-def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading: TokenizerReading | None) -> Card:
-    """Read the card of a checkpoint for which `is_reranker` is true. Raises CheckpointError."""
-    config = read_config(folder)
+        if task != "text-generation" and not (is_scoring and "message" in modalities):
+            return None
+    elif kind is None:
+        return None
+    config = reader.read_config(folder)
     tokenizer = JsonFile.read_optional(folder, "tokenizer_config.json")
     tokenizer.require_values({"truncation_side": ("right", None)})
     if not has_modules(folder):
-        allow_auto_map(config)
-    config.ignore(*ACTIVATION_KEYS)
-    encoder = read_encoder(config)
+        common.allow_auto_map(config)
+    config.ignore(*classifiers.ACTIVATION_KEYS)
+    encoder = reader.read_encoder(config)
     max_length = modules.read_max_length(encoder, JsonFile.read_optional(folder, _FILE), tokenizer)
     tokenizer_card = read_tokenizer(folder, "", config, tokenizer, reading=reading, lowercase=False)
     card = Card(name, "", encoder, {}, max_length, tokenizer_card)
-    if has_modules(folder):
-        return _add_modules(card, folder, config, tokenizer)
-    kind = stated or convention_of(name)
-    assert kind is not None
-    return _add_convention(card, folder, config, kind)
+    return _add_modules(card, folder, config, tokenizer) if kind is None else _add_convention(card, folder, config, kind)
 
 
 def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerName) -> Card:
@@ -101,9 +101,9 @@ def _add_convention(card: Card, folder: Path, config: JsonFile, kind: RerankerNa
         heads = (head,) if convention.divisor == 1.0 else (head, DivideBy(convention.divisor))
     else:
         heads = _score(config, encoder)
-    activation = stated_activation(config, JsonFile("", {}), _SCORE_ACTIVATIONS)
+    activation = classifiers.stated_activation(config, JsonFile("", {}), _SCORE_ACTIVATIONS)
     activated = convention.activated if activation is None else activation == "sigmoid"
-    mode, template = read_stated_pooling(config) or "lasttoken", convention.template
+    mode, template = decoders.read_stated_pooling(config) or "lasttoken", convention.template
     limit = convention.max_length
     if template.body_length is not None:  # a token has at least one byte
         limit = template.body_length + sum(len(fill(text).encode()) for text in template.texts)
@@ -161,7 +161,7 @@ def _add_modules(card: Card, folder: Path, config: JsonFile, tokenizer: JsonFile
         raise CheckpointError(f"must begin with one Transformer, in this folder; is {rows}.", file=MODULES)
     task, variables, structured = _read_transformer(folder)
     sentence = modules.read_sentence(folder, "CrossEncoder", {"activation_fn"})
-    activation = stated_activation(config, sentence, _SCORE_ACTIVATIONS)
+    activation = classifiers.stated_activation(config, sentence, _SCORE_ACTIVATIONS)
     template = read_chat_template(folder, tokenizer, structured=structured, variables=variables)
     prompts, default = modules.read_prompts(sentence)
     if template.texts_with_instruction is None and any(prompts.values()):
@@ -174,7 +174,7 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     """Return the score of token logits, of transformers' classifier, or of modules after a model with neither."""
     kinds = [kind for kind, _ in rows[1:]]
     if task == "feature-extraction" and "LogitScore" not in kinds:
-        output = resolve_features(folder, rows[1:], tokens(encoder.hidden_size), "scores")
+        output = chained.resolve_features(folder, rows[1:], chained.tokens(encoder.hidden_size), "scores")
         if output.width != 1 or not output.include_prompt:
             message = f"{output.width} scores, or a prompt that is not pooled; the score of a pair is one number of all tokens."
             raise CheckpointError(message, file=MODULES)
@@ -183,7 +183,7 @@ def _read_output(folder: Path, rows: Rows, task: str, config: JsonFile, encoder:
     if kinds != (["LogitScore"] if is_causal else []) or is_causal != (task == "text-generation"):
         raise CheckpointError("must have a LogitScore if and only if the model is causal.", file=MODULES)
     head = (_read_logit_score(folder, rows[1][1], config, encoder),) if is_causal else _score(config, encoder)
-    return Output(1, modes=(read_stated_pooling(config) or "lasttoken",), head=head)
+    return Output(1, modes=(decoders.read_stated_pooling(config) or "lasttoken",), head=head)
 
 
 def _read_logit_score(folder: Path, path: str, config: JsonFile, encoder: Encoder) -> LogitScore:
@@ -222,3 +222,58 @@ def read_step_rewards(root: Path, config: JsonFile, encoder: Encoder) -> Output:
     good, bad, tag = (_token_id(root, token) for token in _STEP_TOKENS)
     logits = _read_token_logits(config, encoder, good, bad)
     return Output(1, rows="token", head=(logits,), activation="sigmoid", keep_ids=(tag,))
+
+
+_LIST_WIDTH: Final = 512
+_DOCUMENT, _QUERY = "<|embed_token|>", "<|rerank_token|>"
+_LIST_TEMPLATE: Final = ListTemplate(
+    opening=(
+        "<|im_start|>system\nYou are a search relevance expert who can determine a ranking of the passages based on how "
+        "relevant they are to the query. If the query is a question, how relevant a passage is depends on how well it answers "
+        "the question. If not, try to analyze the intent of the query and assess how well each passage satisfies the intent. "
+        "If an instruction is provided, you should follow the instruction when determining the ranking.<|im_end|>\n"
+        "<|im_start|>user\nI will provide you with {count} passages, each indicated by a numerical identifier. Rank the "
+        "passages based on their relevance to query: {query}\n"
+    ),
+    instruction="<instruct>\n{instruction}\n</instruct>\n",
+    document='<passage id="{index}">\n{document}' + _DOCUMENT + "\n</passage>\n",
+    closing=("<query>\n{query}" + _QUERY + "\n</query><|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"),
+    document_marker=_DOCUMENT,
+    query_marker=_QUERY,
+    max_query_tokens=512,
+    max_document_tokens=2048,
+    max_documents=125,
+)
+
+
+def is_listwise(folder: Path) -> bool:
+    names: object = JsonFile.read_optional(folder, "config.json").data.get("architectures")
+    return not has_modules(folder) and names == ["JinaForRanking"]
+
+
+def read_listwise(folder: Path, name: str, reading: TokenizerReading | None) -> Card:
+    """Read the card of a checkpoint for which `is_listwise` is true. Raises CheckpointError."""
+    config = JsonFile.read(folder, "config.json")
+    files = JsonFile.read_optional(folder, "tokenizer_config.json")
+    common.allow_auto_map(config)
+    encoder = reader.read_encoder(config)
+    if not encoder.causal or any(layer.window is not None for layer in encoder.layers):
+        raise config.error("is not jina-reranker-v3's, whose layers all see what came before.", "layer_types")
+    tokenizer = read_tokenizer(folder, "", config, files, reading=reading, lowercase=False)
+    ids, _ = read_vocabulary(folder, tokenizer, encoder.vocab_size)
+    for marker in (_DOCUMENT, _QUERY):
+        if marker not in ids:
+            message = f"has no token {marker!r}, without which there is no score."
+            raise CheckpointError(message, file="tokenizer.json", key="model")
+    inner = encoder.hidden_size // 2
+    projector = (
+        Dense(None, "projector.0", encoder.hidden_size, inner, bias=False, activation="relu"),
+        Dense(None, "projector.2", inner, _LIST_WIDTH, bias=False, activation="identity"),
+    )
+    keep_ids = (ids[_DOCUMENT], ids[_QUERY])
+    vectors = Output(
+        _LIST_WIDTH, rows="token", token_head=projector, activation="normalize", activated=False, keep_ids=keep_ids
+    )
+    outputs: dict[OutputName, Output] = {"scores": Output(1, rows="none"), "multi_vector": vectors}
+    max_length = modules.read_max_length(encoder, JsonFile.read_optional(folder, "sentence_bert_config.json"), files)
+    return Card(name, "", encoder, outputs, max_length, tokenizer, list_template=_LIST_TEMPLATE)

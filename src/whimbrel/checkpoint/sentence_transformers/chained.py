@@ -52,10 +52,10 @@ def finish_output(folder: Path, features: Features, rows: Rows, max_entries: int
 
 def cut_output(dense: Output, sentence: JsonFile) -> Output:
     """Truncate dense vectors to `truncate_dim`, after all modules and without normalising again."""
-    if sentence.data.get("truncate_dim") is None:
+    if not (width := sentence.positive("truncate_dim", 0)):
         return dense
     head = (*dense.head, Normalize()) if dense.activated else dense.head
-    return replace(dense, head=head, activated=False, default_width=min(sentence.positive("truncate_dim"), dense.width))
+    return replace(dense, head=head, activated=False, default_width=min(width, dense.width))
 
 
 def resolve_features(

@@ -1,17 +1,22 @@
 """Settings files of Sentence Transformers.
 
-Reads modules.json, config_sentence_transformers.json (the whole model) and sentence_bert_config.json (its Transformer).
+Reads modules.json, config_sentence_transformers.json (whole model) and sentence_bert_config.json (its Transformer). A Router
+sends queries and documents through different modules. It stands first, or after a model that its routes share, and
+`checkpoint/reader.py` reads a route like any list of modules.
 
-Sources: sentence_transformers/base/model.py and base/modules/transformer.py (6.2); both layouts, up to 5.3 and since 5.4.
+Sources: sentence_transformers/base/model.py and base/modules/{transformer,router}.py (6.2), both layouts, up to 5.3 and since
+5.4; of INSTRUCTOR, InstructorEmbedding/instructor.py (1.0.1) and sentence_transformers/sentence_transformer/model.py.
 """
 
+import ast
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, TypeAlias, cast
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file, read_json
+from whimbrel.checkpoint.json_file import Fixed, JsonFile, find_file, read_json
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder
+from whimbrel.types.request import InputType
 
 MODULES, SENTENCE = "modules.json", "config_sentence_transformers.json"
 
@@ -29,6 +34,10 @@ WITH_TASKS: Final = "custom_st.Transformer"
 _INSTRUCTOR: Final = "InstructorEmbedding"
 """Package with a Transformer and a Pooling of its own. Old files name only the module of a class."""
 _OWN: Final = ("Transformer", "Pooling")
+OWN_LENGTH: Final = 512
+"""Limit in tokens per text of the package's classes, whatever the files say."""
+_INSTRUCTORS: Final = frozenset(f"instructor-{size}" for size in ("base", "large", "xl"))
+"""Models of hkunlp whose files do not say that prompts are not pooled; Sentence Transformers knows these ids."""
 KINDS: Final[Mapping[str, str]] = {
     "sentence_transformers.models.Asym": "Router",
     **kinds_of("models", "Router StaticEmbedding StaticEmbedding.StaticEmbedding Transformer"),
@@ -58,6 +67,22 @@ def has_own_classes(folder: Path) -> bool:
     return any(kind.partition(".")[0] == _INSTRUCTOR for kind in stated_classes(folder))
 
 
+def is_instructor(folder: Path, name: str, rows: Rows, encoder: Encoder) -> bool:
+    """Return whether prompts are INSTRUCTOR's. Raises CheckpointError if neither modules.json nor the name nor a key tells."""
+    if has_own_classes(folder):
+        return True
+    last = name.rpartition("/")[2].lower()
+    pooling = next((path for kind, path in rows if kind == "Pooling"), None)
+    if "instructor" not in last or pooling is None or encoder.family not in ("t5", "t5_gated"):
+        return False
+    stated = JsonFile.read(folder, f"{pooling}/config.json")
+    if stated.data.get("include_prompt") is not None or last in _INSTRUCTORS:
+        return stated.get("include_prompt", bool, False) is False
+    message = f"is missing. {name} seems to be an INSTRUCTOR, whose prompts are not pooled."
+    hint = f"add the key to {pooling}/config.json: false for an INSTRUCTOR, true for another model; or see {MODULES}"
+    raise stated.error(message, "include_prompt", hint)
+
+
 def has_modules(folder: Path) -> bool:
     return (folder / MODULES).exists()
 
@@ -76,18 +101,18 @@ def _read_row(folder: Path, row: JsonFile, kinds: Mapping[str, str]) -> tuple[st
     row.reject_unknown_keys({"idx", "name", "path", "type", "kwargs"})
     arguments = (["task"], ["task", "truncate_dim"]) if row.data.get("type") == WITH_TASKS else ()
     row.require_values({"kwargs": (*arguments, [], {}, None)})
-    path = module_path(folder, "", row, "path", row.get("path", str))
-    return module_kind(row, "type", row.data.get("type"), kinds), path
+    path = _path(folder, "", row, "path", row.get("path", str))
+    return _kind(row, "type", row.data.get("type"), kinds), path
 
 
-def module_kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str]) -> str:
+def _kind(file: JsonFile, key: str, value: object, kinds: Mapping[str, str]) -> str:
     """Return the kind of a module whose class is `value`. Raises CheckpointError, which names kinds, not all classes."""
     if isinstance(value, str) and value in kinds:
         return kinds[value]
     raise file.error(f"{value!r:.120} is not supported; supported: {', '.join(dict.fromkeys(kinds.values()))}.", key)
 
 
-def module_path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
+def _path(folder: Path, parent: str, file: JsonFile, key: str, name: str) -> str:
     """Return the path of the module `name` in `folder`. Raises CheckpointError if it leads out of the folder."""
     if name.startswith(("/", "\\")) or ".." in Path(name).parts:
         raise file.error(f"{name!r} leads out of the checkpoint's folder.", key)
@@ -100,7 +125,7 @@ _TRANSFORMER_FILES: Final = [
     f"sentence_{model}_config.json" for model in "bert roberta distilbert camembert albert xlm-roberta xlnet".split()
 ]
 _METHOD: Final = {"method": "forward", "method_output_name": "last_hidden_state"}
-_FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
+_FEATURES: Final[Fixed] = {
     "transformer_task": ("feature-extraction", None),
     # with "message" beside it every text goes through the chat template: see WITH_CHAT
     "modality_config": ({"text": _METHOD}, None),
@@ -109,12 +134,8 @@ _FEATURES: Final[Mapping[str, tuple[object, ...]]] = {
     **dict.fromkeys(("query_length", "document_length", "query_expansion"), (None,)),
 }
 """Supported settings of a Transformer that gives hidden states."""
-WITH_CHAT: Final[Mapping[str, tuple[object, ...]]] = {
-    "modality_config": (
-        *_FEATURES["modality_config"],
-        *({"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")),
-    )
-}
+_CHATS: Final = [{"text": _METHOD, "message": {**_METHOD, "format": kind}} for kind in ("flat", "structured")]
+WITH_CHAT: Final[Fixed] = {"modality_config": (*_FEATURES["modality_config"], *_CHATS)}
 """Supported settings of a Transformer that may put each text into the chat template, as a message of a user."""
 _NO_VARIABLES: Final = """
     padding truncation max_length return_tensors restore_suffix tokenize messages tools documents chat_template task
@@ -127,13 +148,8 @@ _INERT_ARGUMENTS: Final = frozenset({"attn_implementation", "dtype", "torch_dtyp
 """Arguments that do not matter: Whimbrel runs no custom code, and the user chooses dtype and kernels."""
 
 
-def read_transformer(
-    folder: Path, *, used: Collection[str] = (), stated: Mapping[str, tuple[object, ...]] | None = None
-) -> JsonFile:
-    """Return the settings of the Transformer in `folder`, checked except for the keys `used` by the caller.
-
-    `stated`: supported values of a Transformer that does not give hidden states.
-    """
+def read_transformer(folder: Path, *, used: Collection[str] = (), stated: Fixed | None = None) -> JsonFile:
+    """Return the settings in `folder`, checked except for the keys `used`. `stated`: values if it gives no hidden states."""
     file = next((name for name in _TRANSFORMER_FILES if (folder / name).exists()), _TRANSFORMER_FILES[0])
     config = JsonFile.read_optional(folder, file)
     fixed = {key: values for key, values in {**_FEATURES, **(stated or {})}.items() if key not in used}
@@ -160,17 +176,14 @@ def read_chat_format(transformer: JsonFile) -> tuple[bool, Mapping[str, Any]] | 
 
 def read_max_length(encoder: Encoder, transformer: JsonFile, tokenizer: JsonFile) -> int:
     """Return the maximum tokens per text by Sentence Transformers' rule, capped at the model's positions."""
-    if transformer.data.get("max_seq_length") is not None:
-        stated = transformer.positive("max_seq_length")
-    else:
-        key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
-        stated = tokenizer.get(key, float, float(encoder.max_positions))
-        if stated < 1:
-            raise tokenizer.error(f"must be positive, is {stated}.", key)
+    key = "model_max_length" if "model_max_length" in tokenizer.data else "max_len"
+    stated = transformer.positive("max_seq_length", 0) or tokenizer.get(key, float, float(encoder.max_positions))
+    if stated < 1:
+        raise tokenizer.error(f"must be positive, is {stated}.", key)
     return int(min(stated, encoder.max_positions))
 
 
-KNOWN_SENTENCE: Final = frozenset(
+KNOWN_SENTENCE: Final = (
     "__version__ default_prompt_name model_type prompts requirements similarity_fn_name truncate_dim".split()
 )
 """Keys of config_sentence_transformers.json for all kinds of models."""
@@ -209,6 +222,63 @@ def read_prompts(config: JsonFile) -> tuple[dict[str, str], str | None]:
     return prompts, config.data.get("default_prompt_name")
 
 
-def read_max_entries(config: JsonFile) -> int:
-    """Return the maximum entries of a sparse vector, or 0 if config_sentence_transformers.json states none."""
-    return config.positive("max_active_dims") if config.data.get("max_active_dims") is not None else 0
+_ROUTER_FILES: Final = ("router_config.json", "config.json")
+_TASKS: Final[tuple[InputType | None, ...]] = (None, "query", "document")
+
+
+def read_router(folder: Path, path: str) -> tuple[dict[str, Rows], dict[InputType | None, str]]:
+    """Return (route -> its modules; input type, or None for texts without one -> route). Raises CheckpointError."""
+    name = next((name for name in _ROUTER_FILES if (folder / path / name).exists()), _ROUTER_FILES[0])
+    config = JsonFile.read(folder, f"{path}/{name}" if path else name)
+    config.reject_unknown_keys({"types", "structure", "parameters"})
+    types = cast(dict[str, object], config.get("types", dict))
+    kinds = {module: _kind(config, "types", kind, KINDS) for module, kind in types.items()}
+    rows = dict[str, Rows]()
+    for route, names in cast(dict[str, object], config.get("structure", dict)).items():
+        if not isinstance(names, list) or any(name not in kinds for name in cast(list[object], names)):
+            raise config.error(f"{route} must be a list of modules that have a type, is {names!r:.80}.", "structure")
+        rows[route] = [(kinds[name], _path(folder, path, config, "structure", name)) for name in cast(list[str], names)]
+    if not rows:
+        raise config.error("names no route.", "structure")
+    route_of = _route_of(JsonFile(config.name, config.get("parameters", dict, {})), list(rows))
+    if unreachable := rows.keys() - set(route_of.values()):
+        raise config.error(f"no query and no document takes the route {min(unreachable)!r}.", "structure")
+    return rows, route_of
+
+
+def _route_of(parameters: JsonFile, routes: list[str]) -> dict[InputType | None, str]:
+    """Return the route of each input type, in the Router's order: mapping, name of task or modality, default."""
+    parameters.reject_unknown_keys({"allow_empty_key", "default_route", "route_mappings"})
+    mapped = _mappings(parameters, routes)
+    default = parameters.data.get("default_route")
+    if default is None and parameters.get("allow_empty_key", bool, True):
+        default = routes[0]
+    if default is not None and default not in routes:
+        raise parameters.error(f"{default!r} is no route; routes: {', '.join(routes)}.", "default_route")
+    route_of = dict[InputType | None, str]()
+    for task in _TASKS:
+        keys = ((task, "text"), (task, None), (None, "text"), (None, None))
+        choices = [mapped[key] for key in keys if key in mapped]
+        choices += [route for route in (task, "text") if route in routes]
+        if task is None and isinstance(default, str):
+            choices.append(default)
+        if choices:
+            route_of[task] = choices[0]
+    return route_of
+
+
+def _mappings(parameters: JsonFile, routes: list[str]) -> dict[tuple[object, object], str]:
+    """Return the mapping of (task, modality) to route. A key is a tuple as Python prints it."""
+    key = "route_mappings"
+    routes_by_pair = dict[tuple[object, object], str]()
+    for text, route in cast(dict[str, object], parameters.get(key, dict, {})).items():
+        try:
+            pair: object = ast.literal_eval(text)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            pair = None
+        if not isinstance(pair, tuple) or len(cast(tuple[object, ...], pair)) != 2:
+            raise parameters.error(f"{text!r:.80} is no pair of a task and a modality.", key)
+        if not isinstance(route, str) or route not in routes:
+            raise parameters.error(f"{route!r:.80} is no route; routes: {', '.join(routes)}.", key)
+        routes_by_pair[cast(tuple[object, object], pair)] = route
+    return routes_by_pair

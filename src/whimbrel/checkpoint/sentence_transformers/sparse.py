@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from whimbrel.checkpoint.json_file import JsonFile, find_file
+from whimbrel.checkpoint.json_file import Fixed, JsonFile, find_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.checkpoint.torch_zip import tensor_shapes
 from whimbrel.errors import CheckpointError
 from whimbrel.types.card import Encoder, Output, TokenizerCard
 from whimbrel.types.heads import Activation, Dense, LayerNorm, MlmHead
 
-FILL_MASK: Final[Mapping[str, tuple[object, ...]]] = {
+FILL_MASK: Final[Fixed] = {
     "transformer_task": ("fill-mask",),
     "modality_config": ({"text": {"method": "forward", "method_output_name": "logits"}}, None),
 }
@@ -44,13 +44,10 @@ class _LanguageHead:
 
 
 _LM_HEAD: Final = _LanguageHead("lm_head.dense", "lm_head.layer_norm", "lm_head.decoder", "lm_head.bias")
+_CLS: Final = "cls.predictions"
 _HEADS: Final[Mapping[str, _LanguageHead]] = {
     "bert": _LanguageHead(
-        "cls.predictions.transform.dense",
-        "cls.predictions.transform.LayerNorm",
-        "cls.predictions.decoder",
-        "cls.predictions.bias",
-        activation=None,
+        f"{_CLS}.transform.dense", f"{_CLS}.transform.LayerNorm", f"{_CLS}.decoder", f"{_CLS}.bias", activation=None
     ),
     "roberta": _LM_HEAD,
     "mpnet": _LM_HEAD,
@@ -79,7 +76,7 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
         vocabulary=MlmHead(
             weight=f"{names.decoder}.weight",
             table=names.table if config.get("tie_word_embeddings", bool, True) else None,
-            biases=biases if _has_bias(config, "decoder_bias", default=True) else (),
+            biases=biases if encoder.family != "modernbert" or config.get("decoder_bias", bool, True) else (),
             in_features=encoder.embedding_size,
             out_features=encoder.vocab_size,
             strategy=pooling.choice("pooling_strategy", strategies, "max"),
@@ -92,19 +89,14 @@ def read_splade(config: JsonFile, encoder: Encoder, pooling: JsonFile, max_entri
 def _transform(config: JsonFile, encoder: Encoder, names: _LanguageHead) -> tuple[()] | tuple[Dense, LayerNorm]:
     if names.dense is None:
         return ()
-    if encoder.family == "modernbert":
+    bias, activation = True, names.activation or encoder.activation
+    if encoder.family == "modernbert":  # whose config alone states biases
         config.require_values({"classifier_activation": ("gelu", None)})
-    bias = _has_bias(config, "classifier_bias", default=encoder.family != "modernbert")
-    activation = names.activation or encoder.activation
+        bias = config.get("classifier_bias", bool, False)
     return (
         Dense(None, names.dense, encoder.hidden_size, encoder.embedding_size, bias=bias, activation=activation),
         LayerNorm(None, names.norm, encoder.embedding_size, encoder.norm_eps, encoder.norm_bias),
     )
-
-
-def _has_bias(config: JsonFile, key: str, *, default: bool) -> bool:
-    """Return whether a layer has a bias. Only ModernBERT's config states it; other models have one."""
-    return config.data.get("model_type") != "modernbert" or config.get(key, bool, default)
 
 
 _SPARSE, _COLBERT = "sparse_linear.pt", "colbert_linear.pt"

@@ -20,8 +20,7 @@ from msgspec import DecodeError
 
 from whimbrel.checkpoint.config.common import NO_LAYERS
 from whimbrel.checkpoint.json_file import JsonFile, find_file
-from whimbrel.checkpoint.sentence_transformers import modules
-from whimbrel.checkpoint.sentence_transformers.chained import cut_output, finish_output
+from whimbrel.checkpoint.sentence_transformers import chained, modules
 from whimbrel.checkpoint.summary import read_shapes
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
@@ -51,24 +50,20 @@ def read_static_card(folder: Path, name: str, rows: modules.Rows, reading: Token
     kind, path = rows[0]
     path = Path(path).as_posix() if Path(path).parts else ""
     sentence = modules.read_sentence(folder, modules.model_kind(rows))
-    max_entries = modules.read_max_entries(sentence)
+    max_entries = sentence.positive("max_active_dims", 0)
     if kind == "SparseStaticEmbedding":
         encoder, tokenizer, max_length, entries = _read_sparse_table(folder, path, reading)
         outputs: dict[OutputName, Output] = {"sparse": replace(entries, max_entries=max_entries)}
     else:
         encoder, tokenizer, max_length, normalized = _read_table(folder / path)
         mean = Output(encoder.hidden_size, modes=("mean",), activation="normalize", activated=False)
-        outputs = finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
+        outputs = chained.finish_output(folder, {"sentence_embedding": mean}, rows[1:], max_entries)
         if (dense := outputs.get("dense")) is not None:
-            outputs["dense"] = cut_output(dense if normalized is None else replace(dense, activated=normalized), sentence)
-    prompts, default_prompt_name = modules.read_prompts(sentence)
-    return replace(
-        Card(name, path, encoder, outputs, max_length, tokenizer),
-        prompts=prompts,
-        default_prompt_name=default_prompt_name,
-        matryoshka=sentence.data.get("truncate_dim") is not None,
-        similarity=sentence.data.get("similarity_fn_name"),
-    )
+            dense = dense if normalized is None else replace(dense, activated=normalized)
+            outputs["dense"] = chained.cut_output(dense, sentence)
+    card = Card(name, path, encoder, outputs, max_length, tokenizer, *modules.read_prompts(sentence))
+    is_cut = sentence.data.get("truncate_dim") is not None
+    return replace(card, matryoshka=is_cut, similarity=sentence.data.get("similarity_fn_name"))
 
 
 def _read_table(root: Path) -> tuple[Encoder, TokenizerCard, int, bool | None]:

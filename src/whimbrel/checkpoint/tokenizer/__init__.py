@@ -1,2 +1,1 @@
-"""Readers of a checkpoint's tokenizer files: settings (`config.py`), their reading (`reading.py`), and what it makes of
-tokenizer.json (`contents.py`)."""
+"""Readers of a checkpoint's tokenizer files: settings, their reading, and the tokenizer.json that follows."""

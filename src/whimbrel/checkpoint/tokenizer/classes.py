@@ -9,6 +9,7 @@ Source: transformers/tokenization_utils_tokenizers.py and models/*/tokenization_
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, NamedTuple, cast, get_args
 
 from whimbrel.checkpoint.json_file import JSON
@@ -39,8 +40,9 @@ def read_as_class(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:
     The model embeds `vocab_size` tokens. An added token outside the vocabulary gets an id if there is one below `vocab_size`.
     """
     tokens, added = read_tokens(file, card, vocab_size)
-    build = _DEFINITIONS[card.tokenizer_class].build
-    return lowercased(file | (build(file, card, tokens) if build else {}) | {"added_tokens": added}, card)
+    kind = _DEFINITIONS[card.tokenizer_class]
+    frame = {"post_processor": template(*kind.frame, tokens)} if kind.frame else {}
+    return lowercased(file | frame | (kind.build(file, card, tokens) if kind.build else {}) | {"added_tokens": added}, card)
 
 
 def lowercased(built: JSON, card: TokenizerCard) -> JSON:
@@ -87,7 +89,6 @@ def _bert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
         "normalizer": normalizer | {"strip_accents": card.strip_accents, "lowercase": card.do_lower_case},
         "pre_tokenizer": {"type": "BertPreTokenizer"},
         "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": True},
-        "post_processor": template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
@@ -100,27 +101,29 @@ def _roberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     return _gpt2(file, card, tokens) | {"post_processor": post_processor}
 
 
-def _xlm_roberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
-    return _unigram(file, 3, _prepend_scheme(card)) | {"post_processor": template("bos A eos", "bos A eos eos B eos", tokens)}
-
-
-def _t5(file: JSON, _: TokenizerCard, tokens: Tokens) -> JSON:
-    return _unigram(file, 2, "always") | {"post_processor": template("A eos", "A eos B eos", tokens)}
+def _unigram(file: JSON, card: TokenizerCard, _: Tokens, unk_id: int, *, always: bool = False) -> JSON:
+    """Return the parts that classes with a SentencePiece model have in common. `always`: a space comes first in any case."""
+    words = metaspace("never" if card.add_prefix_space is False and not always else "always", split=True)
+    return {
+        "model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False}),
+        "normalizer": _charsmap(file.get("normalizer")),
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]},
+        "decoder": words,
+    }
 
 
 def _camembert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     unk = tokens.name("unk")
-    unk_id = next((i for i, (token, _) in enumerate(file["model"]["vocab"]) if token == unk), 0)
-    return _xlm_roberta(file, card, tokens) | {"model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False})}
+    return _unigram(file, card, tokens, next((i for i, (token, _) in enumerate(file["model"]["vocab"]) if token == unk), 0))
 
 
 def _albert(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
     quotes = [{"type": "Replace", "pattern": {"String": quote}, "content": '"'} for quote in ("``", "''")]
     steps: list[JSON | None] = [*quotes, {"type": "NFKD"}, {"type": "StripAccents"}]
     steps += [{"type": "Lowercase"} if card.do_lower_case else None, _charsmap(file.get("normalizer"))]
-    return _unigram(file, 1, _prepend_scheme(card)) | {
+    return _unigram(file, card, tokens, 1) | {
         "normalizer": {"type": "Sequence", "normalizers": [step for step in steps if step is not None]},
-        "post_processor": file.get("post_processor") or template("cls A sep", "cls A sep B:1 sep:1", tokens),
+        "post_processor": file.get("post_processor") or template(*_CLS_SEP, tokens),
     }
 
 
@@ -131,16 +134,13 @@ def _deberta(file: JSON, card: TokenizerCard, tokens: Tokens) -> JSON:
         raise CheckpointError(f"holds no {unk!r} with the score 0.", file="tokenizer.json", key="model")
     spaces = {"type": "Replace", "pattern": {"Regex": r"\s{2,}|[\n\r\t]"}, "content": " "}
     steps: list[JSON] = [{"type": "Lowercase"}] if card.do_lower_case else []
+    steps += [spaces, {"type": "NFC"}, {"type": "Strip", "strip_left": False, "strip_right": True}]
     marks: list[JSON] = [{"type": "Punctuation", "behavior": "Isolated"}] if card.split_by_punct else []
     words = metaspace("first" if card.add_prefix_space is False else "always", split=True)
-    return _unigram(file, unk_id, "always") | {
-        "normalizer": {
-            "type": "Sequence",
-            "normalizers": [*steps, spaces, {"type": "NFC"}, {"type": "Strip", "strip_left": False, "strip_right": True}],
-        },
+    return _unigram(file, card, tokens, unk_id) | {
+        "normalizer": {"type": "Sequence", "normalizers": steps},
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*marks, words]},
         "decoder": words,
-        "post_processor": template("cls A sep", "cls A sep B:1 sep:1", tokens),
     }
 
 
@@ -190,35 +190,34 @@ class _Definition(NamedTuple):
     """Kind of vocabulary that the class reads; None: any."""
     tokens: Mapping[str, str]
     """Default special tokens by role."""
+    frame: tuple[str, str] | None = None
+    """Special tokens of a text and of a pair, as `template` takes them, unless `build` gives a post-processor."""
 
 
 _BYTES, _PIECES = "byte-level BPE", "BPE over pieces"
 _SPACES: Final = {_BYTES: "\u0120", _PIECES: SPACE}
 """Kind of BPE -> sign for a space in its tokens."""
 _FAIRSEQ: Final = dict(zip(_ROLES, "<s> </s> <unk> </s> <pad> <s> <mask>".split(), strict=True))
+_BRACKETS: Final = dict(zip(_ROLES, "[CLS] [SEP] [UNK] [SEP] [PAD] [CLS] [MASK]".split(), strict=True))
+_OF_BERT: Final = {role: token for role, token in _BRACKETS.items() if role not in ("bos", "eos")}
+_OF_T5: Final = {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}
+_CLS_SEP: Final = ("cls A sep", "cls A sep B:1 sep:1")
+_BOS_EOS: Final = ("bos A eos", "bos A eos eos B eos")
 _ENDOFTEXT: Final = "<|endoftext|>"
 _DEFINITIONS: Final[Mapping[TokenizerClass, _Definition]] = {
     "tokenizer.json": _Definition(None, None, {}),
-    "AlbertTokenizer": _Definition(
-        _albert, "Unigram", dict(zip(_ROLES, "[CLS] [SEP] <unk> [SEP] <pad> [CLS] [MASK]".split(), strict=True))
-    ),
-    "BertTokenizer": _Definition(
-        _bert, "WordPiece", {"unk": "[UNK]", "sep": "[SEP]", "pad": "[PAD]", "cls": "[CLS]", "mask": "[MASK]"}
-    ),
-    "CamembertTokenizer": _Definition(_camembert, "Unigram", _FAIRSEQ),
-    "DebertaV2Tokenizer": _Definition(
-        _deberta, "Unigram", dict(zip(_ROLES, "[CLS] [SEP] [UNK] [SEP] [PAD] [CLS] [MASK]".split(), strict=True))
-    ),
+    "AlbertTokenizer": _Definition(_albert, "Unigram", _BRACKETS | {"unk": "<unk>", "pad": "<pad>"}),
+    "BertTokenizer": _Definition(_bert, "WordPiece", _OF_BERT, _CLS_SEP),
+    "CamembertTokenizer": _Definition(_camembert, "Unigram", _FAIRSEQ, _BOS_EOS),
+    "DebertaV2Tokenizer": _Definition(_deberta, "Unigram", _BRACKETS, _CLS_SEP),
     "GPT2Tokenizer": _Definition(_gpt2, _BYTES, dict.fromkeys(("bos", "eos", "unk"), _ENDOFTEXT)),
-    "GemmaTokenizer": _Definition(
-        _gemma, _PIECES, {"bos": "<bos>", "eos": "<eos>", "unk": "<unk>", "pad": "<pad>", "mask": "<mask>"}
-    ),
+    "GemmaTokenizer": _Definition(_gemma, _PIECES, {role: f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")}),
     "LlamaTokenizer": _Definition(_llama, _PIECES, {"bos": "<s>", "eos": "</s>", "unk": "<unk>"}),
     "MPNetTokenizer": _Definition(_mpnet, "WordPiece", _FAIRSEQ | {"unk": "[UNK]"}),
     "Qwen2Tokenizer": _Definition(_qwen2, _BYTES, dict.fromkeys(("eos", "unk", "pad"), _ENDOFTEXT)),
     "RobertaTokenizer": _Definition(_roberta, _BYTES, _FAIRSEQ),
-    "T5Tokenizer": _Definition(_t5, "Unigram", {"eos": "</s>", "unk": "<unk>", "pad": "<pad>"}),
-    "XLMRobertaTokenizer": _Definition(_xlm_roberta, "Unigram", _FAIRSEQ),
+    "T5Tokenizer": _Definition(partial(_unigram, unk_id=2, always=True), "Unigram", _OF_T5, ("A eos", "A eos B eos")),
+    "XLMRobertaTokenizer": _Definition(partial(_unigram, unk_id=3), "Unigram", _FAIRSEQ, _BOS_EOS),
 }
 
 
@@ -255,29 +254,12 @@ def _byte_level(card: TokenizerCard, *, use_regex: bool) -> JSON:
     return {"type": "ByteLevel", **flags}
 
 
-def _unigram(file: JSON, unk_id: int, prepend_scheme: str) -> JSON:
-    """Return the parts that classes with a SentencePiece model have in common, without the post-processor."""
-    words = metaspace(prepend_scheme, split=True)
-    return {
-        "model": _model(file, "Unigram", {"unk_id": unk_id, "byte_fallback": False}),
-        "normalizer": _charsmap(file.get("normalizer")),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, words]},
-        "decoder": words,
-    }
-
-
-def _prepend_scheme(card: TokenizerCard) -> str:
-    return "never" if card.add_prefix_space is False else "always"
-
-
 def _bytes_decoder(*, strips: bool) -> JSON:
     """Return the decoder of pieces that may be bytes. `strips`: remove the space before the first word."""
     steps: list[JSON] = [{"type": "Replace", "pattern": {"String": SPACE}, "content": " "}]
     steps += [{"type": "ByteFallback"}, {"type": "Fuse"}]
-    return {
-        "type": "Sequence",
-        "decoders": [*steps, *([{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if strips else [])],
-    }
+    steps += [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if strips else []
+    return {"type": "Sequence", "decoders": steps}
 
 
 def metaspace(scheme: str, *, split: bool) -> JSON:
@@ -305,6 +287,16 @@ def template(single: str, pair: str, tokens: Tokens) -> JSON:
         "pair": [piece(word) for word in pair.split()],
         "special_tokens": {name: {"id": name, "ids": [number], "tokens": [name]} for name, number in ids.items()},
     }
+
+
+def flags_template(flags: tuple[bool, bool], tokens: Tokens) -> JSON:
+    """Return the post-processor that adds the tokens of `add_bos_token` and `add_eos_token`. Raises CheckpointError."""
+    begins, ends = flags
+
+    def around(text: str, type_id: str) -> str:
+        return f"{f'bos{type_id} ' if begins else ''}{text}{type_id}{f' eos{type_id}' if ends else ''}"
+
+    return template(around("A", ""), f"{around('A', '')} {around('B', ':1')}", tokens)
 
 
 def _charsmap(normalizer: JSON | None) -> JSON | None:

@@ -130,6 +130,8 @@ def read_tokenizer(
     roles, extra = _special_tokens(root, tokenizer, legacy=added is None)
     if kind == "T5Tokenizer":
         extra = _with_sentinels(tokenizer, extra or ())
+    if tokenizer.data.get("add_prefix_space", True) is None and kind in _NEED_A_SPACE_FLAG:
+        raise tokenizer.error("null is not supported; must be true, false or absent.", "add_prefix_space")
     card = TokenizerCard(
         tokenizer_class=kind,
         truncate=tokenizer.choice("truncation_side", sides, str(truncation.get("direction", "right")).lower()),
@@ -137,7 +139,7 @@ def read_tokenizer(
         do_lower_case=tokenizer.get("do_lower_case", bool, kind != "DebertaV2Tokenizer"),
         strip_accents=tokenizer.get("strip_accents", bool, None),
         tokenize_chinese_chars=tokenizer.get("tokenize_chinese_chars", bool, True),
-        add_prefix_space=_add_prefix_space(tokenizer, kind),
+        add_prefix_space=tokenizer.get("add_prefix_space", bool, None),
         legacy=tokenizer.get("legacy", bool, False),
         split_by_punct=tokenizer.get("split_by_punct", bool, False),
         ends=_ends(tokenizer),
@@ -202,20 +204,10 @@ def _ends(tokenizer: JsonFile) -> bool:
     return tokenizer.get("add_eos_token", bool, False)
 
 
-def _add_prefix_space(tokenizer: JsonFile, kind: TokenizerClass) -> bool | None:
-    key = "add_prefix_space"
-    if tokenizer.data.get(key, True) is None and kind in _NEED_A_SPACE_FLAG:
-        raise tokenizer.error("null is not supported; must be true, false or absent.", key)
-    return tokenizer.get(key, bool, None)
-
-
 def _special_tokens(
     root: Path, tokenizer: JsonFile, *, legacy: bool
 ) -> tuple[Mapping[str, AddedToken | None], tuple[AddedToken, ...] | None]:
-    """Return (role -> special token, with custom roles last; special tokens without a role, or None if not stated).
-
-    `legacy`: tokenizer_config.json lists no added tokens, so special_tokens_map.json overrides it.
-    """
+    """Return (role -> special token, custom roles last; those without a role). `legacy`: special_tokens_map.json overrides."""
     old_key, key = _EXTRA
     stated = dict(tokenizer.data)
     if old_key in stated and not stated.get(key):
@@ -279,12 +271,11 @@ def _token(tokenizer: JsonFile, key: str, value: Any) -> AddedToken | None:
 
 def _added_tokens(tokenizer: JsonFile) -> tuple[AddedToken, ...]:
     key = "added_tokens_decoder"
-    tokens: dict[int, AddedToken] = {}
-    for number, fields in cast(JSON, tokenizer.get(key, dict)).items():
+    tokens = cast(JSON, tokenizer.get(key, dict))
+    for number, fields in tokens.items():
         if not number.isdigit() or not isinstance(fields, dict) or not isinstance(cast(JSON, fields).get("content"), str):
             raise tokenizer.error(f"{number}: {fields!r} is no added token.", key)
-        tokens[int(number)] = {"id": int(number), **_flags(cast(JSON, fields))}
-    return tuple(tokens[number] for number in sorted(tokens))
+    return tuple({"id": int(number), **_flags(tokens[number])} for number in sorted(tokens, key=int))
 
 
 def _flags(fields: JSON) -> AddedToken:

@@ -38,10 +38,11 @@ def check_growth(file: JSON) -> None:
     for part in ("normalizer", "decoder"):
         growth = _growth(list(steps_of(file, part)))
         if growth > _MAX_GROWTH:
-            raise _error(f"makes of one character up to {growth:,.0f}; the limit is {_MAX_GROWTH}.", part)
+            message = f"makes of one character up to {growth:,.0f}; the limit is {_MAX_GROWTH}."
+            raise CheckpointError(message, file=_FILE, key=part)
     kinds = [step.get("type") for step in steps_of(file, "pre_tokenizer")]
     if kinds.count("ByteLevel") > _MAX_BYTE_LEVELS or kinds.count("Metaspace") > _MAX_PREPENDING:
-        raise _error("lengthens the words of a text again and again.", "pre_tokenizer")
+        raise CheckpointError("lengthens the words of a text again and again.", file=_FILE, key="pre_tokenizer")
     for step in steps_of(file, "post_processor"):
         for name in ("single", "pair"):
             _check_template(step, name)
@@ -129,8 +130,5 @@ def _check_template(step: JSON, name: str) -> None:
     known: JSON = step.get("special_tokens") or {}
     added = sum(len(known.get(each, {}).get("ids", ())) for kind, each in named if kind == "SpecialToken")
     if len(set(texts)) < len(texts) or added > _MAX_SPECIAL:
-        raise _error(f"{name} holds a text twice, or {added:,} tokens; the limit is {_MAX_SPECIAL}.", "post_processor")
-
-
-def _error(message: str, part: str) -> CheckpointError:
-    return CheckpointError(message, file=_FILE, key=part)
+        message = f"{name} holds a text twice, or {added:,} tokens; the limit is {_MAX_SPECIAL}."
+        raise CheckpointError(message, file=_FILE, key="post_processor")

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from whimbrel.checkpoint.json_file import JSON, JsonFile
-from whimbrel.checkpoint.tokenizer.classes import CLASSES, read_tokens
-from whimbrel.checkpoint.tokenizer.version4 import flags_template
+from whimbrel.checkpoint.tokenizer.classes import CLASSES, flags_template, read_tokens
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerReading
 
@@ -29,11 +28,8 @@ Frame: TypeAlias = tuple[int | str, ...]
 _FILE, _SENTENCE = "tokenizer.json", "config_sentence_transformers.json"
 _FLAGS: Final = ("add_bos_token", "add_eos_token")
 _DEFAULT_FLAGS: Final[Mapping[str, tuple[bool, bool]]] = {
-    "CodeLlamaTokenizer": (True, False),
-    "CohereTokenizer": (True, False),
+    **dict.fromkeys(("CodeLlamaTokenizer", "CohereTokenizer", "GemmaTokenizer", "LlamaTokenizer"), (True, False)),
     "GPTNeoXTokenizer": (False, False),
-    "GemmaTokenizer": (True, False),
-    "LlamaTokenizer": (True, False),
 }
 """Classes of transformers 4 that go by the flags, with the flags' defaults."""
 _TYPES: Final = {
@@ -67,11 +63,9 @@ def with_reading(
     chosen: TokenizerReading | None,
     pairs: bool,
 ) -> TokenizerCard:
-    """Return the card with its reading.
+    """Return the card with its reading: the `chosen` one, or if that is None the one that the files tell.
 
-    `path` is the tokenizer's place in the checkpoint's folder. `chosen` is the user's choice, or None if the files decide.
-    `pairs` says that the model scores pairs of texts without a template. Raises CheckpointError if the files disagree and do
-    not tell which reading is right, or lack what it needs.
+    Raises CheckpointError if they disagree and do not tell which reading is right, or lack what it needs.
     """
     has_file = (folder / path / _FILE).exists()
     if chosen in ("file", "transformers-4") and not has_file:
