@@ -4,10 +4,9 @@ A setting `max_length` is the variable WHIMBREL_MAX_LENGTH, and `--set max_lengt
 their own there (cli/flags.py). A flag or --set goes before a variable, and a variable before the default.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
@@ -110,12 +109,11 @@ class Setting:
 
 
 def _rows() -> Iterable[Setting]:
-    for owner, fields in ((Settings, msgspec.structs.fields(Settings)), (HttpLimits, dataclasses.fields(HttpLimits))):
+    for owner in (Settings, HttpLimits):
         hints = get_type_hints(owner, include_extras=True)
-        for field in fields:
-            about = next((meta for meta in _metas(hints[field.name]) if meta.description), None)
-            if about is not None:  # all but `http`, whose own fields are settings
-                yield Setting(field.name, hints[field.name], field.default, about.description or "", **(about.extra or {}))
+        for field in fields(owner):
+            if field.metadata:  # all but `http`, whose own fields are settings
+                yield Setting(field.name, hints[field.name], field.default, **field.metadata)
 
 
 def _plain(hint: Any) -> Any:
