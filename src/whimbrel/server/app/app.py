@@ -24,10 +24,9 @@ from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, opena
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
-from whimbrel.server.app.docs import docs_file
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
-from whimbrel.server.app.openapi import ServerLoad, openapi_json
+from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
