@@ -120,8 +120,7 @@ class App:
             parsed = _parser(route, context.request_headers)(body)
             context.model = "other"
             name = scope.get(DEPLOYMENT, parsed.body.model)
-            is_placeholder = name in route.placeholders and not self._served.knows(name)
-            embedder = self._served.find(None if is_placeholder else name, route, parsed)
+            embedder = self._served.find(name, route, parsed)
             context.model = embedder.plan.served_name
             request = parsed.request(embedder)
         result: Any = None

@@ -137,14 +137,16 @@ class ModelRegistry:
         return (self._embedders[index] for index in sorted(self._embedders))
 
     def find(self, name: str | None, route: Route | None = None, parsed: Parsed[Any] | None = None) -> AsyncEmbedder:
-        """Return the model with this name; without a name, the only model that can answer the body.
+        """Return the model with this name; without a name, or with a placeholder, the only model that can answer the body.
 
         Raises Unavailable, ModelNotFound, InvalidRequest.
         """
-        if name is None and self._num_models == 1 and 0 in self._embedders:
-            return self._embedders[0]
         if name is not None and (embedder := self._named(name)) is not None:
             return embedder
+        if name is not None and route is not None and name in route.placeholders:
+            name = None
+        if name is None and self._num_models == 1 and 0 in self._embedders:
+            return self._embedders[0]
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
         if name is None:
@@ -152,9 +154,6 @@ class ModelRegistry:
         error = ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
         error.model = name[:100]
         raise error
-
-    def knows(self, name: str | None) -> bool:
-        return name is not None and self._named(name) is not None
 
     def _named(self, name: str) -> AsyncEmbedder | None:
         wanted = _untagged(name)
