@@ -41,7 +41,7 @@ from whimbrel.server.processes.messages import (
     failed,
 )
 from whimbrel.server.processes.quarantine import QuarantineList
-from whimbrel.server.processes.shared_memory import SegmentPool, StatusBoard, align, anonymous, map_memory
+from whimbrel.server.processes.shared_memory import SegmentPool, StatusBoard, align, allocate, map_memory
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options
@@ -89,7 +89,7 @@ def test_descriptors_arrive_with_their_messages() -> None:
     near, far = pair()
     sender, receiver = Channel[ToEngine](near, ToEngine), Channel[ToEngine](far, ToEngine)
     for number in range(50):
-        fd = anonymous(4)
+        fd, _ = allocate(4)
         os.pwrite(fd, number.to_bytes(4, "little"), 0)
         sender.send(Cancel(number), [fd])
         sender.send(Drop(number))
@@ -187,7 +187,7 @@ def test_a_dropped_segment_is_never_lent_again() -> None:
 
 
 def test_two_processes_see_the_same_memory() -> None:
-    fd = anonymous(4096)
+    fd, _ = allocate(4096)
     ours, theirs = map_memory(os.dup(fd), 4096), map_memory(fd, 4096)
     np.frombuffer(ours, np.float32)[:3] = 1, 2, 3
     assert np.frombuffer(theirs, np.float32)[:3].tolist() == [1, 2, 3]

@@ -25,6 +25,7 @@ _server: Final = partial(setting, group="Server")
 _model: Final = partial(setting, group="Model")
 _flag_of_model: Final = partial(setting, group="Model", has_flag=True)
 _security: Final = partial(setting, group="Security")
+_flag_of_security: Final = partial(setting, group="Security", has_flag=True)
 _limit: Final = partial(setting, group="Limits")
 _logs: Final = partial(setting, group="Logs and metrics")
 
@@ -98,18 +99,11 @@ class Settings:
     )
     chunked_prefill: bool | None = _model(None, "Run texts above max_batch_tokens in pieces.", computed="for causal models")
 
-    api_key: Texts = _security(
-        (),
-        "Require this API key of every client. May be repeated. Better in WHIMBREL_API_KEY.",
-        "KEY",
-        has_flag=True,
-        splits=False,
+    api_key: Texts = _flag_of_security(
+        (), "Require this API key of every client. May be repeated. Better in WHIMBREL_API_KEY.", "KEY", splits=False
     )
-    api_key_file: Path | None = _security(
-        None,
-        "Require one of the API keys in this file: one per line. Lines that start with # are comments.",
-        "PATH",
-        has_flag=True,
+    api_key_file: Path | None = _flag_of_security(
+        None, "Require one of the API keys in this file: one per line. Lines that start with # are comments.", "PATH"
     )
     allowed_host: Texts = _security(
         (),

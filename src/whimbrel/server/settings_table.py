@@ -173,9 +173,7 @@ def flag_name(key: str) -> str:
 
 
 def _of_variables(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    found: dict[str, tuple[Any, str]] = {}
-    for key, value in _of_guards(environ.get(GUARDS_VARIABLE, "")).items():
-        found[key] = value, GUARDS_VARIABLE
+    found = _of_guards(environ.get(GUARDS_VARIABLE, ""))
     for key, setting in TABLE.items():
         text = environ.get(setting.variable)
         if text is None or (key == "port" and _OF_KUBERNETES.match(text)):
@@ -184,8 +182,8 @@ def _of_variables(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _of_guards(text: str) -> dict[str, Any]:
-    """Return the limits in the variable of earlier releases."""
+def _of_guards(text: str) -> dict[str, tuple[Any, str]]:
+    """Return the limits in the variable of earlier releases, each with its source."""
     try:
         changes = msgspec.json.decode(text or "{}", type=dict[str, object])
     except ValueError as error:
@@ -194,7 +192,8 @@ def _of_guards(text: str) -> dict[str, Any]:
     renamed = {"lingering_timeout" if key == "drain_timeout" else key: value for key, value in changes.items()}
     if unknown := sorted(renamed.keys() - set(limits)):
         raise SetupError(f"{GUARDS_VARIABLE}: {unknown[0]} is not one of {', '.join(limits)}.", hint=_nearest(unknown[0]))
-    return {key: TABLE[key].check(value, f"{GUARDS_VARIABLE}: {key}", strict=True) for key, value in renamed.items()}
+    found = {key: TABLE[key].check(value, f"{GUARDS_VARIABLE}: {key}", strict=True) for key, value in renamed.items()}
+    return {key: (value, GUARDS_VARIABLE) for key, value in found.items()}
 
 
 def _nearest(key: str) -> str:
