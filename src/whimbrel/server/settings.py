@@ -1,7 +1,4 @@
-"""Settings of a server. One statement gives each its key, type, bounds, default and sentence.
-
-The variables, the flags of `whimbrel serve` and the reference are made of it (settings_table.py).
-"""
+"""Settings of a server, each with type, bounds, default and sentence. Variables, flags and reference are made of them."""
 # ruff: noqa: RUF009  # the calls make fields
 
 from dataclasses import dataclass

@@ -137,10 +137,7 @@ TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in _rows()}
 
 
 def read_settings(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> Settings:
-    """Return the settings of flags (`given`, where None is not given), of --set (`KEY=VALUE`) and of variables.
-
-    Raises SetupError for a key that does not exist, and for a value that does not fit.
-    """
+    """Return the settings of flags (`given`, where None is not given), of --set (`KEY=VALUE`) and of variables."""
     values = {key: value for key, (value, _) in stated(given, assignments, environ).items()}
     of_http = {key: value for key, value in values.items() if TABLE[key].group == "HTTP"}
     others = {key: value for key, value in values.items() if key not in of_http}
@@ -148,7 +145,7 @@ def read_settings(given: Mapping[str, Any], assignments: Iterable[str], environ:
 
 
 def stated(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Return the values that are stated, each with its source, by key. Raises SetupError as `read_settings`."""
+    """Return the values that are stated, each with its source, by key. Raises SetupError for a wrong key or value."""
     found = _of_variables(environ)
     on_line: dict[str, tuple[Any, str]] = {}
     for text in assignments:

@@ -1,7 +1,4 @@
-"""Limits and access rules of a server process: from its settings, with the files of keys that these name.
-
-Names of hosts and origins are brought into the form in which they are compared.
-"""
+"""Limits and access rules of a server process, as its settings and files of keys state them, and names as they are compared."""
 
 import ctypes
 import re

@@ -18,7 +18,6 @@ from whimbrel.dialects.common.responses import served_names
 from whimbrel.dialects.common.route import Parsed, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, WhimbrelError
 from whimbrel.outputs.requested import scores_by_similarity
-from whimbrel.types.card import Card
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.scheduling import Scheduling
@@ -43,10 +42,7 @@ class PathRoutes:
         self._message_pack = msgspec.msgpack.Decoder(self._fields)
 
     def choose(self, body: bytes, headers: Mapping[bytes, bytes] | None = None) -> Route:
-        """Return the route that a body is for, as far as the body can be read, and its headers.
-
-        The values of the body are skipped, and not decoded.
-        """
+        """Return the route for a body, as far as that can be read, and its headers. Values are skipped, and not decoded."""
         default = self.default
         if headers is not None and self._told_by_headers:
             default = next((each for each in self._told_by_headers if each.of_client and each.of_client(headers)), default)
@@ -218,13 +214,8 @@ def fitness(embedder: AsyncEmbedder, route: Route | None, parsed: Parsed[Any] | 
     fits = bool(call.outputs) and card.outputs.keys() >= set(call.outputs)
     if not fits or not route.suits(parsed.body, embedder):
         return 1
-    return 2 if call.outputs != ("scores",) or _is_made_to_score(card, call) else 1
-
-
-def _is_made_to_score(card: Card, request: Request) -> bool:
-    """Return whether a model is made to score such inputs: pairs with one score, texts with a score for each class."""
-    ranks = isinstance(next(iter(request.texts), None), tuple)
-    return ranks == (card.output("scores").width == 1)
+    ranks = isinstance(next(iter(call.texts), None), tuple)  # pairs have one score, texts a score for each class
+    return 2 if call.outputs != ("scores",) or ranks == (card.output("scores").width == 1) else 1
 
 
 def _untagged(name: str) -> str:

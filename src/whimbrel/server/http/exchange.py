@@ -135,10 +135,7 @@ class RequestResponseCycle:
             self._loop.call_soon(callback)
 
     async def receive(self) -> Message:
-        """Return a piece of the body or, after its end, the disconnection of the client.
-
-        Raises BodyTimeout, and the error of a body that breaks the rules of HTTP.
-        """
+        """Return a piece of the body or, after its end, the disconnection. Raises BodyTimeout, and errors of the parser."""
         if self._body is Body.EXPECTED and self.answer is Answer.AWAITED:
             self._follow(Event.ASKED)
             self._connection.transport.write(CONTINUE)

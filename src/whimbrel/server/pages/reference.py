@@ -1,7 +1,4 @@
-"""HTML of the API reference: contents, a section per API, and a table for each body, of reference.html.jinja.
-
-The page can be read without its script, which adds the search and forms that send requests.
-"""
+"""HTML of the API reference, of reference.html.jinja. It can be read without its script, which adds search and forms."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -114,7 +111,7 @@ def _template() -> Any:
     """Return the template. Its line breaks, and the spaces after them, are no part of the page."""
     import jinja2
 
-    filters = {"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _error_examples}
+    filters = {"inline": _inline, "json": _to_json, "examples": _error_examples}
     environment: Any = jinja2.Environment(autoescape=True, finalize=_as_html, undefined=jinja2.StrictUndefined)
     environment.filters |= filters
     environment.globals |= {"made_for": _MADE_FOR, "json_type": _JSON_TYPE, "br": Markup("<br>")}
@@ -218,10 +215,6 @@ class Reference:
 def _as_html(value: Any) -> Any:
     """Return a value as HTML outside of attributes, where quotes need no escapes."""
     return value if isinstance(value, Markup) else Markup(escape(str(value), quote=False))  # noqa: S704
-
-
-def _as_attribute(text: str) -> Markup:
-    return Markup(escape(text))  # noqa: S704
 
 
 def _inline(text: str) -> Markup:

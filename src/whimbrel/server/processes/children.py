@@ -1,7 +1,8 @@
 """Child processes of the supervisor: start, messages, end, the backoff between two lives, and the watchdog of those that hang.
 
 An engine hangs if its status board stands still, if a batch takes too long, or if it does not load again. A worker hangs if its
-event loop does not turn. Policy is the supervisor's.
+event loop does not turn. If the watchdog itself stood still, as the machine slept, all have time to recover. Policy is the
+supervisor's.
 """
 
 import asyncio
@@ -188,10 +189,7 @@ class WorkerChild(Child):
 
 
 class Watchdog:
-    """Watchdog of all children. Call `tick` every `TICK_SECONDS`, and then `hang_reason` for every child.
-
-    If the watchdog itself stood still, because the machine slept, all children have time to recover.
-    """
+    """Watchdog of all children. Call `tick` every `TICK_SECONDS`, and then `hang_reason` for every child."""
 
     def __init__(self, step_seconds: float) -> None:
         """A batch hangs if it takes longer than `step_seconds`, and ten times longer than at the measured throughput."""

@@ -1,7 +1,4 @@
-"""Messages between the processes: msgpack, one struct per message, tagged by its name.
-
-Large arrays travel beside the messages, in shared memory (shared_memory.py).
-"""
+"""Messages between the processes: structs as msgpack, tagged by name. Large arrays lie in shared memory (shared_memory.py)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

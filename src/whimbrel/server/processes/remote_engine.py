@@ -62,9 +62,7 @@ class RemoteEngine:
         on_quarantine: Callable[[bytes], None],
         broken: Callable[[ProtocolError], None],
     ) -> None:
-        """`on_quarantine` gets the digest of a text that crashes engines, `broken` the error of a channel. `max_segments` is
-        the limit of segments of shared memory of each replica.
-        """
+        """`on_quarantine` gets the digest of a text that crashes engines, `broken` the error of a channel."""
         self.card = card
         self.plan = plan
         self._worker = worker

@@ -41,7 +41,7 @@ class Unanswered:
 
 
 class Replica:
-    """An engine process over all its lives."""
+    """An engine process over all its lives. A channel to it has at most `max_segments` of shared memory."""
 
     def __init__(self, max_segments: int) -> None:
         self.down: EngineDown | None = None

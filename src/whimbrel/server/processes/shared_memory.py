@@ -81,10 +81,7 @@ class Segment:
 
 
 class SegmentPool:
-    """The segments of one channel between a worker and an engine. The worker makes them and reuses them.
-
-    Thread-safe: the garbage collector may free an array in any thread.
-    """
+    """The segments of a channel, which its worker makes and reuses. Thread-safe, as garbage is collected in any thread."""
 
     def __init__(self, max_segments: int) -> None:
         self._max_segments = max_segments
