@@ -28,7 +28,7 @@ _logs: Final = partial(setting, group="Logs and metrics")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class Settings(HttpLimits):
     """Settings of a server, as a user states them: paths are not read yet, and "auto" and None mean a computed value."""
 
     host: str = _server("127.0.0.1", "Address to listen on.", "HOST", has_flag=True)
@@ -148,6 +148,3 @@ class Settings:
     log_level: Literal["debug", "info", "warning", "error"] = _logs("info", "Minimum log level.")
     access_log: bool = _logs(False, "Log one line per request.")
     otel: bool = _logs(False, "Send OpenTelemetry spans. Configure them with the OTEL_... variables.")
-
-    http: HttpLimits = HttpLimits()
-    """Limits of connections, each a setting of its own."""

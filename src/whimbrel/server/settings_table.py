@@ -15,7 +15,6 @@ import msgspec
 from msgspec import Meta
 
 from whimbrel.errors import SetupError
-from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.settings import Group, Settings
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
@@ -108,14 +107,6 @@ class Setting:
             raise SetupError(f"{source} is no array in JSON.", hint='e.g. ["a", "b"], or a, b') from None
 
 
-def _rows() -> Iterable[Setting]:
-    for owner in (Settings, HttpLimits):
-        hints = get_type_hints(owner, include_extras=True)
-        for field in fields(owner):
-            if field.metadata:  # all but `http`, whose own fields are settings
-                yield Setting(field.name, hints[field.name], field.default, **field.metadata)
-
-
 def _plain(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         return _plain(next(each for each in get_args(hint) if each is not NoneType))
@@ -132,16 +123,15 @@ def _metas(hint: Any) -> Iterable[Meta]:
         yield from _metas(get_args(hint)[0])
 
 
-TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in _rows()}
+_hints: Final = get_type_hints(Settings, include_extras=True)
+_rows: Final = [Setting(each.name, _hints[each.name], each.default, **each.metadata) for each in fields(Settings)]
+TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in sorted(_rows, key=lambda row: row.group == "HTTP")}
 """All settings by key, in the order of the reference."""
 
 
 def read_settings(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> Settings:
     """Return the settings of flags (`given`, where None is not given), of --set (`KEY=VALUE`) and of variables."""
-    values = {key: value for key, (value, _) in stated(given, assignments, environ).items()}
-    of_http = {key: value for key, value in values.items() if TABLE[key].group == "HTTP"}
-    others = {key: value for key, value in values.items() if key not in of_http}
-    return Settings(**others, http=HttpLimits(**of_http))
+    return Settings(**{key: value for key, (value, _) in stated(given, assignments, environ).items()})
 
 
 def stated(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:

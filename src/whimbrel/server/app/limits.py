@@ -13,11 +13,6 @@ from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.settings import Settings
 from whimbrel.types.plan import Options
 
-_OF_ENGINE: Final = (
-    "device", "dtype", "max_length", "max_batch_tokens", "max_request_tokens", "max_queue_tokens", "max_queue_seconds",
-    "matryoshka", "split_long", "document_cache_bytes", "prefix_cache_bytes", "chunked_prefill", "tokenizer", "accept_config",
-)  # fmt: skip
-"""Settings that are options of an engine under the same name."""
 ANY_PEER: Final = "*"
 UNIX_PEER: Final = "unix"
 """Peers on a Unix socket, which have no address."""
@@ -61,7 +56,7 @@ def read_server_limits(
     if stated is not None and stated < max_body_bytes:
         raise SetupError(f"max_inflight_bytes is {stated:,}, less than max_body_bytes, {max_body_bytes:,}.")
     return ServerLimits(
-        **{item.name: getattr(settings.http, item.name) for item in fields(HttpLimits)},
+        **{item.name: getattr(settings, item.name) for item in fields(HttpLimits)},
         api_keys=_keys(settings.api_key, settings.api_key_file, warn),
         hosts=_hosts(settings.allowed_host, address),
         origins=tuple(_origin(value) for value in settings.cors_origin),
@@ -75,8 +70,9 @@ def read_server_limits(
 
 
 def engine_options(settings: Settings) -> Options:
-    """Return the options that all models of a server share."""
-    stated: Any = {key: getattr(settings, key) for key in _OF_ENGINE}
+    """Return the options that all models of a server share: the settings that have the name of one."""
+    shared = Options.__annotations__.keys() & {item.name for item in fields(Settings)} - {"served_name"}
+    stated: Any = {key: getattr(settings, key) for key in shared}
     return Options(**stated)
 
 

@@ -111,7 +111,7 @@ def _template() -> Any:
     """Return the template. Its line breaks, and the spaces after them, are no part of the page."""
     import jinja2
 
-    filters = {"inline": _inline, "json": _to_json, "examples": _error_examples}
+    filters = {"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _error_examples}
     environment: Any = jinja2.Environment(autoescape=True, finalize=_as_html, undefined=jinja2.StrictUndefined)
     environment.filters |= filters
     environment.globals |= {"made_for": _MADE_FOR, "json_type": _JSON_TYPE, "br": Markup("<br>")}
@@ -215,6 +215,10 @@ class Reference:
 def _as_html(value: Any) -> Any:
     """Return a value as HTML outside of attributes, where quotes need no escapes."""
     return value if isinstance(value, Markup) else Markup(escape(str(value), quote=False))  # noqa: S704
+
+
+def _as_attribute(text: str) -> Markup:
+    return Markup(escape(text))  # noqa: S704
 
 
 def _inline(text: str) -> Markup:

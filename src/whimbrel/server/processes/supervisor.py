@@ -268,6 +268,8 @@ class Supervisor:
                 self._end_if_drained()
             case messages.Quarantine():
                 self._quarantine(message, worker)
+            case _:  # it is alive
+                pass
 
     def _end_if_drained(self) -> None:
         if all(worker.drained or worker.channel is None for worker in self._workers):
