@@ -1,8 +1,7 @@
 """The document /openapi.json, from the types of the dialects' routes, and /docs, which shows it by API as a page to read."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
-from hashlib import sha256
+from functools import cache, lru_cache
 from html import escape
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
@@ -15,9 +14,10 @@ from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
 from whimbrel.dialects.common.schemas import any_of
+from whimbrel.errors import InvalidRequest
 from whimbrel.server.app.guards import OPEN_PATHS
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
-from whimbrel.server.pages.files import PageFile, page_headers
+from whimbrel.server.pages.files import HTML, PageFile, page_file
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
 
 JSON: TypeAlias = dict[str, Any]
@@ -82,12 +82,12 @@ _COMMON: Final = (
 _NO_MODEL: Final = (errors.ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model.")
 _ERRORS: Final = (
     (
-        errors.InvalidRequest("is an empty list; give at least one text.", param="input"),
+        InvalidRequest("is an empty list; give at least one text.", param="input"),
         "The request is wrong; the answer says where.",
     ),
     (MalformedBody("the body is empty; send a JSON object."), "The body cannot be read."),
     (
-        errors.InvalidRequest("this model gives no 'sparse'; it gives: dense.", param="outputs"),
+        InvalidRequest("this model gives no 'sparse'; it gives: dense.", param="outputs"),
         "The model is not made for this route.",
     ),
     *_COMMON,
@@ -235,18 +235,16 @@ def _get(page: Page) -> JSON:
     return operation
 
 
+@lru_cache(maxsize=4)
 def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
     """Return /docs for a server that the client calls by this URL. The first call of a process takes a while."""
-    template, digest = _template(needs_key, playground)
-    etag = sha256(f"{digest} {base_url}".encode()).hexdigest()
-    return PageFile(template.replace(_BASE_URL, escape(base_url)).encode(), page_headers("text/html", etag))
+    return page_file(_template(needs_key, playground).replace(_BASE_URL, escape(base_url)).encode(), HTML)
 
 
 @cache
-def _template(needs_key: bool, playground: bool) -> tuple[str, str]:
-    """Return the page with a placeholder for the URL, and its digest. It takes some 100 ms to make, once per process."""
-    page = docs_page(msgspec.json.decode(openapi_json()), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
-    return page, sha256(page.encode()).hexdigest()
+def _template(needs_key: bool, playground: bool) -> str:
+    """Return the page with a placeholder for the URL. It takes some 100 ms to make, once per process."""
+    return docs_page(msgspec.json.decode(openapi_json()), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
 
 
 def docs_page(document: JSON, **facts: Any) -> str:

@@ -193,11 +193,8 @@ class AsyncChannel(Generic[T]):
             more = self._reader.receive(self._sock)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            self._end(None)
-            return
-        except ProtocolError as error:
-            self._end(error)
+        except (OSError, ProtocolError) as error:
+            self._end(error if isinstance(error, ProtocolError) else None)
             return
         try:
             for message in self._reader.messages():

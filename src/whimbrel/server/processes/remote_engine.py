@@ -70,12 +70,11 @@ class RemoteEngine:
         self.tokenize = self._preprocessor.tokenize
         self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
+        self._replicas = [Replica(max_segments, broken) for _ in range(num_replicas)]
         self._waiting: dict[Unanswered, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_quarantine = on_quarantine
-        self._broken = broken
 
     # AsyncEmbedder
 
@@ -206,8 +205,7 @@ class RemoteEngine:
 
     def attach(self, index: int, sock: socket.socket, board: StatusBoard) -> None:
         """Connect a replica that is ready, and send it the waiting requests."""
-        replica = self._replicas[index]
-        replica.attach(sock, board, on_end=lambda error: self._disconnect(replica, error))
+        self._replicas[index].attach(sock, board)
         self._dispatch_waiting()
 
     def down(self, down: EngineDown) -> None:
@@ -232,11 +230,6 @@ class RemoteEngine:
         self._aborted = error
         for pending in [*self._waiting, *(each for replica in self._replicas for each in replica.pending.values())]:
             fail(pending, error)
-
-    def _disconnect(self, replica: Replica, error: ProtocolError | None) -> None:
-        if error is not None:
-            self._broken(error)
-        replica.disconnect()
 
     def _dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}

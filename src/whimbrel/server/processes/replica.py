@@ -43,12 +43,14 @@ class Unanswered:
 class Replica:
     """An engine process over all its lives. A channel to it has at most `max_segments` of shared memory."""
 
-    def __init__(self, max_segments: int) -> None:
+    def __init__(self, max_segments: int, broken: Callable[[ProtocolError], None]) -> None:
+        """`broken` gets the error of a channel."""
         self.down: EngineDown | None = None
         self.outstanding_tokens = 0
         self.board: StatusBoard | None = None
         self._channel: AsyncChannel[FromEngine] | None = None
         self._max_segments = max_segments
+        self._broken = broken
         self._pool = SegmentPool(max_segments)
         self.pending: dict[int, Unanswered] = {}
         self._next_uid = random.getrandbits(48)  # the lives of a worker must not share uids
@@ -57,15 +59,17 @@ class Replica:
     def up(self) -> bool:
         return self._channel is not None
 
-    def attach(self, sock: socket.socket, board: StatusBoard, *, on_end: Callable[[ProtocolError | None], None]) -> None:
+    def attach(self, sock: socket.socket, board: StatusBoard) -> None:
         """Begin a life. The segments of the earlier one are not used again, as they may be half written."""
-        self._channel = AsyncChannel[FromEngine](sock, FromEngine, on_message=self._receive, on_end=on_end)
+        self._channel = AsyncChannel[FromEngine](sock, FromEngine, on_message=self._receive, on_end=self.disconnect)
         self._pool = SegmentPool(self._max_segments)
         self.board = board
         self.down = None
 
-    def disconnect(self) -> None:
+    def disconnect(self, error: ProtocolError | None = None) -> None:
         """Close the channel. The unanswered requests stay until `end`."""
+        if error is not None:
+            self._broken(error)
         if self._channel is not None:
             self._channel.close()
         self._channel = None
