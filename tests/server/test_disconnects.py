@@ -91,7 +91,7 @@ async def serving(**limits: Any) -> AsyncIterator[World]:
         finally:
             world.server.stop()
             await asyncio.wait_for(task, 10)
-            await asyncio.wait_for(world.served.wait_until_idle(), 10)
+            await asyncio.wait_for(world.served.idle.wait(), 10)
             end()
     assert not wrong
     assert world.held == 0
@@ -215,7 +215,7 @@ def test_answers_that_are_being_read_are_finished_before_the_end(loop: str) -> N
             clients = [await world.ask(large(form, 2048), 4096, times=2) for form in FORMS]
             await asyncio.sleep(0.1)
             world.served.draining = True
-            idle = asyncio.ensure_future(world.served.wait_until_idle())
+            idle = asyncio.ensure_future(world.served.idle.wait())
             idle.add_done_callback(lambda _: world.server.stop())
             await asyncio.sleep(0.1)
             assert not idle.done()

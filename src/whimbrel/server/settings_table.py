@@ -12,7 +12,8 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec.inspect import UnionType as UnionInfo
+from msgspec.inspect import type_info
 
 from whimbrel.errors import SetupError
 from whimbrel.server.settings import Group, Settings
@@ -60,8 +61,11 @@ class Setting:
     @property
     def bounds(self) -> dict[str, float]:
         """The least and the greatest value, as `ge`, `gt` and `le`."""
-        metas = list(_metas(self.type))
-        return {name: bound for name in ("ge", "gt", "le") for meta in metas if (bound := getattr(meta, name)) is not None}
+        info = type_info(self.type)
+        kinds = info.types if isinstance(info, UnionInfo) else (info,)
+        return {
+            name: bound for name in ("ge", "gt", "le") for kind in kinds if (bound := getattr(kind, name, None)) is not None
+        }
 
     @property
     def takes(self) -> str:
@@ -111,16 +115,6 @@ def _plain(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         return _plain(next(each for each in get_args(hint) if each is not NoneType))
     return _plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
-
-
-def _metas(hint: Any) -> Iterable[Meta]:
-    """Yield the annotations of a type, also those within a union."""
-    if get_origin(hint) in (Union, UnionType):
-        for each in get_args(hint):
-            yield from _metas(each)
-    elif get_origin(hint) is Annotated:
-        yield from (each for each in get_args(hint)[1:] if isinstance(each, Meta))
-        yield from _metas(get_args(hint)[0])
 
 
 _hints: Final = get_type_hints(Settings, include_extras=True)

@@ -14,7 +14,6 @@ from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
 from whimbrel.dialects.common.schemas import any_of
-from whimbrel.errors import InvalidRequest
 from whimbrel.server.app.guards import OPEN_PATHS
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 from whimbrel.server.pages.files import HTML, PageFile, page_file
@@ -82,12 +81,12 @@ _COMMON: Final = (
 _NO_MODEL: Final = (errors.ModelNotFound("no model 'a' here; this server serves b.", param="model"), "No such model.")
 _ERRORS: Final = (
     (
-        InvalidRequest("is an empty list; give at least one text.", param="input"),
+        errors.InvalidRequest("is an empty list; give at least one text.", param="input"),
         "The request is wrong; the answer says where.",
     ),
     (MalformedBody("the body is empty; send a JSON object."), "The body cannot be read."),
     (
-        InvalidRequest("this model gives no 'sparse'; it gives: dense.", param="outputs"),
+        errors.InvalidRequest("this model gives no 'sparse'; it gives: dense.", param="outputs"),
         "The model is not made for this route.",
     ),
     *_COMMON,

@@ -122,8 +122,9 @@ class ModelRegistry:
         self._num_models = len(embedders) if num_models is None else num_models
         self._embedders = dict(enumerate(embedders))
         self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        """Set while no request is in flight."""
+        self.idle.set()
         self.draining = False
 
     def add(self, index: int, embedder: AsyncEmbedder) -> None:
@@ -183,15 +184,12 @@ class ModelRegistry:
     def begin(self) -> None:
         """Count a request as in flight, until the last byte of its answer is handed over or its client is gone."""
         self._in_flight += 1
-        self._idle.clear()
+        self.idle.clear()
 
     def end(self) -> None:
         self._in_flight -= 1
         if self._in_flight == 0:
-            self._idle.set()
-
-    async def wait_until_idle(self) -> None:
-        await self._idle.wait()
+            self.idle.set()
 
 
 def _names(embedders: Iterable[AsyncEmbedder]) -> str:

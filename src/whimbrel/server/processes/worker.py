@@ -52,8 +52,7 @@ class Worker:
         for model, planned in config.known.items():
             await self._add_model(model, planned)
         self._app = app = create_app(self._served, guards=options.limits)
-        tls = None if options.tls is None else options.tls.load()
-        self._server = Server(app, fds[0], options.limits, render_error, tls)
+        self._server = Server(app, fds[0], options.limits, render_error, options.tls and options.tls.load())
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
@@ -125,7 +124,7 @@ class Worker:
 
     async def _drain(self) -> None:
         self._served.draining = True
-        await self._served.wait_until_idle()
+        await self._served.idle.wait()
         self._control.send(messages.Notice("drained"))
 
     async def _send_heartbeats(self) -> None:
