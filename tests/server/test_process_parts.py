@@ -29,13 +29,13 @@ from whimbrel.server.processes.codec import decode_request, encode_request, pack
 from whimbrel.server.processes.messages import (
     Attach,
     Cancel,
-    Drop,
     Failed,
     FromEngine,
     Load,
     ModelOptions,
     Ready,
     ReportEngine,
+    Submit,
     ToEngine,
     error_of,
     failed,
@@ -73,7 +73,7 @@ def test_messages_survive_any_cut(numbers: list[int], data: st.DataObject) -> No
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"hello", packed(Attach(1)), (MAX_MESSAGE + 1).to_bytes(4, "little"), packed(Drop(1))[:-1] + b"\xc1"],
+    [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"hello", packed(Attach(1)), (MAX_MESSAGE + 1).to_bytes(4, "little"), packed(Cancel(1))[:-1] + b"\xc1"],
 )  # fmt: skip
 def test_what_is_no_message_breaks_the_channel(garbage: bytes) -> None:
     near, far = pair()
@@ -92,7 +92,7 @@ def test_descriptors_arrive_with_their_messages() -> None:
         fd, _ = allocate(4)
         os.pwrite(fd, number.to_bytes(4, "little"), 0)
         sender.send(Cancel(number), [fd])
-        sender.send(Drop(number))
+        sender.send(Submit(number, 0, 0, memoryview(b""), 0, b"", admitted=False))
     sender.close()
     got: list[int] = []
     for message in receiver:
@@ -252,7 +252,7 @@ def test_an_engine_survives_a_worker_that_is_cut_off(
             near.sendall((100).to_bytes(4, "little") + b"half")
     near, far = pair()
     control.send(Attach(1), [far.detach()])
-    near.sendall(packed(Drop(5)))
+    near.sendall(packed(Cancel(5)))
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     near.close()

@@ -62,18 +62,14 @@ class Submit(_Message):
     header: bytes
     admitted: bool
     """True if an engine had admitted it before, so that it must not be refused for overload."""
+    dropped: list[int] = []
+    """Numbers of segments that the worker does not use again."""
 
 
 class Cancel(_Message):
     """The client disconnected; the request need not run."""
 
     uid: int
-
-
-class Drop(_Message):
-    """The worker does not use a segment again."""
-
-    segment: int
 
 
 class EngineAnswer(_Message):
@@ -239,7 +235,7 @@ def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
     )
 
 
-ToEngine: TypeAlias = Submit | Cancel | Drop
+ToEngine: TypeAlias = Submit | Cancel
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Notice
 ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart
