@@ -90,12 +90,7 @@ class RemoteEngine:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait or run in the engines, and those that wait here for an engine."""
-        return sum(board.queued_tokens for board in self._boards()) + self.waiting_tokens
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that wait here until an engine is up."""
+        """Tokens that wait here until an engine is up. Engines report those that they have."""
         return sum(pending.request.num_tokens for pending in self._waiting)
 
     async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
@@ -177,8 +172,8 @@ class RemoteEngine:
             raise error
         if scheduling.priority < 0:  # only the engine knows the tokens ahead of it
             return
-        boards, waiting = self._boards(), self.waiting_tokens
-        num_engines = max(1, len(boards))
+        boards = [replica.board for replica in self._replicas if replica.up and replica.board is not None]
+        num_engines, waiting = max(1, len(boards)), self.queued_tokens
         queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
         tokens = request.num_inputs
         rate, jitter = sum(board.rate for board in boards) / num_engines, random.random()  # noqa: S311
@@ -189,9 +184,6 @@ class RemoteEngine:
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
         admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=scheduling.waited > 0, jitter=jitter)
-
-    def _boards(self) -> list[StatusBoard]:
-        return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
 
     def _unavailable(self) -> Unavailable | None:
         """Return the error of all requests if every replica keeps failing. Its delay is random, so that clients spread out."""

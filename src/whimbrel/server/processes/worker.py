@@ -131,8 +131,8 @@ class Worker:
         while True:
             self._control.send(messages.Notice("alive"))
             gauge("connections", len(self._server.places.taken))
-            for engine in self._engines.values():  # engines report the tokens that they have
-                gauge("queue_tokens", engine.waiting_tokens, model=engine.plan.served_name)
+            for engine in self._engines.values():
+                gauge("queue_tokens", engine.queued_tokens, model=engine.plan.served_name)
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
