@@ -276,7 +276,7 @@ class _Pages:
         }
         self.by_path: dict[str, Callable[[HTTPRequest], Awaitable[HTTPResponse]]] = {
             **{path: partial(_send_json, render) for path, render in as_json.items()},
-            **{path: partial(_send_file, name) for path, name in ASSET_PATHS.items()},
+            **{path: partial(_send_page, page_files()[name]) for path, name in ASSET_PATHS.items()},
             "/": self._root,
             "/load": self._load,
             "/metrics": self._render_metrics,
@@ -309,7 +309,7 @@ class _Pages:
             prefix = http.scope.get("root_path", "")
             if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
                 return RedirectResponse(f"{prefix}/")
-            return await _send_file(PLAYGROUND, http)
+            return await _send_page(page_files()[PLAYGROUND], http)
         return await _send_json(self._check_ready, http)
 
     async def _load(self, http: HTTPRequest) -> HTTPResponse:
@@ -337,18 +337,14 @@ class _Pages:
         if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
             return HTTPResponse(status_code=308, headers={"location": "../docs"})
         file = await asyncio.to_thread(self._docs_file, str(http.base_url).rstrip("/"))  # the first one takes a while
-        return _send_page(file, http)
+        return await _send_page(file, http)
 
 
 async def _send_json(render: Callable[[HTTPRequest], bytes], http: HTTPRequest) -> HTTPResponse:
     return HTTPResponse(render(http), media_type=JSON)
 
 
-async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:
-    return _send_page(page_files()[name], http)
-
-
-def _send_page(file: PageFile, http: HTTPRequest) -> HTTPResponse:
+async def _send_page(file: PageFile, http: HTTPRequest) -> HTTPResponse:
     """Return a page, or status 304 where the browser has it."""
     headers = file.headers | {"vary": "accept"}
     known = ",".join(http.headers.getlist("if-none-match"))
