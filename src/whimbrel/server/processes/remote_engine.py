@@ -30,7 +30,6 @@ from whimbrel.outputs.finishers import locate_error
 from whimbrel.outputs.layout import build_outputs, concat_sparse
 from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.replica import Replica, Unanswered, fail
@@ -51,18 +50,9 @@ class RemoteEngine:
     """A model that runs in engine processes: an `AsyncEmbedder` for one event loop."""
 
     def __init__(
-        self,
-        worker: int,
-        card: Card,
-        plan: Plan,
-        folder: Path,
-        *,
-        num_replicas: int,
-        max_segments: int,
-        on_quarantine: Callable[[bytes], None],
-        broken: Callable[[ProtocolError], None],
+        self, worker: int, card: Card, plan: Plan, folder: Path, *, replicas: list[Replica], on_crash: Callable[[bytes], None]
     ) -> None:
-        """`on_quarantine` gets the digest of a text that crashes engines, `broken` the error of a channel."""
+        """`on_crash` gets the digest of a text that crashes engines."""
         self.card = card
         self.plan = plan
         self._worker = worker
@@ -70,11 +60,11 @@ class RemoteEngine:
         self.tokenize = self._preprocessor.tokenize
         self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        self._replicas = [Replica(max_segments, broken) for _ in range(num_replicas)]
+        self._replicas = replicas
         self._waiting: dict[Unanswered, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
-        self._on_quarantine = on_quarantine
+        self._on_crash = on_crash
 
     # AsyncEmbedder
 
@@ -262,7 +252,7 @@ class RemoteEngine:
                 if together == 1 and len(batches) == 1:
                     seq = pending.request.seqs[index]
                     if (digest := self._quarantine.record_crash(seq, blame, perf_counter())) is not None:
-                        self._on_quarantine(digest)
+                        self._on_crash(digest)
                 pending.suspects[index] = max(1, min(pending.suspects.get(index, together), together) // 2)
 
 

@@ -20,6 +20,7 @@ from whimbrel.server.processes import messages
 from whimbrel.server.processes.bootstrap import CHANNEL_BROKEN, control_socket, exit_process, max_segments
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
 from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.replica import Replica
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry import logs, metrics, otel
 from whimbrel.telemetry.trace import gauge
@@ -101,19 +102,15 @@ class Worker:
             return
         options = self._config.options
         card = await asyncio.to_thread(messages.read_planned_card, options.models[model], planned)
-        engine = await asyncio.to_thread(
-            RemoteEngine,
-            self._config.index,
-            card,
-            planned.plan,
-            Path(planned.folder),
-            num_replicas=options.num_replicas,
-            max_segments=max_segments(max(options.num_workers, len(options.models) * options.num_replicas)),
-            on_quarantine=lambda digest: self._control.send(messages.Quarantine(model, digest)),
-            broken=partial(_exit, "an engine"),
-        )
+        segments = max_segments(max(options.num_workers, len(options.models) * options.num_replicas))
+        replicas = [Replica(segments, partial(_exit, "an engine")) for _ in range(options.num_replicas)]
+        make = partial(RemoteEngine, replicas=replicas, on_crash=partial(self._refuse_text, model))
+        engine = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
         self._engines[model] = engine
         self._served.add(model, engine)
+
+    def _refuse_text(self, model: int, digest: bytes) -> None:
+        self._control.send(messages.Quarantine(model, digest))
 
     def _reload_certificate(self) -> None:
         assert self._config.options.tls is not None
