@@ -33,8 +33,8 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.banner import _summary
 from whimbrel.engine.prepare import Preprocessor
 from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
-from whimbrel.server.processes.bootstrap import CONTROL_FD
 from whimbrel.server.processes.channel import Channel, pair
+from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.codec import encode_request, write_arrays
 from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, ModelOptions, Ready, ReportEngine, Submit
 from whimbrel.telemetry.logs import LogOptions

@@ -430,7 +430,7 @@ def test_a_process_holds_fewer_connections_than_it_may_open_files() -> None:
 
 def test_a_process_opens_as_many_files_as_the_system_lets_it() -> None:
     code = (
-        "import resource; from whimbrel.server.processes.bootstrap import raise_file_limit;"
+        "import resource; from whimbrel.server.processes.child_process import raise_file_limit;"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)); raise_file_limit();"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
     )

@@ -22,8 +22,8 @@ from whimbrel.outputs.layout import ArraySlot, ResultLayout
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.stored_vectors import StoredVectors
-from whimbrel.server.processes.bootstrap import CHANNEL_BROKEN, CONTROL_FD
 from whimbrel.server.processes.channel import MAX_MESSAGE, AsyncChannel, Channel, ProtocolError, pair
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN, CONTROL_FD
 from whimbrel.server.processes.children import Backoff
 from whimbrel.server.processes.codec import decode_request, encode_request, pack_entries, unpack_entries, write_arrays
 from whimbrel.server.processes.messages import (

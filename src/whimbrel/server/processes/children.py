@@ -22,6 +22,7 @@ import msgspec
 from whimbrel.errors import SetupError
 from whimbrel.server.processes import bootstrap
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds, pair
+from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.messages import EngineDown, Planned, ReportEngine, ReportWorker
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.server.settings_table import KEY_VARIABLE, PASSWORD_VARIABLE
@@ -113,7 +114,7 @@ class Child:
         ours, theirs = pair()
         with theirs:
             fd = theirs.fileno()
-            own = {bootstrap.CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
+            own = {CONTROL_FD: str(fd), metrics.DIRECTORY: str(metrics_folder)}
             public = {
                 name: value for name, value in os.environ.items() if name not in self.hidden and value.strip() not in secrets
             }

@@ -25,8 +25,8 @@ from whimbrel.engine.engine import Engine
 from whimbrel.engine.engine_request import BatchItems
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
 from whimbrel.server.processes import messages
-from whimbrel.server.processes.bootstrap import CHANNEL_BROKEN, control_socket, exit_process
 from whimbrel.server.processes.channel import Channel, ProtocolError
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit
 from whimbrel.server.processes.codec import decode_request, pack_entries
 from whimbrel.server.processes.shared_memory import SHARED_BYTES, StatusBoard, map_memory, share
 from whimbrel.telemetry import logs, metrics
@@ -196,6 +196,7 @@ def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions
 
 def main() -> None:
     """Load an engine and answer requests, until the supervisor tells it to stop, or ends."""
+    raise_file_limit()
     control = Channel[messages.ControlEngine](control_socket(), messages.ControlEngine)
     inbox = iter(control)
     load = next(inbox, None)

@@ -25,8 +25,8 @@ from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes import messages
-from whimbrel.server.processes.bootstrap import CHANNEL_BROKEN
 from whimbrel.server.processes.channel import pair
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory

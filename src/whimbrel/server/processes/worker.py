@@ -17,8 +17,8 @@ from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry, render_error
 from whimbrel.server.http.listener import Server
 from whimbrel.server.processes import messages
-from whimbrel.server.processes.bootstrap import CHANNEL_BROKEN, control_socket, exit_process, max_segments
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
+from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, max_segments, raise_file_limit
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.server.processes.replica import Replica
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
@@ -162,5 +162,6 @@ async def _main(sock: socket.socket) -> None:
 
 
 def main() -> None:
+    raise_file_limit()
     tune_glibc_malloc()
     uvloop.run(_main(control_socket()))
