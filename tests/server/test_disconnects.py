@@ -185,7 +185,7 @@ def test_a_client_that_leaves_as_its_result_comes(loop: str, ends: str, turns: i
         async with serving() as world:
             world.embedder.before = lambda: coming
             client = await world.ask({"input": "a"})
-            await world.until(lambda: not world.served._idle.is_set())
+            await world.until(lambda: not world.served.idle.is_set())
             await asyncio.sleep(0.005)
             (connection,) = world.server.places.taken
             connection.reset()
@@ -240,7 +240,7 @@ def test_nothing_of_a_reader_that_is_cut_is_left(loop: str, form: str) -> None:
             await world.until(lambda: world.finished)
             await world.until(lambda: not world.server.places.taken)
             assert (world.finished[0].outcome, world.finished[0].status) == ("client_gone", 200)
-            assert (world.held, world.served._idle.is_set()) == (0, True)
+            assert (world.held, world.served.idle.is_set()) == (0, True)
             client.close()
 
     run(loop, main())
@@ -252,7 +252,7 @@ def test_a_body_that_stops_while_the_server_drains_ends_the_connection_once(loop
         async with serving(body_idle_timeout=0.2) as world:
             client = await world.connect()
             await asyncio.get_running_loop().sock_sendall(client, post({"input": "a"})[:-1])
-            await world.until(lambda: not world.served._idle.is_set())
+            await world.until(lambda: not world.served.idle.is_set())
             world.served.draining = True
             answer = await read(client)
             assert answer.startswith(b"HTTP/1.1 408 ")
