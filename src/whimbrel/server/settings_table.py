@@ -124,7 +124,7 @@ TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in sorted(_rows, key
 
 
 def read_settings(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> Settings:
-    """Return the settings of flags (`given`, where None is not given), of --set (`KEY=VALUE`) and of variables."""
+    """Return the settings of flags (None in `given`: not given), of --set (`KEY=VALUE`) and of variables. Raises SetupError."""
     return Settings(**{key: value for key, (value, _) in stated(given, assignments, environ).items()})
 
 
