@@ -19,8 +19,7 @@ from whimbrel.engine.async_engine import AsyncEngine
 from whimbrel.engine.engine import Engine
 from whimbrel.errors import SetupError
 from whimbrel.server.app import app as server_app
-from whimbrel.server.app.from_settings import read_server_limits
-from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.limits import ServerLimits, read_server_limits
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.settings_table import read_settings
 from whimbrel.types.machine_limits import usable_memory

@@ -15,8 +15,7 @@ from fake_embedder import FakeModel, asked
 from vectors import codes_of, same_bits, told, vectors
 from whimbrel.dialects import native
 from whimbrel.errors import InvalidRequest
-from whimbrel.server.app.docs import docs_page
-from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.openapi import docs_page, openapi_document
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings
 

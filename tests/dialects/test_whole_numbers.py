@@ -264,7 +264,7 @@ def test_whole_values(value: object, whole: object) -> None:
 
 
 def test_the_operators_limits() -> None:
-    assert read_settings({}, (), {"WHIMBREL_MAX_CONNECTIONS": "30.0"}).http.max_connections == 30
+    assert read_settings({}, (), {"WHIMBREL_MAX_CONNECTIONS": "30.0"}).max_connections == 30
 
 
 class Row(msgspec.Struct):

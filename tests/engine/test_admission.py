@@ -13,6 +13,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine.admission import QueueState, ThroughputEstimate, admit
 from whimbrel.errors import Overloaded
 from whimbrel.server.processes.remote_engine import RemoteEngine, num_characters
+from whimbrel.server.processes.replica import Replica
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, Plan, make_plan
@@ -118,9 +119,7 @@ def test_half_of_the_rate_is_from_the_last_64_batches() -> None:
 def remote(minilm: Path) -> RemoteEngine:
     card = read_card(minilm, "all-MiniLM-L6-v2")
     plan = make_plan(Options(max_queue_tokens=10_000), card, Hardware(num_cores=1))
-    return RemoteEngine(
-        0, card, plan, minilm, num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=lambda _: None
-    )
+    return RemoteEngine(0, card, plan, minilm, replicas=[Replica(8, lambda _: None)], on_crash=lambda _: None)
 
 
 def up(remote: RemoteEngine, *, queued: int, small: int) -> None:

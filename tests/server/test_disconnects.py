@@ -91,7 +91,7 @@ async def serving(**limits: Any) -> AsyncIterator[World]:
         finally:
             world.server.stop()
             await asyncio.wait_for(task, 10)
-            await asyncio.wait_for(world.served.wait_until_idle(), 10)
+            await asyncio.wait_for(world.served.idle.wait(), 10)
             end()
     assert not wrong
     assert world.held == 0
@@ -185,7 +185,7 @@ def test_a_client_that_leaves_as_its_result_comes(loop: str, ends: str, turns: i
         async with serving() as world:
             world.embedder.before = lambda: coming
             client = await world.ask({"input": "a"})
-            await world.until(lambda: not world.served._idle.is_set())
+            await world.until(lambda: not world.served.idle.is_set())
             await asyncio.sleep(0.005)
             (connection,) = world.server.places.taken
             connection.reset()
@@ -215,7 +215,7 @@ def test_answers_that_are_being_read_are_finished_before_the_end(loop: str) -> N
             clients = [await world.ask(large(form, 2048), 4096, times=2) for form in FORMS]
             await asyncio.sleep(0.1)
             world.served.draining = True
-            idle = asyncio.ensure_future(world.served.wait_until_idle())
+            idle = asyncio.ensure_future(world.served.idle.wait())
             idle.add_done_callback(lambda _: world.server.stop())
             await asyncio.sleep(0.1)
             assert not idle.done()
@@ -240,7 +240,7 @@ def test_nothing_of_a_reader_that_is_cut_is_left(loop: str, form: str) -> None:
             await world.until(lambda: world.finished)
             await world.until(lambda: not world.server.places.taken)
             assert (world.finished[0].outcome, world.finished[0].status) == ("client_gone", 200)
-            assert (world.held, world.served._idle.is_set()) == (0, True)
+            assert (world.held, world.served.idle.is_set()) == (0, True)
             client.close()
 
     run(loop, main())
@@ -252,7 +252,7 @@ def test_a_body_that_stops_while_the_server_drains_ends_the_connection_once(loop
         async with serving(body_idle_timeout=0.2) as world:
             client = await world.connect()
             await asyncio.get_running_loop().sock_sendall(client, post({"input": "a"})[:-1])
-            await world.until(lambda: not world.served._idle.is_set())
+            await world.until(lambda: not world.served.idle.is_set())
             world.served.draining = True
             answer = await read(client)
             assert answer.startswith(b"HTTP/1.1 408 ")

@@ -22,9 +22,8 @@ from asgi import call
 from fake_embedder import FakeEmbedder
 from whimbrel.errors import SetupError
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.from_settings import read_server_limits
 from whimbrel.server.app.guards import GuardMiddleware
-from whimbrel.server.app.limits import ServerLimits, host_name
+from whimbrel.server.app.limits import ServerLimits, host_name, read_server_limits
 from whimbrel.server.app.request_context import RequestMiddleware, sanitize
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.http.limits import limit_silence
@@ -165,7 +164,7 @@ def test_wrong_limits(text: str) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 def test_keys_are_taken_out_of_the_command_line() -> None:
     code = (
-        "import sys; from whimbrel.server.app.from_settings import read_server_limits as read;"
+        "import sys; from whimbrel.server.app.limits import read_server_limits as read;"
         "from whimbrel.server.settings import Settings;"
         "keys = (sys.argv[2], sys.argv[3].partition('=')[2], 'k-3');"
         "assert read(Settings(api_key=keys), address='127.0.0.1', max_inflight_bytes=1).api_keys == keys;"

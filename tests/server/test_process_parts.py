@@ -29,19 +29,19 @@ from whimbrel.server.processes.codec import decode_request, encode_request, pack
 from whimbrel.server.processes.messages import (
     Attach,
     Cancel,
-    Drop,
     Failed,
     FromEngine,
     Load,
     ModelOptions,
     Ready,
     ReportEngine,
+    Submit,
     ToEngine,
     error_of,
     failed,
 )
 from whimbrel.server.processes.quarantine import QuarantineList
-from whimbrel.server.processes.shared_memory import SegmentPool, StatusBoard, align, anonymous, map_memory
+from whimbrel.server.processes.shared_memory import SegmentPool, StatusBoard, align, allocate, map_memory
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.plan import Options
@@ -73,7 +73,7 @@ def test_messages_survive_any_cut(numbers: list[int], data: st.DataObject) -> No
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"hello", packed(Attach(1)), (MAX_MESSAGE + 1).to_bytes(4, "little"), packed(Drop(1))[:-1] + b"\xc1"],
+    [b"\xff\xff\xff\xff", (5).to_bytes(4, "little") + b"hello", packed(Attach(1)), (MAX_MESSAGE + 1).to_bytes(4, "little"), packed(Cancel(1))[:-1] + b"\xc1"],
 )  # fmt: skip
 def test_what_is_no_message_breaks_the_channel(garbage: bytes) -> None:
     near, far = pair()
@@ -89,10 +89,10 @@ def test_descriptors_arrive_with_their_messages() -> None:
     near, far = pair()
     sender, receiver = Channel[ToEngine](near, ToEngine), Channel[ToEngine](far, ToEngine)
     for number in range(50):
-        fd = anonymous(4)
+        fd, _ = allocate(4)
         os.pwrite(fd, number.to_bytes(4, "little"), 0)
         sender.send(Cancel(number), [fd])
-        sender.send(Drop(number))
+        sender.send(Submit(number, 0, 0, memoryview(b""), 0, b"", admitted=False))
     sender.close()
     got: list[int] = []
     for message in receiver:
@@ -187,7 +187,7 @@ def test_a_dropped_segment_is_never_lent_again() -> None:
 
 
 def test_two_processes_see_the_same_memory() -> None:
-    fd = anonymous(4096)
+    fd, _ = allocate(4096)
     ours, theirs = map_memory(os.dup(fd), 4096), map_memory(fd, 4096)
     np.frombuffer(ours, np.float32)[:3] = 1, 2, 3
     assert np.frombuffer(theirs, np.float32)[:3].tolist() == [1, 2, 3]
@@ -252,7 +252,7 @@ def test_an_engine_survives_a_worker_that_is_cut_off(
             near.sendall((100).to_bytes(4, "little") + b"half")
     near, far = pair()
     control.send(Attach(1), [far.detach()])
-    near.sendall(packed(Drop(5)))
+    near.sendall(packed(Cancel(5)))
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     near.close()

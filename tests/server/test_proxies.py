@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from whimbrel.errors import SetupError
-from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.proxies import ProxyRules, read_proxies, read_root_path
+from whimbrel.server.app.limits import ServerLimits, read_proxies, read_root_path
+from whimbrel.server.app.proxies import ProxyRules
 
 FORWARDED = [
     (b"host", b"inner:8000"),

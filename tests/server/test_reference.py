@@ -17,9 +17,8 @@ from fake_embedder import CARD, FakeEmbedder
 from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route
 from whimbrel.dialects.common.route import ModelKind
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.docs import docs_page, sections
 from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.openapi import docs_page, openapi_document, sections
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry, fitness
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
 from whimbrel.types.card import Card, Output

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from whimbrel.server.processes import watchdog
-from whimbrel.server.processes.children import EngineChild, WorkerChild
+from whimbrel.server.processes import children
+from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild
 from whimbrel.server.processes.shared_memory import StatusBoard
-from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 
 
 class Clock:
@@ -18,7 +17,7 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(watchdog, "perf_counter", lambda: self.now)
+        monkeypatch.setattr(children, "perf_counter", lambda: self.now)
 
     def ask(self, dog: Watchdog, child: Any, seconds: float) -> str | None:
         """Return the first message within `seconds`."""

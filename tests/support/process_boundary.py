@@ -9,6 +9,7 @@ from whimbrel import Engine
 from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.engine_process import WorkerChannel
 from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.replica import Replica
 from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs
@@ -17,10 +18,8 @@ from whimbrel.types.result import Outputs
 async def run_over_a_channel(engine: Engine, requests: list[Request]) -> list[Outputs]:
     """Return the outputs that a worker receives for these requests over a channel to an engine."""
     broken: list[Any] = []
-    remote = RemoteEngine(
-        0, engine.card, engine.plan, engine.folder,
-        num_replicas=1, max_segments=8, on_quarantine=lambda _: None, broken=broken.append,
-    )  # fmt: skip
+    replica = Replica(8, broken.append)
+    remote = RemoteEngine(0, engine.card, engine.plan, engine.folder, replicas=[replica], on_crash=lambda _: None)
     near, far = pair()
     WorkerChannel(engine, 0, far)
     board, _ = StatusBoard.create(4, 4)
@@ -28,6 +27,6 @@ async def run_over_a_channel(engine: Engine, requests: list[Request]) -> list[Ou
     try:
         results = await asyncio.gather(*(remote.run(request) for request in requests))
     finally:
-        remote._replicas[0].disconnect()
+        replica.disconnect()
     assert not broken
     return [result.outputs for result in results]

@@ -27,8 +27,7 @@ from whimbrel.dialects import native, openai
 from whimbrel.dialects.common.responses import ARROW, NPY, OCTETS, accepted_media_type
 from whimbrel.errors import InvalidRequest, TooLarge
 from whimbrel.server.app.app import create_app
-from whimbrel.server.app.docs import docs_page
-from whimbrel.server.app.openapi import openapi_document
+from whimbrel.server.app.openapi import docs_page, openapi_document
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.types.request import Request
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse, Timings

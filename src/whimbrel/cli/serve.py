@@ -19,7 +19,7 @@ from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
 from whimbrel.cli.shared_options import read_pooling, read_reranker
 from whimbrel.errors import SetupError
-from whimbrel.server.app.from_settings import engine_options, read_server_limits
+from whimbrel.server.app.limits import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import read_tls_files
 from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card

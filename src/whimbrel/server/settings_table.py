@@ -4,19 +4,18 @@ A setting `max_length` is the variable WHIMBREL_MAX_LENGTH, and `--set max_lengt
 their own there (cli/flags.py). A flag or --set goes before a variable, and a variable before the default.
 """
 
-import dataclasses
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from types import NoneType, UnionType
 from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Meta
+from msgspec.inspect import UnionType as UnionInfo
+from msgspec.inspect import type_info
 
 from whimbrel.errors import SetupError
-from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.settings import Group, Settings
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
@@ -62,8 +61,11 @@ class Setting:
     @property
     def bounds(self) -> dict[str, float]:
         """The least and the greatest value, as `ge`, `gt` and `le`."""
-        metas = list(_metas(self.type))
-        return {name: bound for name in ("ge", "gt", "le") for meta in metas if (bound := getattr(meta, name)) is not None}
+        info = type_info(self.type)
+        kinds = info.types if isinstance(info, UnionInfo) else (info,)
+        return {
+            name: bound for name in ("ge", "gt", "le") for kind in kinds if (bound := getattr(kind, name, None)) is not None
+        }
 
     @property
     def takes(self) -> str:
@@ -109,48 +111,25 @@ class Setting:
             raise SetupError(f"{source} is no array in JSON.", hint='e.g. ["a", "b"], or a, b') from None
 
 
-def _rows() -> Iterable[Setting]:
-    for owner, fields in ((Settings, msgspec.structs.fields(Settings)), (HttpLimits, dataclasses.fields(HttpLimits))):
-        hints = get_type_hints(owner, include_extras=True)
-        for field in fields:
-            about = next((meta for meta in _metas(hints[field.name]) if meta.description), None)
-            if about is not None:  # all but `http`, whose own fields are settings
-                yield Setting(field.name, hints[field.name], field.default, about.description or "", **(about.extra or {}))
-
-
 def _plain(hint: Any) -> Any:
     if get_origin(hint) in (Union, UnionType):
         return _plain(next(each for each in get_args(hint) if each is not NoneType))
     return _plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
 
 
-def _metas(hint: Any) -> Iterable[Meta]:
-    """Yield the annotations of a type, also those within a union."""
-    if get_origin(hint) in (Union, UnionType):
-        for each in get_args(hint):
-            yield from _metas(each)
-    elif get_origin(hint) is Annotated:
-        yield from (each for each in get_args(hint)[1:] if isinstance(each, Meta))
-        yield from _metas(get_args(hint)[0])
-
-
-TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in _rows()}
+_hints: Final = get_type_hints(Settings, include_extras=True)
+_rows: Final = [Setting(each.name, _hints[each.name], each.default, **each.metadata) for each in fields(Settings)]
+TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in sorted(_rows, key=lambda row: row.group == "HTTP")}
 """All settings by key, in the order of the reference."""
 
 
 def read_settings(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> Settings:
-    """Return the settings of flags (`given`, where None is not given), of --set (`KEY=VALUE`) and of variables.
-
-    Raises SetupError for a key that does not exist, and for a value that does not fit.
-    """
-    values = {key: value for key, (value, _) in stated(given, assignments, environ).items()}
-    of_http = {key: value for key, value in values.items() if TABLE[key].group == "HTTP"}
-    others = {key: value for key, value in values.items() if key not in of_http}
-    return Settings(**others, http=HttpLimits(**of_http))
+    """Return the settings of flags (None in `given`: not given), of --set (`KEY=VALUE`) and of variables. Raises SetupError."""
+    return Settings(**{key: value for key, (value, _) in stated(given, assignments, environ).items()})
 
 
 def stated(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Return the values that are stated, each with its source, by key. Raises SetupError as `read_settings`."""
+    """Return the values that are stated, each with its source, by key. Raises SetupError for a wrong key or value."""
     found = _of_variables(environ)
     on_line: dict[str, tuple[Any, str]] = {}
     for text in assignments:
@@ -175,9 +154,7 @@ def flag_name(key: str) -> str:
 
 
 def _of_variables(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    found: dict[str, tuple[Any, str]] = {}
-    for key, value in _of_guards(environ.get(GUARDS_VARIABLE, "")).items():
-        found[key] = value, GUARDS_VARIABLE
+    found = _of_guards(environ.get(GUARDS_VARIABLE, ""))
     for key, setting in TABLE.items():
         text = environ.get(setting.variable)
         if text is None or (key == "port" and _OF_KUBERNETES.match(text)):
@@ -186,8 +163,8 @@ def _of_variables(environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
     return found
 
 
-def _of_guards(text: str) -> dict[str, Any]:
-    """Return the limits in the variable of earlier releases."""
+def _of_guards(text: str) -> dict[str, tuple[Any, str]]:
+    """Return the limits in the variable of earlier releases, each with its source."""
     try:
         changes = msgspec.json.decode(text or "{}", type=dict[str, object])
     except ValueError as error:
@@ -196,7 +173,8 @@ def _of_guards(text: str) -> dict[str, Any]:
     renamed = {"lingering_timeout" if key == "drain_timeout" else key: value for key, value in changes.items()}
     if unknown := sorted(renamed.keys() - set(limits)):
         raise SetupError(f"{GUARDS_VARIABLE}: {unknown[0]} is not one of {', '.join(limits)}.", hint=_nearest(unknown[0]))
-    return {key: TABLE[key].check(value, f"{GUARDS_VARIABLE}: {key}", strict=True) for key, value in renamed.items()}
+    found = {key: TABLE[key].check(value, f"{GUARDS_VARIABLE}: {key}", strict=True) for key, value in renamed.items()}
+    return {key: (value, GUARDS_VARIABLE) for key, value in found.items()}
 
 
 def _nearest(key: str) -> str:

@@ -24,10 +24,9 @@ from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, opena
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
-from whimbrel.server.app.docs import docs_file
 from whimbrel.server.app.guards import GuardMiddleware
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
-from whimbrel.server.app.openapi import ServerLoad, openapi_json
+from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
@@ -121,8 +120,7 @@ class App:
             parsed = _parser(route, context.request_headers)(body)
             context.model = "other"
             name = scope.get(DEPLOYMENT, parsed.body.model)
-            is_placeholder = name in route.placeholders and not self._served.knows(name)
-            embedder = self._served.find(None if is_placeholder else name, route, parsed)
+            embedder = self._served.find(name, route, parsed)
             context.model = embedder.plan.served_name
             request = parsed.request(embedder)
         result: Any = None
@@ -278,7 +276,7 @@ class _Pages:
         }
         self.by_path: dict[str, Callable[[HTTPRequest], Awaitable[HTTPResponse]]] = {
             **{path: partial(_send_json, render) for path, render in as_json.items()},
-            **{path: partial(_send_file, name) for path, name in ASSET_PATHS.items()},
+            **{path: partial(_send_page, page_files()[name]) for path, name in ASSET_PATHS.items()},
             "/": self._root,
             "/load": self._load,
             "/metrics": self._render_metrics,
@@ -311,7 +309,7 @@ class _Pages:
             prefix = http.scope.get("root_path", "")
             if prefix and http.scope.get("raw_path") == prefix.encode():  # from there, the page's relative URLs lead elsewhere
                 return RedirectResponse(f"{prefix}/")
-            return await _send_file(PLAYGROUND, http)
+            return await _send_page(page_files()[PLAYGROUND], http)
         return await _send_json(self._check_ready, http)
 
     async def _load(self, http: HTTPRequest) -> HTTPResponse:
@@ -339,18 +337,14 @@ class _Pages:
         if http.scope.get("raw_path", b"").endswith(b"/"):  # relative URLs would lead below /docs
             return HTTPResponse(status_code=308, headers={"location": "../docs"})
         file = await asyncio.to_thread(self._docs_file, str(http.base_url).rstrip("/"))  # the first one takes a while
-        return _send_page(file, http)
+        return await _send_page(file, http)
 
 
 async def _send_json(render: Callable[[HTTPRequest], bytes], http: HTTPRequest) -> HTTPResponse:
     return HTTPResponse(render(http), media_type=JSON)
 
 
-async def _send_file(name: str, http: HTTPRequest) -> HTTPResponse:
-    return _send_page(page_files()[name], http)
-
-
-def _send_page(file: PageFile, http: HTTPRequest) -> HTTPResponse:
+async def _send_page(file: PageFile, http: HTTPRequest) -> HTTPResponse:
     """Return a page, or status 304 where the browser has it."""
     headers = file.headers | {"vary": "accept"}
     known = ",".join(http.headers.getlist("if-none-match"))

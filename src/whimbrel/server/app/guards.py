@@ -146,7 +146,9 @@ class GuardMiddleware:
         if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in self._limits.origins:
             return
         origin = headers[b"origin"].decode("latin-1")
-        if origin not in self._limits.origins and not _is_same_origin(origin, headers.get(b"host", b"").decode("latin-1")):
+        scheme, _, authority = origin.lower().partition("://")
+        served_here = scheme in ("http", "https") and authority == headers.get(b"host", b"").decode("latin-1").lower()
+        if origin not in self._limits.origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
             hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) else ""
             raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
 
@@ -157,9 +159,3 @@ def _is_loopback(name: str) -> bool:
         return name == "localhost" or ip_address(name).is_loopback
     except ValueError:
         return False
-
-
-def _is_same_origin(origin: str, host: str) -> bool:
-    """Return whether `host` served the page. The scheme may differ, since a proxy may have removed TLS."""
-    scheme, _, authority = origin.lower().partition("://")
-    return scheme in ("http", "https") and authority == host.lower()

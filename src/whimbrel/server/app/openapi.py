@@ -1,13 +1,14 @@
-"""The document /openapi.json, from the types of the dialects' routes."""
+"""The document /openapi.json, from the types of the dialects' routes, and /docs, which shows it by API as a page to read."""
 
 from collections.abc import Iterator, Sequence
-from functools import cache
+from functools import cache, lru_cache
+from html import escape
 from typing import Annotated, Any, Final, NamedTuple, TypeAlias, cast
 
 import msgspec
 
 from whimbrel import __version__, errors
-from whimbrel.dialects import APIS, GET_ROUTES, ROUTES, Route, openai
+from whimbrel.dialects import APIS, ROUTES, Route, openai
 from whimbrel.dialects import JSON as JSON_TYPE
 from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
@@ -15,9 +16,12 @@ from whimbrel.dialects.common.route import binary_types
 from whimbrel.dialects.common.schemas import any_of
 from whimbrel.server.app.guards import OPEN_PATHS
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
+from whimbrel.server.pages.files import HTML, PageFile, page_file
+from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
 
 JSON: TypeAlias = dict[str, Any]
 
+_BASE_URL: Final = "{base_url}"
 _REF: Final = "#/components/schemas/{name}"
 
 
@@ -33,6 +37,10 @@ class ServerLoad(msgspec.Struct):
     server_load: Annotated[int, msgspec.Meta(description="Requests that have not ended; requests for pages do not count.")]
 
 
+OWN: Final = "Server"
+_ABOUT_OWN: Final = "What is served, how the server does, and what it offers."
+
+
 class Page(NamedTuple):
     """A GET route in OpenAPI's terms."""
 
@@ -41,11 +49,12 @@ class Page(NamedTuple):
     kind: Any
     media_types: tuple[str, ...] = (JSON_TYPE,)
     error_type: type = OpenAIError
+    api: str = OWN
 
 
-GETS: Final = (
-    Page("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse),
-    Page("/v1/models/{model}", "One model.", openai.NamedModel),
+PAGES: Final = (
+    Page("/v1/models", "The models that are served (OpenAI).", openai.ModelsResponse, api=APIS[0].name),
+    Page("/v1/models/{model}", "One model.", openai.NamedModel, api=APIS[0].name),
     *(Page(path, "Whether requests are answered: 200 or 503.", Status) for path in ("/health", "/health/ready", "/ping", "/")),
     Page("/health/live", "Whether the process runs.", Status),
     Page("/info", "What the checkpoint says (card) and how it is run (plan); and what TEI says.", dict[str, Any]),
@@ -53,8 +62,12 @@ GETS: Final = (
     Page("/metrics", "Prometheus metrics.", str, ("text/plain", "application/openmetrics-text")),
     Page("/openapi.json", "This description of all routes.", dict[str, Any]),
     Page("/docs", "The same as a page to read.", str, ("text/html",)),
+    *(
+        Page(each.path, each.summary, each.response_type, error_type=each.error_type, api=api.name)
+        for api in APIS
+        for each in api.get_routes
+    ),
 )
-"""The server's own, and those of OpenAI."""
 
 _COMMON: Final = (
     (errors.MalformedHTTP("there are 2 Host headers; send one."), "The request is no valid HTTP."),
@@ -89,26 +102,9 @@ _ERRORS: Final = (
 """One error of each kind with its description. Status and body depend on the dialect."""
 
 
-OF_OPENAI: Final = ("/v1/models", "/v1/models/{model}")
-"""Paths of GETS that belong to OpenAI's API."""
-OWN: Final = "Server"
-ABOUT_OWN: Final = "What is served, how the server does, and what it offers."
-_TAGGED: Final = {
-    "post": [(api.name, {route.path for route in api.routes}) for api in APIS],
-    "get": [
-        *((api.name, {page.path for page in api.get_routes}) for api in APIS),
-        (APIS[0].name, set(OF_OPENAI)),
-        (OWN, {page.path for page in GETS} - set(OF_OPENAI)),
-    ],
-}
-"""Names of APIs with their paths, by method."""
-
-
 def openapi_document() -> JSON:
-    of_dialects = (Page(each.path, each.summary, each.response_type, error_type=each.error_type) for each in GET_ROUTES)
-    pages = [*GETS, *of_dialects]
     types = [each for route in ROUTES for each in (route.request_type, route.response_type, route.error_type)]
-    types += [page.kind for page in pages]
+    types += [page.kind for page in PAGES]
     _, schemas = msgspec.json.schema_components(types, ref_template=_REF)
     schemas = {name: _replaced(schema) for name, schema in schemas.items()}
     for kind in dict.fromkeys(_structs(msgspec.inspect.multi_type_info(types))):
@@ -118,15 +114,14 @@ def openapi_document() -> JSON:
         name = route.request_type.__name__
         schemas[name] = {"title": name, "description": f"Body of POST {route.path}."} | schemas[name]
     paths: dict[str, JSON] = {path: {"post": post_operation(group.routes, schemas)} for path, group in ROUTES_BY_PATH.items()}
-    for page in pages:
-        paths.setdefault(page.path, {})["get"] = _get(page)
     for path, methods in paths.items():
-        for method, operation in methods.items():
-            operation["tags"] = list(dict.fromkeys(api for api, routes in _TAGGED[method] if path in routes))
+        methods["post"]["tags"] = [api.name for api in APIS if any(route.path == path for route in api.routes)]
+    for page in PAGES:
+        paths.setdefault(page.path, {})["get"] = _get(page) | {"tags": [page.api]}
     return {
         "openapi": "3.1.0",
         "info": {"title": "Whimbrel", "version": __version__, "summary": "Embeddings from pooling models."},
-        "tags": [{"name": api.name, "description": api.about} for api in APIS] + [{"name": OWN, "description": ABOUT_OWN}],
+        "tags": [{"name": api.name, "description": api.about} for api in APIS] + [{"name": OWN, "description": _ABOUT_OWN}],
         "paths": paths,
         "components": {"schemas": schemas, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "security": [{}, {"key": []}],
@@ -240,3 +235,48 @@ def _get(page: Page) -> JSON:
         name: JSON = {"type": "string", "minLength": 1}
         operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
     return operation
+
+
+@lru_cache(maxsize=4)
+def docs_file(base_url: str, *, needs_key: bool, playground: bool) -> PageFile:
+    """Return /docs for a server that the client calls by this URL. The first call of a process takes a while."""
+    return page_file(_template(needs_key, playground).replace(_BASE_URL, escape(base_url)).encode(), HTML)
+
+
+@cache
+def _template(needs_key: bool, playground: bool) -> str:
+    """Return the page with a placeholder for the URL. It takes some 100 ms to make, once per process."""
+    return docs_page(msgspec.json.decode(openapi_json()), base_url=_BASE_URL, needs_key=needs_key, playground=playground)
+
+
+def docs_page(document: JSON, **facts: Any) -> str:
+    """Return the OpenAPI document as a page to read, with the facts that `reference_html` takes. Its script adds search."""
+    return reference_html(sections(document), document["components"]["schemas"], version=__version__, **facts)
+
+
+def sections(document: JSON) -> list[Section]:
+    """Return a section per API, then the server's own GET routes. A body that several paths of an API take is one entry."""
+    schemas = document["components"]["schemas"]
+    found: list[Section] = []
+    for api in APIS:
+        posts: dict[Any, list[Route]] = {}
+        for route in api.routes:
+            kind = (route.request_type, str(route.response_type), route.error_type, route.example)
+            posts.setdefault(kind, []).append(route)
+        entries = [_post_entry(routes, schemas) for routes in posts.values()]
+        found.append(Section(api.name, api.about, [*entries, *_get_entries(api.name, document)]))
+    return [*found, Section(OWN, _ABOUT_OWN, _get_entries(OWN, document))]
+
+
+def _post_entry(routes: Sequence[Route], schemas: JSON) -> Entry:
+    places = [Place(route.path, tuple(sorted(route.discriminators))) for route in routes]
+    return Entry("POST", places, post_operation(routes[:1], schemas), routes[0].made_for)
+
+
+def _get_entries(api: str, document: JSON) -> list[Entry]:
+    """Return an entry for each summary of an API's pages."""
+    places: dict[str, list[Place]] = {}
+    for page in PAGES:
+        if page.api == api:
+            places.setdefault(page.summary, []).append(Place(page.path))
+    return [Entry("GET", each, document["paths"][each[0].path]["get"]) for each in places.values()]

@@ -1,45 +1,14 @@
 """Requests that come through a proxy: the path below a prefix, and the client, scheme and host that a trusted proxy names."""
 
-import re
-from collections.abc import Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from typing import Final, TypeAlias
+from typing import TypeAlias
 
 from starlette.types import Scope
 
-from whimbrel.errors import SetupError
-from whimbrel.server.app.limits import ServerLimits
+from whimbrel.server.app.limits import ANY_PEER, UNIX_PEER, ServerLimits
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Network: TypeAlias = IPv4Network | IPv6Network
-
-_ANY: Final = "*"
-_UNIX: Final = "unix"
-"""Peers on a Unix socket, which have no address."""
-_PREFIX: Final = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-
-
-def read_root_path(value: str) -> str:
-    """Return a prefix of paths without a slash at its end, "" for none. Raises SetupError."""
-    path = value.rstrip("/")
-    if not _PREFIX.fullmatch(path):
-        raise SetupError(f"root_path takes a path, not {value!r}.", hint="e.g. /embeddings")
-    return path
-
-
-def read_proxies(values: Sequence[str]) -> tuple[str, ...]:
-    """Return addresses and networks of proxies; each value may hold several with commas. Raises SetupError."""
-    names = [name for value in values for name in map(str.strip, value.split(",")) if name]
-    for name in names:
-        if name not in (_ANY, _UNIX):
-            try:
-                ip_network(name)
-            except ValueError as error:
-                raise SetupError(
-                    f"forwarded_allow_ips takes addresses and networks, not {name!r}: {error}.",
-                    hint="e.g. 10.0.0.0/8,127.0.0.1; unix for a Unix socket, * for any peer",
-                ) from None
-    return tuple(names)
 
 
 class ProxyRules:
@@ -47,9 +16,11 @@ class ProxyRules:
 
     def __init__(self, limits: ServerLimits) -> None:
         self._root_path = limits.root_path
-        self._any = _ANY in limits.forwarded_allow_ips
-        self._unix = _UNIX in limits.forwarded_allow_ips
-        self._networks: list[Network] = [ip_network(name) for name in limits.forwarded_allow_ips if name not in (_ANY, _UNIX)]
+        self._any = ANY_PEER in limits.forwarded_allow_ips
+        self._unix = UNIX_PEER in limits.forwarded_allow_ips
+        self._networks: list[Network] = [
+            ip_network(name) for name in limits.forwarded_allow_ips if name not in (ANY_PEER, UNIX_PEER)
+        ]
         self._trusts = bool(limits.forwarded_allow_ips)
 
     def apply(self, scope: Scope) -> Scope:

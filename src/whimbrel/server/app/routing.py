@@ -18,7 +18,6 @@ from whimbrel.dialects.common.responses import served_names
 from whimbrel.dialects.common.route import Parsed, ServedModel
 from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, WhimbrelError
 from whimbrel.outputs.requested import scores_by_similarity
-from whimbrel.types.card import Card
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.scheduling import Scheduling
@@ -43,10 +42,7 @@ class PathRoutes:
         self._message_pack = msgspec.msgpack.Decoder(self._fields)
 
     def choose(self, body: bytes, headers: Mapping[bytes, bytes] | None = None) -> Route:
-        """Return the route that a body is for, as far as the body can be read, and its headers.
-
-        The values of the body are skipped, and not decoded.
-        """
+        """Return the route for a body, as far as that can be read, and its headers. Values are skipped, and not decoded."""
         default = self.default
         if headers is not None and self._told_by_headers:
             default = next((each for each in self._told_by_headers if each.of_client and each.of_client(headers)), default)
@@ -126,8 +122,9 @@ class ModelRegistry:
         self._num_models = len(embedders) if num_models is None else num_models
         self._embedders = dict(enumerate(embedders))
         self._in_flight = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self.idle = asyncio.Event()
+        """Set while no request is in flight."""
+        self.idle.set()
         self.draining = False
 
     def add(self, index: int, embedder: AsyncEmbedder) -> None:
@@ -137,14 +134,16 @@ class ModelRegistry:
         return (self._embedders[index] for index in sorted(self._embedders))
 
     def find(self, name: str | None, route: Route | None = None, parsed: Parsed[Any] | None = None) -> AsyncEmbedder:
-        """Return the model with this name; without a name, the only model that can answer the body.
+        """Return the model with this name; without a name, or with a placeholder, the only model that can answer the body.
 
         Raises Unavailable, ModelNotFound, InvalidRequest.
         """
-        if name is None and self._num_models == 1 and 0 in self._embedders:
-            return self._embedders[0]
         if name is not None and (embedder := self._named(name)) is not None:
             return embedder
+        if name is not None and route is not None and name in route.placeholders:
+            name = None
+        if name is None and self._num_models == 1 and 0 in self._embedders:
+            return self._embedders[0]
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
         if name is None:
@@ -152,9 +151,6 @@ class ModelRegistry:
         error = ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
         error.model = name[:100]
         raise error
-
-    def knows(self, name: str | None) -> bool:
-        return name is not None and self._named(name) is not None
 
     def _named(self, name: str) -> AsyncEmbedder | None:
         wanted = _untagged(name)
@@ -188,15 +184,12 @@ class ModelRegistry:
     def begin(self) -> None:
         """Count a request as in flight, until the last byte of its answer is handed over or its client is gone."""
         self._in_flight += 1
-        self._idle.clear()
+        self.idle.clear()
 
     def end(self) -> None:
         self._in_flight -= 1
         if self._in_flight == 0:
-            self._idle.set()
-
-    async def wait_until_idle(self) -> None:
-        await self._idle.wait()
+            self.idle.set()
 
 
 def _names(embedders: Iterable[AsyncEmbedder]) -> str:
@@ -219,13 +212,8 @@ def fitness(embedder: AsyncEmbedder, route: Route | None, parsed: Parsed[Any] | 
     fits = bool(call.outputs) and card.outputs.keys() >= set(call.outputs)
     if not fits or not route.suits(parsed.body, embedder):
         return 1
-    return 2 if call.outputs != ("scores",) or _is_made_to_score(card, call) else 1
-
-
-def _is_made_to_score(card: Card, request: Request) -> bool:
-    """Return whether a model is made to score such inputs: pairs with one score, texts with a score for each class."""
-    ranks = isinstance(next(iter(request.texts), None), tuple)
-    return ranks == (card.output("scores").width == 1)
+    ranks = isinstance(next(iter(call.texts), None), tuple)  # pairs have one score, texts a score for each class
+    return 2 if call.outputs != ("scores",) or ranks == (card.output("scores").width == 1) else 1
 
 
 def _untagged(name: str) -> str:

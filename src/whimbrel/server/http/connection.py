@@ -367,11 +367,8 @@ class Connection(asyncio.Protocol):
 
     def _ask_presence(self) -> None:
         """Send something to a client that has closed its side. One that has left refuses it, which `_check_presence` sees."""
-        if (
-            self._exchanges
-            and self._exchanges[0].answer is Answer.AWAITED
-            and self._exchanges[0].scope["http_version"] == "1.1"
-        ):
+        running = self._exchanges[0] if self._exchanges else None
+        if running is not None and running.answer is Answer.AWAITED and running.scope["http_version"] == "1.1":
             self.transport.write(CONTINUE)
         self._presence = self._loop.call_later(_HALF_CLOSED_SECONDS, self._check_presence)
 

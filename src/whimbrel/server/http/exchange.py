@@ -53,10 +53,8 @@ class RequestResponseCycle:
         scope["extensions"] = {DISCONNECT_EXTENSION: self.on_disconnect, KEPT_EXTENSION: connection.is_kept}
         self.keep_alive = keep_alive
         self.task: asyncio.Task[None] | None = None
-        expects_continue = (
-            scope["http_version"] == "1.1" and dict(scope["headers"]).get(b"expect", b"").lower() == b"100-continue"
-        )
-        self._body = Body.EXPECTED if expects_continue else Body.COMING
+        expectation = dict(scope["headers"]).get(b"expect", b"").lower() if scope["http_version"] == "1.1" else b""
+        self._body = Body.EXPECTED if expectation == b"100-continue" else Body.COMING
         self._error: WhimbrelError | None = None
         """The error that cut the body off."""
         self._change = asyncio.Event()
@@ -137,10 +135,7 @@ class RequestResponseCycle:
             self._loop.call_soon(callback)
 
     async def receive(self) -> Message:
-        """Return a piece of the body or, after its end, the disconnection of the client.
-
-        Raises BodyTimeout, and the error of a body that breaks the rules of HTTP.
-        """
+        """Return a piece of the body or, after its end, the disconnection. Raises BodyTimeout, and errors of the parser."""
         if self._body is Body.EXPECTED and self.answer is Answer.AWAITED:
             self._follow(Event.ASKED)
             self._connection.transport.write(CONTINUE)

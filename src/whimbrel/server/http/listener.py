@@ -37,10 +37,7 @@ class Server:
     def __init__(
         self, app: ASGIApp, listener: int, limits: HttpLimits, render_error: RenderError, tls: ssl.SSLContext | None = None
     ) -> None:
-        """Make it in the event loop that it serves in. `listener` is the socket's descriptor, which stays open.
-
-        `tls` may be replaced, for connections from then on.
-        """
+        """Make it in the event loop that it serves in. `listener` stays open; `tls` may be replaced, for later connections."""
         self._loop = asyncio.get_running_loop()
         self._app = app
         self._limits = limits

@@ -105,14 +105,10 @@ READING: Final[Mapping[Reading, Mapping[Event, Reading]]] = {
     Reading.CLOSED: {},
 }
 
+_COMING: Final = {Event.BODY_COMES: Body.COMING, Event.BODY_ENDS: Body.WHOLE, Event.CUT_OFF: Body.CUT}
 BODY: Final[Mapping[Body, Mapping[Event, Body]]] = {
-    Body.EXPECTED: {
-        Event.ASKED: Body.COMING,
-        Event.BODY_COMES: Body.COMING,
-        Event.BODY_ENDS: Body.WHOLE,
-        Event.CUT_OFF: Body.CUT,
-    },
-    Body.COMING: {Event.BODY_COMES: Body.COMING, Event.BODY_ENDS: Body.WHOLE, Event.CUT_OFF: Body.CUT},
+    Body.EXPECTED: _COMING | {Event.ASKED: Body.COMING},
+    Body.COMING: _COMING,
     Body.WHOLE: {Event.TAKEN: Body.TAKEN, Event.CUT_OFF: Body.CUT},
     Body.TAKEN: {Event.CUT_OFF: Body.CUT},
     Body.CUT: {Event.CUT_OFF: Body.CUT},

@@ -30,23 +30,19 @@ class PageFile:
 @cache
 def page_files() -> dict[str, PageFile]:
     paths = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in _TYPES)
-    return {path.name: _read(path) for path in paths}
+    return {path.name: page_file(path.read_bytes(), _TYPES[path.suffix]) for path in paths}
 
 
-def _read(path: Path) -> PageFile:
-    content = path.read_bytes()
-    return PageFile(content, page_headers(_TYPES[path.suffix], sha256(content).hexdigest()))
-
-
-def page_headers(media_type: str, digest: str) -> dict[str, str]:
-    return {
+def page_file(content: bytes, media_type: str) -> PageFile:
+    headers = {
         "content-type": f"{media_type}; charset=utf-8",
         "content-security-policy": POLICY,
         "x-content-type-options": "nosniff",
         "referrer-policy": "no-referrer",
         "cache-control": "no-cache",  # browsers ask each time, so a new release is never mixed with an old one
-        "etag": f'"{digest[:32]}"',
+        "etag": f'"{sha256(content).hexdigest()[:32]}"',
     }
+    return PageFile(content, headers)
 
 
 ASSET_PATHS: Final = {f"/assets/{name}": name for name in page_files() if name != PLAYGROUND}

@@ -1,7 +1,4 @@
-"""HTML of the API reference: contents, a section per API, and a table for each body, of reference.html.jinja.
-
-The page can be read without its script, which adds the search and forms that send requests.
-"""
+"""HTML of the API reference, of reference.html.jinja. It can be read without its script, which adds search and forms."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -4,7 +4,6 @@ A message is four bytes of length, then msgpack. `Channel` is for threads that b
 ProtocolError a channel is of no use, and one of the two processes has to end.
 """
 
-import array
 import asyncio
 import logging
 import os
@@ -193,11 +192,8 @@ class AsyncChannel(Generic[T]):
             more = self._reader.receive(self._sock)
         except (BlockingIOError, InterruptedError):
             return
-        except OSError:
-            self._end(None)
-            return
-        except ProtocolError as error:
-            self._end(error)
+        except (OSError, ProtocolError) as error:
+            self._end(error if isinstance(error, ProtocolError) else None)
             return
         try:
             for message in self._reader.messages():
@@ -218,7 +214,7 @@ class AsyncChannel(Generic[T]):
             packed, fds = self._backlog[0]
             try:
                 if fds:
-                    sent = self._sock.sendmsg([packed], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+                    sent = socket.send_fds(self._sock, [packed], list(fds))
                     close_fds(fds)
                 else:
                     sent = self._sock.send(packed)

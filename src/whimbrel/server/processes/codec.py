@@ -57,15 +57,10 @@ def encode_request(request: EngineRequest, scheduling: Scheduling) -> tuple[byte
         size += align(array.nbytes)
         return array.dtype.str, array.shape, start
 
+    seqs, finish = request.seqs, request.finish
+    pairs = replace(finish, pair_tokens=None) if isinstance(finish, PairScoring) else None
     header = _Header(
-        len(request.seqs),
-        pack_seqs(request.seqs),
-        request.layout,
-        request.received,
-        request.tokenize,
-        replace(request.finish, pair_tokens=None) if isinstance(request.finish, PairScoring) else None,
-        scheduling,
-        request.num_truncated,
+        len(seqs), pack_seqs(seqs), request.layout, request.received, request.tokenize, pairs, scheduling, request.num_truncated
     )
     return msgspec.msgpack.encode(header, enc_hook=place), arrays, size
 
@@ -84,16 +79,9 @@ def decode_request(header: bytes, source: _Source) -> EngineRequest:
         dtype, shape, start = place
         return np.frombuffer(source, dtype, prod(shape), start).reshape(shape)
 
-    decoded = msgspec.msgpack.decode(header, type=_Header, dec_hook=read)
-    return EngineRequest(
-        unpack_seqs(decoded.seqs, decoded.num_seqs),
-        decoded.layout,
-        decoded.received,
-        decoded.tokenize,
-        decoded.pairs or ReturnRows(),
-        decoded.scheduling,
-        decoded.num_truncated,
-    )
+    told = msgspec.msgpack.decode(header, type=_Header, dec_hook=read)
+    seqs, finish = unpack_seqs(told.seqs, told.num_seqs), told.pairs or ReturnRows()
+    return EngineRequest(seqs, told.layout, told.received, told.tokenize, finish, told.scheduling, told.num_truncated)
 
 
 def pack_seqs(seqs: Sequence[Seq]) -> Int32Array:

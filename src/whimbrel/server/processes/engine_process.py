@@ -93,11 +93,8 @@ class WorkerChannel:
             for message in self._channel:
                 if isinstance(message, messages.Submit):
                     self._submit(message)
-                elif isinstance(message, messages.Cancel):
-                    if (future := self._futures.get(message.uid)) is not None:
-                        future.cancel()
-                else:
-                    self._segments.pop(message.segment, None)
+                elif (future := self._futures.get(message.uid)) is not None:
+                    future.cancel()
             if self._channel.failure is not None:
                 raise self._channel.failure
         except BaseException as error:
@@ -110,6 +107,8 @@ class WorkerChannel:
         self._channel.close()
 
     def _submit(self, message: messages.Submit) -> None:
+        for number in message.dropped:
+            self._segments.pop(number, None)
         if message.segment_bytes:
             self._segments[message.segment] = map_memory(self._channel.take_fd(), message.segment_bytes)
         segment = self._segments[message.segment] if message.segment else None

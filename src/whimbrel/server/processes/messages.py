@@ -1,7 +1,4 @@
-"""Messages between the processes: msgpack, one struct per message, tagged by its name.
-
-Large arrays travel beside the messages, in shared memory (shared_memory.py).
-"""
+"""Messages between the processes: structs as msgpack, tagged by name. Large arrays lie in shared memory (shared_memory.py)."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -65,18 +62,14 @@ class Submit(_Message):
     header: bytes
     admitted: bool
     """True if an engine had admitted it before, so that it must not be refused for overload."""
+    dropped: list[int] = []
+    """Numbers of segments that the worker does not use again."""
 
 
 class Cancel(_Message):
     """The client disconnected; the request need not run."""
 
     uid: int
-
-
-class Drop(_Message):
-    """The worker does not use a segment again."""
-
-    segment: int
 
 
 class EngineAnswer(_Message):
@@ -242,7 +235,7 @@ def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
     )
 
 
-ToEngine: TypeAlias = Submit | Cancel | Drop
+ToEngine: TypeAlias = Submit | Cancel
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Notice
 ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart

@@ -30,7 +30,6 @@ from whimbrel.outputs.finishers import locate_error
 from whimbrel.outputs.layout import build_outputs, concat_sparse
 from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.server.processes.channel import ProtocolError
 from whimbrel.server.processes.messages import EngineDown
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.replica import Replica, Unanswered, fail
@@ -51,20 +50,9 @@ class RemoteEngine:
     """A model that runs in engine processes: an `AsyncEmbedder` for one event loop."""
 
     def __init__(
-        self,
-        worker: int,
-        card: Card,
-        plan: Plan,
-        folder: Path,
-        *,
-        num_replicas: int,
-        max_segments: int,
-        on_quarantine: Callable[[bytes], None],
-        broken: Callable[[ProtocolError], None],
+        self, worker: int, card: Card, plan: Plan, folder: Path, *, replicas: list[Replica], on_crash: Callable[[bytes], None]
     ) -> None:
-        """`on_quarantine` gets the digest of a text that crashes engines, `broken` the error of a channel. `max_segments` is
-        the limit of segments of shared memory of each replica.
-        """
+        """`on_crash` gets the digest of a text that crashes engines."""
         self.card = card
         self.plan = plan
         self._worker = worker
@@ -72,12 +60,11 @@ class RemoteEngine:
         self.tokenize = self._preprocessor.tokenize
         self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
-        self._replicas = [Replica(max_segments) for _ in range(num_replicas)]
+        self._replicas = replicas
         self._waiting: dict[Unanswered, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
-        self._on_quarantine = on_quarantine
-        self._broken = broken
+        self._on_crash = on_crash
 
     # AsyncEmbedder
 
@@ -93,12 +80,7 @@ class RemoteEngine:
 
     @property
     def queued_tokens(self) -> int:
-        """Tokens that wait or run in the engines, and those that wait here for an engine."""
-        return sum(board.queued_tokens for board in self._boards()) + self.waiting_tokens
-
-    @property
-    def waiting_tokens(self) -> int:
-        """Tokens that wait here until an engine is up."""
+        """Tokens that wait here until an engine is up. Engines report those that they have."""
         return sum(pending.request.num_tokens for pending in self._waiting)
 
     async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
@@ -180,8 +162,8 @@ class RemoteEngine:
             raise error
         if scheduling.priority < 0:  # only the engine knows the tokens ahead of it
             return
-        boards, waiting = self._boards(), self.waiting_tokens
-        num_engines = max(1, len(boards))
+        boards = [replica.board for replica in self._replicas if replica.up and replica.board is not None]
+        num_engines, waiting = max(1, len(boards)), self.queued_tokens
         queued = (waiting + sum(board.queued_tokens for board in boards)) // num_engines
         tokens = request.num_inputs
         rate, jitter = sum(board.rate for board in boards) / num_engines, random.random()  # noqa: S311
@@ -192,9 +174,6 @@ class RemoteEngine:
         ahead = (waiting + sum(board.small_tokens for board in boards)) // num_engines if small else queued
         queue = QueueState(queued, ahead + tokens, 0, rate)
         admit(self.plan, queue, tokens=tokens, num_bytes=0, small=small, returns=scheduling.waited > 0, jitter=jitter)
-
-    def _boards(self) -> list[StatusBoard]:
-        return [replica.board for replica in self._replicas if replica.up and replica.board is not None]
 
     def _unavailable(self) -> Unavailable | None:
         """Return the error of all requests if every replica keeps failing. Its delay is random, so that clients spread out."""
@@ -208,8 +187,7 @@ class RemoteEngine:
 
     def attach(self, index: int, sock: socket.socket, board: StatusBoard) -> None:
         """Connect a replica that is ready, and send it the waiting requests."""
-        replica = self._replicas[index]
-        replica.attach(sock, board, on_end=lambda error: self._disconnect(replica, error))
+        self._replicas[index].attach(sock, board)
         self._dispatch_waiting()
 
     def down(self, down: EngineDown) -> None:
@@ -234,11 +212,6 @@ class RemoteEngine:
         self._aborted = error
         for pending in [*self._waiting, *(each for replica in self._replicas for each in replica.pending.values())]:
             fail(pending, error)
-
-    def _disconnect(self, replica: Replica, error: ProtocolError | None) -> None:
-        if error is not None:
-            self._broken(error)
-        replica.disconnect()
 
     def _dispatch_waiting(self) -> None:
         waiting, self._waiting = self._waiting, {}
@@ -279,7 +252,7 @@ class RemoteEngine:
                 if together == 1 and len(batches) == 1:
                     seq = pending.request.seqs[index]
                     if (digest := self._quarantine.record_crash(seq, blame, perf_counter())) is not None:
-                        self._on_quarantine(digest)
+                        self._on_crash(digest)
                 pending.suspects[index] = max(1, min(pending.suspects.get(index, together), together) // 2)
 
 

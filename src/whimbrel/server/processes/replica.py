@@ -16,7 +16,7 @@ from whimbrel.errors import WhimbrelError
 from whimbrel.outputs.layout import build_outputs
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
 from whimbrel.server.processes.codec import encode_request, unpack_entries, write_arrays
-from whimbrel.server.processes.messages import Cancel, Drop, EngineAnswer, EngineDown, Failed, FromEngine, Submit, error_of
+from whimbrel.server.processes.messages import Cancel, EngineAnswer, EngineDown, Failed, FromEngine, Submit, error_of
 from whimbrel.server.processes.shared_memory import SHARED_BYTES, Segment, SegmentPool, StatusBoard, map_memory
 from whimbrel.types.result import Result, Timings
 
@@ -41,14 +41,16 @@ class Unanswered:
 
 
 class Replica:
-    """An engine process over all its lives."""
+    """An engine process over all its lives. A channel to it has at most `max_segments` of shared memory."""
 
-    def __init__(self, max_segments: int) -> None:
+    def __init__(self, max_segments: int, broken: Callable[[ProtocolError], None]) -> None:
+        """`broken` gets the error of a channel."""
         self.down: EngineDown | None = None
         self.outstanding_tokens = 0
         self.board: StatusBoard | None = None
         self._channel: AsyncChannel[FromEngine] | None = None
         self._max_segments = max_segments
+        self._broken = broken
         self._pool = SegmentPool(max_segments)
         self.pending: dict[int, Unanswered] = {}
         self._next_uid = random.getrandbits(48)  # the lives of a worker must not share uids
@@ -57,15 +59,17 @@ class Replica:
     def up(self) -> bool:
         return self._channel is not None
 
-    def attach(self, sock: socket.socket, board: StatusBoard, *, on_end: Callable[[ProtocolError | None], None]) -> None:
+    def attach(self, sock: socket.socket, board: StatusBoard) -> None:
         """Begin a life. The segments of the earlier one are not used again, as they may be half written."""
-        self._channel = AsyncChannel[FromEngine](sock, FromEngine, on_message=self._receive, on_end=on_end)
+        self._channel = AsyncChannel[FromEngine](sock, FromEngine, on_message=self._receive, on_end=self.disconnect)
         self._pool = SegmentPool(self._max_segments)
         self.board = board
         self.down = None
 
-    def disconnect(self) -> None:
+    def disconnect(self, error: ProtocolError | None = None) -> None:
         """Close the channel. The unanswered requests stay until `end`."""
+        if error is not None:
+            self._broken(error)
         if self._channel is not None:
             self._channel.close()
         self._channel = None
@@ -85,20 +89,18 @@ class Replica:
         header, arrays, num_bytes = encode_request(request, replace(request.scheduling, suspects=pending.suspects))
         response_bytes = request.response.num_bytes
         segment = self._pool.take(num_bytes + response_bytes) if max(num_bytes, response_bytes) > SHARED_BYTES else None
-        pending.segment, pending.response_start = segment, num_bytes
+        pending.segment, pending.response_start, dropped = segment, num_bytes, self._pool.dropped()
         if segment is None:
             memory, fd = np.empty(num_bytes, np.uint8), None
-            message = Submit(uid, 0, 0, memory.data, num_bytes, header, pending.admitted)
+            message = Submit(uid, 0, 0, memory.data, num_bytes, header, pending.admitted, dropped)
         else:
             memory, fd = np.frombuffer(segment.memory, np.uint8, num_bytes), segment.take_fd()
             segment_bytes = 0 if fd is None else segment.size
-            message = Submit(uid, segment.number, segment_bytes, _EMPTY, num_bytes, header, pending.admitted)
+            message = Submit(uid, segment.number, segment_bytes, _EMPTY, num_bytes, header, pending.admitted, dropped)
         write_arrays(arrays, memory)
         self.pending[uid] = pending
         self.outstanding_tokens += request.num_tokens
         pending.future.add_done_callback(lambda future: self._cancel(uid) if future.cancelled() else None)
-        for number in self._pool.dropped():
-            self._channel.send(Drop(number))
         self._channel.send(message, [fd] if fd is not None else [])
 
     def _cancel(self, uid: int) -> None:

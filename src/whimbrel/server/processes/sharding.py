@@ -122,13 +122,8 @@ def _select_pairs(request: EngineRequest, card: Card, pairs_S: Int64Array) -> En
         chosen_N, finish = pairs_S, ReturnRows()
     chosen = [replace(seqs[old], index=new) for new, old in enumerate(cast(list[int], chosen_N.tolist()))]
     tower = card.tower(chosen[0].tower if chosen else 0)
-    return replace(
-        request,
-        seqs=chosen,
-        layout=plan_layout(tower, chosen, request.layout.specs),
-        finish=finish,
-        num_truncated=sum(seq.truncated for seq in chosen),
-    )
+    layout, num_truncated = plan_layout(tower, chosen, request.layout.specs), sum(seq.truncated for seq in chosen)
+    return replace(request, seqs=chosen, layout=layout, finish=finish, num_truncated=num_truncated)
 
 
 def _renumber(
@@ -140,13 +135,8 @@ def _renumber(
         own = texts_N[(texts_N >= first) & (texts_N < first + len(block))] - first
         if own.size:
             stored.append(_select_texts(block, own))
-    return replace(
-        pairs,
-        queries_P=numbers[pairs.queries_P[pairs_S]],
-        documents_P=numbers[pairs.documents_P[pairs_S]],
-        stored=tuple(stored),
-        pair_tokens=None,
-    )
+    queries_S, documents_S = numbers[pairs.queries_P[pairs_S]], numbers[pairs.documents_P[pairs_S]]
+    return replace(pairs, queries_P=queries_S, documents_P=documents_S, stored=tuple(stored), pair_tokens=None)
 
 
 def _select_texts(block: StoredVectors, texts_N: NDArray[np.integer]) -> StoredVectors:

@@ -30,15 +30,19 @@ _MAX_FREE_ALIKE: Final = 16
 """Segments of one size that are kept for reuse: each takes a descriptor in both processes."""
 
 
-def anonymous(size: int) -> int:
-    """Return the descriptor of `size` bytes of memory without a name. Raises OSError."""
+def allocate(size: int) -> tuple[int, mmap.mmap]:
+    """Return the descriptor of `size` bytes of memory without a name, and the memory. Raises OSError and ValueError."""
     if sys.platform == "linux":
         fd = os.memfd_create("whimbrel", os.MFD_CLOEXEC)
     else:
         with tempfile.TemporaryFile() as file:  # it has no name any more
             fd = os.dup(file.fileno())
-    os.ftruncate(fd, size)
-    return fd
+    try:
+        os.ftruncate(fd, size)
+        return fd, mmap.mmap(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 def map_memory(fd: int, size: int = 0) -> mmap.mmap:
@@ -51,13 +55,9 @@ def map_memory(fd: int, size: int = 0) -> mmap.mmap:
 
 def share(data: bytes) -> int:
     """Return the descriptor of memory that holds `data`. Raises OSError."""
-    fd = anonymous(len(data))
-    try:
-        with mmap.mmap(fd, len(data)) as memory:
-            memory[:] = data
-    except BaseException:
-        os.close(fd)
-        raise
+    fd, memory = allocate(len(data))
+    with memory:
+        memory[:] = data
     return fd
 
 
@@ -81,10 +81,7 @@ class Segment:
 
 
 class SegmentPool:
-    """The segments of one channel between a worker and an engine. The worker makes them and reuses them.
-
-    Thread-safe: the garbage collector may free an array in any thread.
-    """
+    """The segments of a channel, which its worker makes and reuses. Thread-safe, as garbage is collected in any thread."""
 
     def __init__(self, max_segments: int) -> None:
         self._max_segments = max_segments
@@ -105,16 +102,13 @@ class SegmentPool:
             if self._num_segments >= self._max_segments:
                 return None
             self._num_segments += 1
-        fd = -1
         try:
-            fd = anonymous(size)
-            return Segment(next(self._numbers), mmap.mmap(fd, size), size, fd)
+            fd, memory = allocate(size)
         except (OSError, ValueError):
-            if fd >= 0:
-                os.close(fd)
             with self._lock:
                 self._num_segments -= 1
             return None
+        return Segment(next(self._numbers), memory, size, fd)
 
     def give_back(self, segment: Segment) -> None:
         """Keep a segment that no array and no process uses any more."""
@@ -182,8 +176,7 @@ class StatusBoard:
         """Return a board for `num_batches` batches of up to `capacity` seqs, and its descriptor."""
         size = align(16) + align(_HEADER.itemsize) + align(_BATCH.itemsize * num_batches)
         size += _ENTRY.itemsize * num_batches * capacity
-        fd = anonymous(size)
-        memory = mmap.mmap(fd, size)
+        fd, memory = allocate(size)
         np.frombuffer(memory, "i8", 2)[:] = num_batches, capacity
         return StatusBoard(memory), fd
 

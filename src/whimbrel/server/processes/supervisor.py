@@ -2,7 +2,7 @@
 
 Theory of operation. One event loop, without PyTorch. Every child has a channel to the supervisor, and only the end of its
 process counts as its death. Each life of a worker or an engine gets new channels between the two. An engine that does not load
-again, or keeps dying, waits longer before each restart, and the workers are told. The watchdog (watchdog.py) finds processes
+again, or keeps dying, waits longer before each restart, and the workers are told. The watchdog (children.py) finds processes
 that hang; the supervisor kills them.
 """
 
@@ -27,10 +27,9 @@ from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
-from whimbrel.server.processes.children import EngineChild, WorkerChild, describe_exit
+from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
-from whimbrel.server.processes.watchdog import TICK_SECONDS, Watchdog
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
 from whimbrel.types.machine_limits import usable_memory
@@ -67,6 +66,7 @@ class Supervisor:
             for replica in range(options.num_replicas)
         ]
         self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
+        self._children: list[EngineChild | WorkerChild] = [*self._engines, *self._workers]
         self._quarantined = [QuarantineList() for _ in options.models]
         self._was_ready = False
         self._draining = False
@@ -88,7 +88,7 @@ class Supervisor:
             counting = metrics.Metrics()
             gauge("memory_limit_bytes", usable_memory())
             try:
-                for child in self._children():
+                for child in self._children:
                     self._start_task(self._live(child))
                 self._start_task(self._watch())
                 await self._stopped.wait()
@@ -111,9 +111,6 @@ class Supervisor:
         if not task.cancelled() and (error := task.exception()) is not None:
             _log.critical("the supervisor failed. This is a bug.", exc_info=error)
             self._finish(1)
-
-    def _children(self) -> list[EngineChild | WorkerChild]:
-        return [*self._engines, *self._workers]
 
     async def _live(self, child: EngineChild | WorkerChild) -> None:
         while not self._stopped.is_set():
@@ -301,7 +298,7 @@ class Supervisor:
         while True:
             await asyncio.sleep(TICK_SECONDS)
             self._watchdog.tick()
-            for child in self._children():
+            for child in self._children:
                 if child.kill_reason is None and (reason := self._watchdog.hang_reason(child)):
                     child.kill(reason)
 

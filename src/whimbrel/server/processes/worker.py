@@ -20,6 +20,7 @@ from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, max_segments, raise_file_limit
 from whimbrel.server.processes.remote_engine import RemoteEngine
+from whimbrel.server.processes.replica import Replica
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
 from whimbrel.telemetry import logs, metrics, otel
 from whimbrel.telemetry.trace import gauge
@@ -52,8 +53,7 @@ class Worker:
         for model, planned in config.known.items():
             await self._add_model(model, planned)
         self._app = app = create_app(self._served, guards=options.limits)
-        tls = None if options.tls is None else options.tls.load()
-        self._server = Server(app, fds[0], options.limits, render_error, tls)
+        self._server = Server(app, fds[0], options.limits, render_error, options.tls and options.tls.load())
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
@@ -102,19 +102,15 @@ class Worker:
             return
         options = self._config.options
         card = await asyncio.to_thread(messages.read_planned_card, options.models[model], planned)
-        engine = await asyncio.to_thread(
-            RemoteEngine,
-            self._config.index,
-            card,
-            planned.plan,
-            Path(planned.folder),
-            num_replicas=options.num_replicas,
-            max_segments=max_segments(max(options.num_workers, len(options.models) * options.num_replicas)),
-            on_quarantine=lambda digest: self._control.send(messages.Quarantine(model, digest)),
-            broken=partial(_exit, "an engine"),
-        )
+        segments = max_segments(max(options.num_workers, len(options.models) * options.num_replicas))
+        replicas = [Replica(segments, partial(_exit, "an engine")) for _ in range(options.num_replicas)]
+        make = partial(RemoteEngine, replicas=replicas, on_crash=partial(self._refuse_text, model))
+        engine = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
         self._engines[model] = engine
         self._served.add(model, engine)
+
+    def _refuse_text(self, model: int, digest: bytes) -> None:
+        self._control.send(messages.Quarantine(model, digest))
 
     def _reload_certificate(self) -> None:
         assert self._config.options.tls is not None
@@ -125,15 +121,15 @@ class Worker:
 
     async def _drain(self) -> None:
         self._served.draining = True
-        await self._served.wait_until_idle()
+        await self._served.idle.wait()
         self._control.send(messages.Notice("drained"))
 
     async def _send_heartbeats(self) -> None:
         while True:
             self._control.send(messages.Notice("alive"))
             gauge("connections", len(self._server.places.taken))
-            for engine in self._engines.values():  # engines report the tokens that they have
-                gauge("queue_tokens", engine.waiting_tokens, model=engine.plan.served_name)
+            for engine in self._engines.values():
+                gauge("queue_tokens", engine.queued_tokens, model=engine.plan.served_name)
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
