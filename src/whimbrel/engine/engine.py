@@ -86,7 +86,7 @@ class Engine:
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
         progress: ProgressCallback = lambda _: None,
-        observer: Callable[[Engine], BatchObserver] | None = None,
+        observer: Callable[[Engine], BatchObserver] = lambda _: BatchObserver(),
         **options: Unpack[Options],
     ) -> None:
         """`observer` is called once the plan is made; what it returns is told which batches are on the device."""
@@ -114,7 +114,7 @@ class Engine:
         progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         self.plan = replace(self.plan, tokenizer_note=self.preprocessor.compare_with_files(checkpoint.folder))
-        batch_observer = None if observer is None else observer(self)
+        batch_observer = observer(self)
         progress("loading the weights")
         if self.plan.device == "cpu":
             tune_glibc_malloc()
@@ -123,7 +123,7 @@ class Engine:
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
         self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)
-        self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, observer=batch_observer)
+        self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, batch_observer)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             if self.plan.dtype == "int8":

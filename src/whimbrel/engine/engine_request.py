@@ -6,7 +6,7 @@ An `EngineRequest` is a tokenized request with its layouts and its finish. It is
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher
 from whimbrel.outputs.layout import ResultLayout, scores_layout
@@ -95,20 +95,18 @@ BatchItems: TypeAlias = list[tuple[Job, Seq]]
 """The seqs of one batch, each with its job."""
 
 
-class BatchObserver(Protocol):
+class BatchObserver:
     """Is told which batches are on the device, so that another process can tell what ran when this one died.
 
-    Called from several threads; must be quick and must not raise.
+    Called from several threads; must be quick and must not raise. This one does nothing.
     """
 
     def started(self, items: BatchItems) -> int:
-        """Note that these seqs are about to be launched by this thread. Return the slot that `ended` is called with."""
-        ...
+        """Note that these seqs are about to be launched by this thread. Return the slot that the others are called with."""
+        return 0
 
     def resumed(self, slot: int) -> None:
         """Note that the batch, a text in pieces, goes on with its next piece."""
-        ...
 
     def ended(self, slot: int) -> None:
         """Note that the batch was collected, or failed."""
-        ...
