@@ -123,7 +123,7 @@ class Engine:
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
         self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)
-        self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, batch_observer)
+        self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, observer=batch_observer)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
             if self.plan.dtype == "int8":

@@ -1,10 +1,9 @@
 """Lanes: the threads that run batches. They launch, collect and answer.
 
-Theory of operation. Each lane is a thread: it takes a batch from the dispatcher (dispatcher.py), launches it, and takes the next
-at once. The collector is one more thread: it waits for launched batches in order, checks their rows and delivers them to the
-finish pool (finish_pool.py), which fills the responses and answers. Each lane has at most two batches of its own in flight.
-Where the lane is the device (a CPU) and nothing else waits, it does the collector's work itself, which spares a lone request
-the way to another thread.
+Theory of operation. Each lane is a thread: it takes a batch from the dispatcher, launches it, and takes the next at once. The
+collector is one more thread: it waits for launched batches in order, checks their rows and delivers them to the finish pool,
+which fills the responses and answers. Each lane has at most two batches of its own in flight. Where the lane is the device (a
+CPU) and nothing else waits, it does the collector's work itself, which spares a lone request the way to another thread.
 
 On a CPU there is one lane more, the express lane. It waits for small requests that come while all lanes are busy with bulk,
 and runs and collects them at once. On Linux its thread has a higher priority than the lanes', so the kernel gives it a core
@@ -74,7 +73,7 @@ class _InFlightBatch:
 
 class Lanes:
     def __init__(
-        self, runner: Runner, card: Card, plan: Plan, dispatcher: Dispatcher, finishing: FinishPool, observer: BatchObserver
+        self, runner: Runner, card: Card, plan: Plan, dispatcher: Dispatcher, finishing: FinishPool, *, observer: BatchObserver
     ) -> None:
         self._runner = runner
         self._card = card

@@ -16,9 +16,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, Full, Queue
-from typing import Any, Final, Literal, TextIO, TypeAlias
+from typing import Any, Final, Literal, TextIO, TypeAlias, cast
 
-from whimbrel.telemetry.trace import RequestFailed, RequestFinished, subscribe
+from whimbrel.telemetry.trace import RequestFinished, subscribe
 
 LogFormat: TypeAlias = Literal["plain", "json"]
 
@@ -55,7 +55,7 @@ def configure(
     _access_log.setLevel(logging.INFO)  # whatever the level of other lines
     end.callback(handler.close)
     end.callback(root.removeHandler, handler)
-    end.callback(subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure))
+    end.callback(subscribe(RequestFinished, _log_access if options.access else _log_failure))
     return end.close
 
 
@@ -63,9 +63,9 @@ def _log_access(request: RequestFinished) -> None:
     _access_log.info("request", extra={"fields": _fields(request)})
 
 
-def _log_failure(failed: RequestFailed) -> None:
-    request = failed.request
-    _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
+def _log_failure(request: RequestFinished) -> None:
+    if request.is_server_error:
+        _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
 
 
 def _fields(request: RequestFinished) -> dict[str, object]:
@@ -128,6 +128,7 @@ class LogHandler(logging.Handler):
     def __init__(self, formatter: logging.Formatter, stream: TextIO, *, max_lines: int = 4096) -> None:
         super().__init__()
         self.setFormatter(formatter)
+        self._lock: threading.RLock = cast(Any, self.lock)
         self._stream = stream
         self._throttle = LogThrottle()
         self._lines: Queue[str | None] = Queue(max_lines)
@@ -153,11 +154,6 @@ class LogHandler(logging.Handler):
         with suppress(Full):
             self._lines.put_nowait(None)
         super().close()
-
-    @property
-    def _lock(self) -> threading.RLock:
-        lock: Any = self.lock
-        return lock
 
     def _queue(self, record: logging.LogRecord) -> None:
         try:
