@@ -72,21 +72,13 @@ class Preprocessor:
         with Timer("tokenize", model=self._plan.served_name) as tokenized:
             by_similarity = scores_by_similarity(self._card, request)
             texts, cuts = self._truncate_sides(request, by_similarity=by_similarity)
-            if by_similarity:
-                encoded = encode_pairs(self._encoder, self._card, self._plan, request, texts)
-            else:
-                encoded = self._encode_distinct(request, texts)
+            encoded = encode_pairs(self._encoder, request, texts) if by_similarity else self._encode_distinct(request, texts)
             if cuts is not None:
                 encoded = replace(encoded, num_cut=cuts.count(_texts_of_seqs(texts, by_similarity=by_similarity), encoded.seqs))
         layout = plan_layout(encoded.card, encoded.seqs, encoded.specs)
+        num_truncated = sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut
         engine_request = EngineRequest(
-            encoded.seqs,
-            layout,
-            received,
-            tokenized.seconds,
-            encoded.finish,
-            scheduling,
-            num_truncated=sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut,
+            encoded.seqs, layout, received, tokenized.seconds, encoded.finish, scheduling, num_truncated
         )
         self._check_sizes(engine_request)
         return engine_request
@@ -269,19 +261,14 @@ class AsyncPreprocessor:
         self._threads.shutdown()
 
 
-def input_size(text: object) -> int:
-    """Return the characters of a text or of a pair, or the number of token ids. Stored vectors count nothing."""
-    if isinstance(text, str):
-        return len(text)
-    if isinstance(text, tuple):
-        return sum(len(part) for part in cast(tuple[object, ...], text) if isinstance(part, str))
-    return text.size if isinstance(text, np.ndarray) else 0
-
-
 def _is_small(request: Request) -> bool:
-    characters = sum(map(input_size, request.texts)) + sum(map(len, (*request.hypotheses, *request.labels)))
-    if request.num_inputs > _INLINE_TEXTS or characters > _INLINE_CHARACTERS:
+    """Return whether a request has few characters or token ids, and no stored vectors."""
+    if request.num_inputs > _INLINE_TEXTS:
         return False
-    return not any(
-        isinstance(pair, tuple) and set(map(type, cast(tuple[object, ...], pair))) != {str} for pair in request.texts
-    )
+    size = sum(map(len, (*request.hypotheses, *request.labels)))
+    for text in request.texts:
+        for part in cast("tuple[object, ...]", text) if isinstance(text, tuple) else (text,):
+            if isinstance(text, tuple) and not isinstance(part, str):
+                return False
+            size += len(part) if isinstance(part, str) else part.size if isinstance(part, np.ndarray) else 0
+    return size <= _INLINE_CHARACTERS

@@ -46,8 +46,8 @@ class TextEncoder:
     """The tokenizers of a model's towers."""
 
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
-        self._card = card
-        self._plan = plan
+        self.card = card
+        self.plan = plan
         self.tokenizers: list[Tokenizer | TemplateTokenizer] = [
             (TemplateTokenizer if tower.template else partial(Tokenizer, tower=number))(
                 folder, tower, replace(plan, max_length=max_length_for(plan, card, tower))
@@ -57,9 +57,9 @@ class TextEncoder:
 
     def encode(self, request: Request, texts: Texts, *, splits: bool = False) -> Encoded:
         """Encode texts as a request says; long ones in parts if `splits`. Raises InvalidRequest, TooLong, TooLarge."""
-        tower = self._card.tower_for(request.input_type)
-        card, tokenizer = self._card.tower(tower), self.tokenizers[tower]
-        specs = resolve_outputs(card, request, matryoshka=self._plan.matryoshka)
+        tower = self.card.tower_for(request.input_type)
+        card, tokenizer = self.card.tower(tower), self.tokenizers[tower]
+        specs = resolve_outputs(card, request, matryoshka=self.plan.matryoshka)
         validate_for_outputs(card, request, [spec.name for spec in specs])
         if not request.add_special_tokens and not has_ids(texts):
             _check_bare(request, tokenizer)
@@ -81,16 +81,16 @@ class TextEncoder:
 
     def may_split(self, request: Request, texts: Texts) -> bool:
         """Return whether the plan runs long texts in parts: none is to be cut, and each gets one dense vector."""
-        if not self._plan.split_long:
+        if not self.plan.split_long:
             return False
         if request.split_long is not None or request.truncate in ("left", "right") or request.max_tokens is not None:
             return False
         if request.late_chunking or request.chunk_tokens or not (request.add_special_tokens or has_ids(texts)):
             return False
-        tower = self._card.tower_for(request.input_type)
-        if isinstance(self.tokenizers[tower], TemplateTokenizer) or self._card.tower(tower).text_template is not None:
+        tower = self.card.tower_for(request.input_type)
+        if isinstance(self.tokenizers[tower], TemplateTokenizer) or self.card.tower(tower).text_template is not None:
             return False
-        return (request.outputs or (next(iter(self._card.outputs)),)) == ("dense",)
+        return (request.outputs or (next(iter(self.card.outputs)),)) == ("dense",)
 
 
 def encode_texts(tokenizer: Tokenizer, request: Request, texts: Texts) -> list[Seq]:

@@ -1,7 +1,7 @@
 """Scheduler: the choice of the seqs that run next. Pure: no threads, no clock, no tensors.
 
-Theory of operation. A job waits at its priority, and only the most urgent priority that waits is served; lower numbers come
-first. Each priority has three queues, and a batch holds seqs of one of them:
+Theory of operation. Only the most urgent priority that waits is served; lower numbers come first. Each priority has three
+queues, and a batch holds seqs of one of them:
 
 - *suspect*: seqs that were on the device when an engine died. They come first, and few at a time: the supervisor's quarantine
   says how many may share a batch. The dispatcher runs such a batch alone on the device.
@@ -9,22 +9,16 @@ first. Each priority has three queues, and a batch holds seqs of one of them:
 - *bulk*: everything else.
 
 Small and bulk batches alternate while both wait, so neither starves. A small batch is never filled up with bulk, so that it is
-over soon. `take_small` gives one of at most a quarter of a batch's tokens, to run beside bulk. It does not change whose turn is
-next.
+over soon. A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). Within a
+job the longest seqs come first, so seqs of similar length stay together, and lanes finish a request together.
 
-A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
-sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first,
-so seqs of similar length stay together. The short ones are left for last, so that lanes finish a request together.
-
-The waiting seqs of a job whose deadline has passed are dropped; `expire` returns the job. After the device ran out of memory,
-batches have fewer tokens, and slowly more again. The scheduler knows jobs by identity and seqs by length. The dispatcher
-(dispatcher.py) adds jobs, waits for `wake_at`, and answers those that expire.
+The scheduler knows jobs by identity and seqs by length. The dispatcher adds jobs, waits for `wake_at`, and answers those that
+expire.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
 from collections.abc import Container, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -73,8 +67,7 @@ class Scheduler(Generic[K]):
         """The queued tokens that belong to small jobs."""
         self._max_batch_tokens = max_batch_tokens
         self._good_batches = 0
-        self._levels: dict[int, _PriorityLevel[K]] = {}
-        self._priorities: list[int] = []  # the keys of _levels, sorted
+        self._levels: dict[int, _PriorityLevel[K]] = {}  # by priority
         self._entries: dict[K, _JobState] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; deadlines of jobs that are gone stay for a while
         self._expiring: dict[int, K] = {}  # jobs with a deadline, by the number of their state
@@ -94,8 +87,7 @@ class Scheduler(Generic[K]):
         first: Container[int] = (),
         head_start: float = 0.0,
     ) -> None:
-        """Queue the seqs of one job, of `tokens` tokens, the longest first; called once per job. The dispatcher itself keeps
-        batches that it requeues.
+        """Queue the seqs of one job, of `tokens` tokens. Called once per job: the dispatcher keeps what it requeues.
 
         The indices in `first` come before all others, e.g. the queries that documents are scored against. `suspects` maps the
         index of a seq to the number of seqs that a batch with it may have. `head_start` is as in FairQueue.
@@ -107,10 +99,11 @@ class Scheduler(Generic[K]):
         rest = [seq for seq in ordered if seq.index not in suspects]
         num_queues = bool(suspect_seqs) + bool(rest)
         entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, num_queues, next(self._numbers))
-        level = self._level(priority)
-        suspect_tokens = count_tokens(suspect_seqs)
-        level.queues["suspect"].add(job, tenant, suspect_seqs, suspect_tokens, head_start=head_start)
-        level.queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
+        if priority not in self._levels:
+            self._levels[priority] = _PriorityLevel()
+        queues, suspect_tokens = self._levels[priority].queues, count_tokens(suspect_seqs)
+        queues["suspect"].add(job, tenant, suspect_seqs, suspect_tokens, head_start=head_start)
+        queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
         if deadline < inf:
@@ -149,7 +142,7 @@ class Scheduler(Generic[K]):
     @property
     def suspects_are_next(self) -> bool:
         """True if `take` would return suspects, which must be alone on the device."""
-        return bool(self._priorities) and self._levels[self._priorities[0]].queues["suspect"].tokens > 0
+        return bool(self._levels) and self._levels[min(self._levels)].queues["suspect"].tokens > 0
 
     def take(self, now: float, idle_lanes: int = 1) -> ScheduledBatch[K] | None:
         """Return the next batch, or None when nothing waits.
@@ -157,9 +150,9 @@ class Scheduler(Generic[K]):
         A text longer than the budget is a batch of its own. Several idle lanes share a small amount of work.
         """
         self._expired = self.expire(now)
-        if not self._priorities:
+        if not self._levels:
             return None
-        priority = self._priorities[0]
+        priority = min(self._levels)
         level = self._levels[priority]
         kind = level.next_kind()
         level.last = kind
@@ -167,12 +160,15 @@ class Scheduler(Generic[K]):
         return ScheduledBatch(self._fill_batch(priority, kind, min(self.token_budget, share)), kind, priority)
 
     def take_small(self, now: float, priority: float = inf) -> ScheduledBatch[K] | None:
-        """Return a batch of small jobs if these are next at this priority or a more urgent one, else None."""
+        """Return a batch of small jobs, of at most a quarter of a batch's tokens, to run beside bulk; else None.
+
+        It is given if these are next at this priority or a more urgent one, and does not change whose turn is next.
+        """
         self._expired = self.expire(now)
-        if not self._priorities or self._priorities[0] > priority or self.suspects_are_next:
+        if not self._levels or self.suspects_are_next:
             return None
-        first = self._priorities[0]
-        if not self._levels[first].queues["small"].tokens:
+        first = min(self._levels)
+        if first > priority or not self._levels[first].queues["small"].tokens:
             return None
         budget = min(self.token_budget, max(_MIN_BUDGET, self._max_batch_tokens // _SMALL_PART))
         return ScheduledBatch(self._fill_batch(first, "small", budget), "small", first)
@@ -186,8 +182,7 @@ class Scheduler(Generic[K]):
         These are all more urgent tokens, and those of its own queue that run before it is done. The other queue, with which its
         own alternates, adds as many and a batch. The time is linear in the number of priorities, not of jobs.
         """
-        index = bisect_left(self._priorities, priority)
-        before = sum(self._levels[urgent].tokens for urgent in self._priorities[:index])
+        before = sum(level.tokens for urgent, level in self._levels.items() if urgent < priority)
         level = self._levels.get(priority)
         if level is None:
             return before + tokens
@@ -241,17 +236,9 @@ class Scheduler(Generic[K]):
         self._drop_empty(priority)
         return items
 
-    def _level(self, priority: int) -> _PriorityLevel[K]:
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = _PriorityLevel()
-            insort(self._priorities, priority)
-        return level
-
     def _drop_empty(self, priority: int) -> None:
         if not self._levels[priority].tokens:
             del self._levels[priority]
-            self._priorities.remove(priority)
 
     def _count(self, tokens: int, kind: Kind) -> None:
         self.queued_tokens += tokens
