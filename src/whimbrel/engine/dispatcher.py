@@ -99,17 +99,8 @@ class Dispatcher:
                 self._admit(job.num_tokens, scheduling, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
-            self._scheduler.add(
-                job,
-                job.seqs,
-                job.num_tokens,
-                priority=scheduling.priority,
-                deadline=scheduling.deadline,
-                tenant=scheduling.tenant,
-                suspects=scheduling.suspects,
-                first=job.finisher.first_seqs,
-                head_start=scheduling.waited * self._throughput.value,
-            )
+            first, head_start = job.finisher.first_seqs, scheduling.waited * self._throughput.value
+            self._scheduler.add(job, job.seqs, job.num_tokens, scheduling, first=first, head_start=head_start)
             self._changed.notify(self._scheduler.num_shares)  # a lane that is woken for nothing takes time from the others
             self._wake_express()
         weak = ref(job)  # the Future must not keep alive the job that keeps the Future

@@ -19,7 +19,7 @@ expire.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -28,6 +28,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.types.batch import RowCount
 from whimbrel.types.batch_memory import MAX_SHARED
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq, count_tokens
 
 K = TypeVar("K", bound=Hashable)
@@ -42,7 +43,6 @@ _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
 """Every 32 good batches give back an eighth of the full budget."""
-_NOTHING: Final[Mapping[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -79,26 +79,24 @@ class Scheduler(Generic[K]):
         job: K,
         seqs: Sequence[Seq],
         tokens: int,
+        scheduling: Scheduling = ORDINARY,
         *,
-        priority: int = 0,
-        deadline: float = inf,
-        tenant: str = "",
-        suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
         head_start: float = 0.0,
     ) -> None:
         """Queue the seqs of one job, of `tokens` tokens. Called once per job: the dispatcher keeps what it requeues.
 
-        The indices in `first` come before all others, e.g. the queries that documents are scored against. `suspects` maps the
-        index of a seq to the number of seqs that a batch with it may have. `head_start` is as in FairQueue.
+        The indices in `first` come before all others, e.g. the queries that documents are scored against. `head_start` is as in
+        FairQueue.
         """
         if not seqs:
             return
         ordered = sorted(seqs, key=lambda seq: (seq.index not in first, -seq.ids.size))
-        suspect_seqs = [seq for seq in ordered if seq.index in suspects]
-        rest = [seq for seq in ordered if seq.index not in suspects]
+        suspect_seqs = [seq for seq in ordered if seq.index in scheduling.suspects]
+        rest = [seq for seq in ordered if seq.index not in scheduling.suspects]
         num_queues = bool(suspect_seqs) + bool(rest)
-        entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, num_queues, next(self._numbers))
+        entry = _JobState(scheduling, self._kind_of(tokens), num_queues, next(self._numbers))
+        priority, tenant = scheduling.priority, scheduling.tenant
         if priority not in self._levels:
             self._levels[priority] = _PriorityLevel()
         queues, suspect_tokens = self._levels[priority].queues, count_tokens(suspect_seqs)
@@ -106,16 +104,17 @@ class Scheduler(Generic[K]):
         queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
-        if deadline < inf:
-            self._add_deadline(deadline, entry.number, job)
+        if scheduling.deadline < inf:
+            self._add_deadline(scheduling.deadline, entry.number, job)
 
     def cancel(self, job: K) -> None:
         if entry := self._entries.pop(job, None):
             self._expiring.pop(entry.number, None)
-            queues = self._levels[entry.priority].queues
+            priority, tenant = entry.scheduling.priority, entry.scheduling.tenant
+            queues = self._levels[priority].queues
             for waiting in (queues["suspect"], queues[entry.kind]):
-                self._count(-waiting.discard(job, entry.tenant), entry.kind)
-            self._drop_empty(entry.priority)
+                self._count(-waiting.discard(job, tenant), entry.kind)
+            self._drop_empty(priority)
 
     def expire(self, now: float) -> list[K]:
         """Remove the jobs whose deadline has passed. Return those that were not returned before."""
@@ -221,7 +220,7 @@ class Scheduler(Generic[K]):
             size = seq.ids.size
             entry = self._entries[job]
             if kind == "suspect":
-                max_seqs = min(max_seqs, entry.suspects[seq.index])
+                max_seqs = min(max_seqs, entry.scheduling.suspects[seq.index])
             is_full = rows.num_rows + rows.rows_of(seq) > budget or rows.num_tokens + size > MAX_SHARED * budget
             if items and (is_full or len(items) >= max_seqs):
                 break
@@ -255,10 +254,8 @@ class Scheduler(Generic[K]):
 
 @dataclass(slots=True, eq=False)
 class _JobState:
-    priority: int
-    tenant: str
+    scheduling: Scheduling
     kind: Literal["small", "bulk"]
-    suspects: Mapping[int, int]
     num_queues: int
     number: int
     """The number that its deadline refers to."""
