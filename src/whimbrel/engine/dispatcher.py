@@ -8,9 +8,6 @@ it once after the removal. So nothing is written into a response once its Future
 Suspects are the seqs that were on the device when an engine died. They run alone: the dispatcher hands them out when no batch
 is in flight, and nothing else until they are done.
 
-A small batch may overtake the bulk that runs: if no lane is idle, the express lane takes it (lanes.py), or a text that runs in
-pieces gives way to it.
-
 It runs no batch and no finisher, except for the last step of a job: `answer` asks the finisher for the result.
 """
 
@@ -39,9 +36,8 @@ from whimbrel.types.scheduling import Scheduling
 @dataclass(frozen=True, slots=True)
 class LoadStats:
     queued_tokens: int
-    """Tokens that wait for a lane."""
     small_tokens: int
-    """Those of them that belong to small requests, which run first."""
+    """Queued tokens that belong to small requests, which run first."""
     tokens_per_second: float
     """Recent throughput while there was work; 0 before anything was measured."""
 

@@ -1,7 +1,4 @@
-"""Engine requests, the jobs that an engine makes of them, and the observer of its batches. No torch, no threads.
-
-An `EngineRequest` is a tokenized request with its layouts and its finish. It is the only message to an engine.
-"""
+"""Engine requests, the jobs that an engine makes of them, and the observer of its batches. No torch, no threads."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -22,7 +19,7 @@ _ID_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRequest:
-    """A tokenized request. It carries its layouts, so that nothing after tokenization plans them again."""
+    """A tokenized request, and the only message to an engine. Nothing after tokenization plans its layouts again."""
 
     seqs: Sequence[Seq]
     layout: ResultLayout

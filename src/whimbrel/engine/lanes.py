@@ -128,14 +128,10 @@ class Lanes:
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
             self._batch_failed(flight, error)
         else:
-            self._hand_on(flight)
-
-    def _hand_on(self, flight: _InFlightBatch) -> None:
-        """Have a launched batch collected: by this thread, if it is the device and has nothing else to do."""
-        if self._on_cpu and (flight.slots is None or not self._dispatcher.load.queued_tokens):
-            self._collect(flight)
-        else:
-            self._launched.put(flight)
+            if self._on_cpu and (slots is None or not self._dispatcher.load.queued_tokens):
+                self._collect(flight)  # this thread is the device, and has nothing else to do
+            else:
+                self._launched.put(flight)
 
     def _run_collector(self) -> None:
         while (flight := self._launched.get()) is not None:
@@ -166,7 +162,8 @@ class Lanes:
                 of_job.append(seq.index)
             else:
                 count("non_finite", model=self._model)
-                self._dispatcher.fail(job, _non_finite(seq))
+                message = "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out."
+                self._dispatcher.fail(job, NonFinite(message, item=seq.index))
         for job, (of_batch, of_job) in rows.items():
             if of_job:
                 self._finishing.deliver(job, output, of_batch, of_job)
@@ -281,12 +278,6 @@ def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
 def _finite_seqs(output: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
     masks = [finite_seqs(rows, output.selections[name].offsets_B1) for name, rows in output.rows.items()]
     return masks[0] if len(masks) == 1 else np.logical_and.reduce([np.ones(num_seqs, np.bool_), *masks])
-
-
-def _non_finite(seq: Seq) -> NonFinite:
-    return NonFinite(
-        "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out.", item=seq.index
-    )
 
 
 def _failed_alone(seq: Seq, error: BaseException) -> ComputeError:

@@ -1,7 +1,6 @@
-"""Preprocessing: Request -> EngineRequest. It runs in the process that received the request.
+"""Preprocessing: Request -> EngineRequest, in the process that received the request.
 
-`Engine.submit_tokenized` makes a job of the result. Knows the card, the plan and the tokenizers; knows nothing of queues,
-devices or other processes.
+Knows the card, the plan and the tokenizers; knows nothing of queues, devices or other processes.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
-"""Quantisation of a loaded model to int8, with sample texts: their inputs set the scales, and their results are compared.
+"""Quantisation of a loaded model to int8. The inputs of sample texts set the scales, and their results before and after it tell
+the loss.
 
-The model computes in float32 until `quantize` has run the texts. It then rounds the weights, runs the texts again, and tells
-how near both results are. Shapes: N rows, D columns.
+Shapes: N rows, D columns.
 """
 
 from __future__ import annotations

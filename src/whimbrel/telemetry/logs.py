@@ -42,8 +42,7 @@ def configure(
 ) -> Callable[[], None]:
     """Start logging to `stream`, by default stderr. Return a function that stops it after the last line is written.
 
-    process: name of the process in the server, put on every line.
-    secrets: API keys to replace by ***.
+    Every line names `process`. `secrets` are API keys to replace by ***.
     """
     handler = LogHandler(_Formatter(options.format, process, secrets), stream or sys.stderr)
     root = logging.getLogger()
@@ -117,12 +116,11 @@ class LogThrottle:
 
 
 class LogHandler(logging.Handler):
-    """Handler that formats records and queues the lines for a thread that writes them.
+    """Handler that formats records and queues the lines for a thread that writes them, so that no caller waits for a reader.
 
-    The caller never waits: a stopped terminal or a pipe without a reader would otherwise stop event loops, lanes and the
-    supervisor. Lines that do not fit into the queue are counted, and the next line that is written says how many were lost.
-    Warnings and errors pass a `LogThrottle`, where the message before its arguments is the kind. The thread writes without a
-    handler: at exit `logging` locks and flushes every handler, and would wait for the reader.
+    Lines that do not fit into the queue are counted, and the next line that is written says how many were lost. Warnings and
+    errors pass a `LogThrottle`, where the message before its arguments is the kind. The thread writes without a handler: at
+    exit `logging` locks and flushes every handler, and would wait for the reader.
     """
 
     def __init__(self, formatter: logging.Formatter, stream: TextIO, *, max_lines: int = 4096) -> None:

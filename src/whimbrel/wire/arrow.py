@@ -32,14 +32,8 @@ class _Number:
     value: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Structs:
-    """A vector of structs of two 64-bit integers, as one flat list."""
-
-    numbers: Sequence[int]
-
-
-_Item: TypeAlias = "str | _Structs | _Table | list[_Table]"
+_Item: TypeAlias = "str | tuple[int, ...] | _Table | list[_Table]"
+"""A tuple is a vector of structs of two 64-bit integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +102,7 @@ def arrow_chunks(columns: Sequence[Column], metadata: Mapping[str, str]) -> tupl
         for size in (0, *(buffer.nbytes for buffer in column.buffers)):  # 0 bytes are the mask of nulls: there are none
             extents += [end, size]
             end += size + -size % _ALIGN
-    batch = _Table([_Number("q", columns[0].length), _Structs(nodes), _Structs(extents)])
+    batch = _Table([_Number("q", columns[0].length), tuple(nodes), tuple(extents)])
     headers = _message(_SCHEMA, _Table(schema), 0) + _message(_RECORD_BATCH, batch, end)
     return len(headers) + end + len(_END), _stream(headers, buffers)
 
@@ -156,9 +150,9 @@ def _write_reference(data: bytearray, place: int, item: _Item) -> None:
 def _write(data: bytearray, item: _Item) -> int:
     if isinstance(item, _Table):
         return _write_table(data, item)
-    if isinstance(item, _Structs):
+    if isinstance(item, tuple):
         start = _align(data, 8, before=4)
-        data += struct.pack(f"<I{len(item.numbers)}q", len(item.numbers) // 2, *item.numbers)
+        data += struct.pack(f"<I{len(item)}q", len(item) // 2, *item)
         return start
     start = _align(data, 4)
     if isinstance(item, str):
