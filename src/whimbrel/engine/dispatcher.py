@@ -119,7 +119,7 @@ class Dispatcher:
             return  # an empty queue admits everything
         ahead = scheduler.tokens_ahead(tokens, scheduling.priority, tenant=scheduling.tenant)
         queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
-        small, returns, jitter = scheduler.is_small(tokens), scheduling.waited > 0, random.random()  # noqa: S311
+        small, returns, jitter = scheduler.kind_of(tokens) == "small", scheduling.waited > 0, random.random()  # noqa: S311
         admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, returns=returns, jitter=jitter)
 
     # Batches out

@@ -100,7 +100,11 @@ def encode_texts(tokenizer: Tokenizer, request: Request, texts: Texts) -> list[S
     if not request.add_special_tokens and not has_ids(texts) and tokenizer.has_format:
         raise InvalidRequest("this model's tokens around texts belong to their format.", param="add_special_tokens")
     if isinstance(texts[0], tuple):
-        params = _resolve_pair_params(tokenizer, request)
+        card, lengths = tokenizer.card, tokenizer.pair_lengths()
+        if not request.add_special_tokens:
+            raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
+        limit = lengths.limit(request.max_tokens, request.truncate or card.tokenizer.truncate)
+        params = EncodeParams(limit, _prompt(card, request, ()), adapter=card.adapter(request.prompt_name, request.adapter))
         return tokenizer.encode_pairs(texts, params, only_first=bool(request.hypotheses))
     return tokenizer.encode(texts, resolve_params(tokenizer, request, texts, form=_text_format(tokenizer.card, request)))
 
@@ -178,17 +182,6 @@ def _encode_chunks(
         seqs, offsets = encode_fixed_chunks(tokenizer, texts, params, request.chunk_tokens)
         return seqs, ReturnRowsWithOffsets(offsets)
     return encode_document(tokenizer, texts, params), ReturnRows()
-
-
-def _resolve_pair_params(tokenizer: Tokenizer, request: Request) -> EncodeParams:
-    lengths, card = tokenizer.pair_lengths(), tokenizer.card
-    if not request.add_special_tokens:
-        raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
-    return EncodeParams(
-        lengths.limit(request.max_tokens, request.truncate or card.tokenizer.truncate),
-        _prompt(card, request, ()),
-        adapter=card.adapter(request.prompt_name, request.adapter),
-    )
 
 
 def _prompt(card: Card, request: Request, texts: Texts) -> str:

@@ -95,7 +95,7 @@ class Scheduler(Generic[K]):
         suspect_seqs = [seq for seq in ordered if seq.index in scheduling.suspects]
         rest = [seq for seq in ordered if seq.index not in scheduling.suspects]
         num_queues = bool(suspect_seqs) + bool(rest)
-        entry = _JobState(scheduling, self._kind_of(tokens), num_queues, next(self._numbers))
+        entry = _JobState(scheduling, self.kind_of(tokens), num_queues, next(self._numbers))
         priority, tenant = scheduling.priority, scheduling.tenant
         if priority not in self._levels:
             self._levels[priority] = _PriorityLevel()
@@ -172,8 +172,8 @@ class Scheduler(Generic[K]):
         budget = min(self.token_budget, max(_MIN_BUDGET, self._max_batch_tokens // _SMALL_PART))
         return ScheduledBatch(self._fill_batch(first, "small", budget), "small", first)
 
-    def is_small(self, tokens: int) -> bool:
-        return tokens <= self._max_batch_tokens // _SMALL_PART
+    def kind_of(self, tokens: int) -> Literal["small", "bulk"]:
+        return "small" if tokens <= self._max_batch_tokens // _SMALL_PART else "bulk"
 
     def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
         """Estimate the tokens that must run until a new request is done, its own included.
@@ -185,7 +185,7 @@ class Scheduler(Generic[K]):
         level = self._levels.get(priority)
         if level is None:
             return before + tokens
-        kind = self._kind_of(tokens)
+        kind = self.kind_of(tokens)
         done = level.queues[kind].tokens_ahead(tokens, tenant) + tokens
         other = level.queues["bulk" if kind == "small" else "small"].tokens
         return before + level.queues["suspect"].tokens + done + min(other, done + self.token_budget)
@@ -205,9 +205,6 @@ class Scheduler(Generic[K]):
             if self._good_batches % _RECOVERY_BATCHES == 0:
                 step = max(1, self._max_batch_tokens // _RECOVERY_PART)
                 self.token_budget = min(self._max_batch_tokens, self.token_budget + step)
-
-    def _kind_of(self, tokens: int) -> Literal["small", "bulk"]:
-        return "small" if self.is_small(tokens) else "bulk"
 
     def _fill_batch(self, priority: int, kind: Kind, budget: int) -> list[tuple[K, Seq]]:
         """Take seqs in turn until the next does not fit. The first always fits. A prefix that several share is counted once."""

@@ -127,8 +127,7 @@ def _remove_if_unused(folder: Path) -> None:
 def use_directory(path: Path, identity: str) -> None:
     """Keep the metrics of this process in `path`, beside those of the server's other processes. Call it before Metrics().
 
-    `identity` names the process in the server, for example "worker-0". No two living processes may share one. A process that
-    takes the identity of a dead one continues its counters. Raises SetupError.
+    `identity` names the process in the server, e.g. "worker-0". No two living processes may share one. Raises SetupError.
     """
     global _own_files  # noqa: PLW0603
     if not _IDENTITY.fullmatch(identity):
