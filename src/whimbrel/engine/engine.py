@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +26,14 @@ from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import encode_verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
-from whimbrel.engine.document_cache import cache_key, document_cache
+from whimbrel.engine.document_cache import ENTRY_BYTES, cache_key
 from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
+from whimbrel.model.byte_cache import ByteCache
 from whimbrel.outputs import scoring
 from whimbrel.outputs.finishers import Finisher, RowsFinisher, score_vectors
 from whimbrel.outputs.layout import build_outputs, plan_layout
@@ -125,7 +126,8 @@ class Engine:
 
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
         self.folder = checkpoint.folder
-        self._document_cache = document_cache(self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
+        num_bytes = self.plan.document_cache_bytes
+        self._document_cache = ByteCache[bytes, Any](num_bytes, entry_bytes=ENTRY_BYTES) if num_bytes else None
         progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         self.plan = replace(self.plan, tokenizer_note=self.preprocessor.compare_with_files(checkpoint.folder))

@@ -46,15 +46,11 @@ class EngineRequest:
         return not self.seqs and not isinstance(self.finish, PairScoring)
 
     def result(self, outputs: Outputs, timings: Timings) -> Result:
-        return Result(
-            outputs,
-            self.num_tokens,
-            self.num_truncated,
-            timings,
-            token_offsets=self.finish.token_offsets if isinstance(self.finish, ReturnRowsWithOffsets) else None,
-            pair_tokens=self.finish.pair_tokens if isinstance(self.finish, PairScoring) else None,
-            listwise=isinstance(self.finish, ListScoring),
-        )
+        finish = self.finish
+        offsets = finish.token_offsets if isinstance(finish, ReturnRowsWithOffsets) else None
+        pair_tokens = finish.pair_tokens if isinstance(finish, PairScoring) else None
+        listwise = isinstance(finish, ListScoring)
+        return Result(outputs, self.num_tokens, self.num_truncated, timings, offsets, pair_tokens, listwise=listwise)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)

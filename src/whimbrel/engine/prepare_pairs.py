@@ -36,16 +36,10 @@ def encode_pairs(encoder: TextEncoder, request: Request, pairs: Texts) -> Encode
     seqs = [*first.seqs, *(replace(seq, index=seq.index + len(first.seqs)) for seq in second.seqs)]
     num_stored = sum(map(len, queries.stored))
     specs, poolings, query_poolings = _join_sides(first, second)
-    finish = PairScoring(
-        output,
-        similarity,
-        queries.text_indices(0, len(seqs)),
-        documents.text_indices(len(first.seqs), len(seqs) + num_stored),
-        (*queries.stored, *documents.stored),
-        request.explain,
-        poolings,
-        query_poolings,
-    )
+    queries_P = queries.text_indices(0, len(seqs))
+    documents_P = documents.text_indices(len(first.seqs), len(seqs) + num_stored)
+    stored = (*queries.stored, *documents.stored)
+    finish = PairScoring(output, similarity, queries_P, documents_P, stored, request.explain, poolings, query_poolings)
     if request.explain:
         if first.seqs and any(pooling.pool_factor > 1 for pooling in finish.query_poolings):
             raise InvalidRequest("this checkpoint pools queries, so their vectors are of no one token.", param="explain")

@@ -115,13 +115,8 @@ def resolve_params(
     """Resolve how texts or token ids are encoded in a format. `truncate` replaces the request's. Raises InvalidRequest."""
     card, prompt = tokenizer.card, _prompt(tokenizer.card, request, texts)
     limit = tokenizer.lengths(form).limit(request.max_tokens, truncate or request.truncate or card.tokenizer.truncate)
-    params = EncodeParams(
-        limit,
-        adapter=card.adapter(request.prompt_name, request.adapter),
-        special=request.add_special_tokens,
-        form=form,
-        is_query=request.input_type == "query",
-    )
+    adapter, is_query = card.adapter(request.prompt_name, request.adapter), request.input_type == "query"
+    params = EncodeParams(limit, adapter=adapter, special=request.add_special_tokens, form=form, is_query=is_query)
     if has_ids(texts):
         return params
     if card.text_template is not None:
