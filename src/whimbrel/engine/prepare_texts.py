@@ -81,16 +81,15 @@ class TextEncoder:
 
     def may_split(self, request: Request, texts: Texts) -> bool:
         """Return whether the plan runs long texts in parts: none is to be cut, and each gets one dense vector."""
-        if not self.plan.split_long:
+        if not self.plan.split_long or request.split_long is not None or request.late_chunking or request.chunk_tokens:
             return False
-        if request.split_long is not None or request.truncate in ("left", "right") or request.max_tokens is not None:
-            return False
-        if request.late_chunking or request.chunk_tokens or not (request.add_special_tokens or has_ids(texts)):
+        if request.truncate in ("left", "right") or request.max_tokens is not None:
             return False
         tower = self.card.tower_for(request.input_type)
         if isinstance(self.tokenizers[tower], TemplateTokenizer) or self.card.tower(tower).text_template is not None:
             return False
-        return (request.outputs or (next(iter(self.card.outputs)),)) == ("dense",)
+        has_special = request.add_special_tokens or has_ids(texts)
+        return has_special and (request.outputs or (next(iter(self.card.outputs)),)) == ("dense",)
 
 
 def encode_texts(tokenizer: Tokenizer, request: Request, texts: Texts) -> list[Seq]:
