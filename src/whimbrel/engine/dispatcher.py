@@ -253,20 +253,24 @@ class Dispatcher:
     # Answers
 
     def is_waiting(self, job: Job) -> bool:
-        """Return whether the job is not answered yet. It may be by the time the caller looks at the result."""
+        """Return whether the job is not answered yet. It may be by the time the caller looks at the result.
+
+        A job whose deadline has passed is answered with DeadlineExceeded.
+        """
+        if job in self._jobs and job.request.scheduling.deadline <= perf_counter() and self._claim(job):
+            self._fail_expired(job)
         return job in self._jobs
 
-    def write(self, job: Job, action: Callable[[], object]) -> None:
-        """Run `action`, which writes into the job's response, unless the job is answered."""
-        with self._writing:
-            if job in self._jobs:
-                action()
+    def advance(self, job: Job, count: int, write: Callable[[], object] | None = None) -> bool:
+        """Note that `count` seqs or steps of the job are done, after `write` has written their rows into its response.
 
-    def advance(self, job: Job, count: int) -> bool:
-        """Note that `count` seqs or steps of the job are done. Return whether these were the last."""
+        Return whether these were the last. Nothing is written into the response of a job that is answered.
+        """
         with self._writing:
             if job not in self._jobs:
                 return False
+            if write is not None:
+                write()
             job.num_pending -= count
             return not job.num_pending
 
@@ -290,14 +294,6 @@ class Dispatcher:
     def fail(self, job: Job, error: WhimbrelError) -> None:
         if self._claim(job):
             _set_error(job, error)
-
-    def expire(self, job: Job) -> bool:
-        """Answer a job with DeadlineExceeded if its deadline has passed. Return whether that is so."""
-        if job.request.scheduling.deadline > perf_counter():
-            return False
-        if self._claim(job):
-            self._fail_expired(job)
-        return True
 
     def _claim(self, job: Job) -> bool:
         """Remove a job. The caller must answer it if this returns True."""

@@ -177,7 +177,7 @@ class Lanes:
             return None
 
         def between_pieces() -> None:
-            if self._dispatcher.expire(job) or not self._dispatcher.is_waiting(job):
+            if not self._dispatcher.is_waiting(job):
                 raise _Abandoned
             if not self._on_cpu and (small := self._dispatcher.take_small(batch.priority)):
                 self._launch(small, None)
