@@ -341,8 +341,7 @@ class Dispatcher:
     def join(self) -> None:
         """Wait until every job is answered. Call it after `close`, when no batch is left."""
         with self._lock:
-            while self._jobs:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not self._jobs)
 
     def fail_all(self) -> None:
         """Answer every job with Unavailable; accept and hand out nothing more."""

@@ -233,10 +233,8 @@ class AsyncPreprocessor:
 
     async def preprocess(self, request: Request, scheduling: Scheduling) -> EngineRequest:
         """Async form of `Preprocessor.preprocess`, for a request that comes now. Raises Unavailable too."""
-        received = perf_counter()
-        if _is_small(request):
-            return self._preprocessor.preprocess(request, scheduling, received=received)
-        return await self._in_thread(partial(self._preprocessor.preprocess, request, scheduling, received=received))
+        preprocess = partial(self._preprocessor.preprocess, request, scheduling, received=perf_counter())
+        return preprocess() if _is_small(request) else await self._in_thread(preprocess)
 
     async def _in_thread(self, action: Callable[[], T]) -> T:
         try:

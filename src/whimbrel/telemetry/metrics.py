@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -113,15 +113,13 @@ def directory() -> Generator[Path]:
 
 
 def _remove_if_unused(folder: Path) -> None:
-    try:
+    with suppress(OSError):  # it is locked or belongs to another user
         stat = folder.lstat()
         if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < _YOUNG_SECONDS:
             return
         with open(os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # it is locked or belongs to another user
-        return
 
 
 def use_directory(path: Path, identity: str) -> None:
@@ -284,7 +282,5 @@ def _processes() -> Iterator[tuple[str, str]]:
         yield "server", "self"
         return
     for file in sorted(_own_files.folder.glob(_PID_FILE.format("*"))):
-        try:
+        with suppress(FileNotFoundError):  # the process has just died
             yield file.stem, file.read_text()
-        except FileNotFoundError:  # the process has just died
-            continue
