@@ -19,13 +19,12 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from whimbrel.client import AsyncClient, Client
-    from whimbrel.engine.async_engine import AsyncEngine
-    from whimbrel.engine.engine import Engine
+    from whimbrel.engine.engine import AsyncEngine, Engine
     from whimbrel.errors import TruncationWarning, WhimbrelError
 
 _MODULES = {
     "AsyncClient": "whimbrel.client",
-    "AsyncEngine": "whimbrel.engine.async_engine",
+    "AsyncEngine": "whimbrel.engine.engine",
     "Client": "whimbrel.client",
     "Engine": "whimbrel.engine.engine",
     "TruncationWarning": "whimbrel.errors",

@@ -15,8 +15,7 @@ from typing import Unpack
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whimbrel.engine.async_engine import AsyncEngine
-from whimbrel.engine.engine import Engine
+from whimbrel.engine.engine import AsyncEngine, Engine
 from whimbrel.errors import SetupError
 from whimbrel.server.app import app as server_app
 from whimbrel.server.app.limits import ServerLimits, read_server_limits

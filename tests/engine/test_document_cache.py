@@ -15,8 +15,9 @@ from checkpoints.late_interaction import write_stanford
 from checkpoints.late_references import DOCUMENTS, QUERIES
 from serving import Server
 from whimbrel import Engine
-from whimbrel.engine.document_cache import cache_key, document_cache
+from whimbrel.engine.document_cache import ENTRY_BYTES, cache_key
 from whimbrel.errors import SetupError
+from whimbrel.model.byte_cache import ByteCache
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.telemetry.trace import HistogramEvent, subscribe
 from whimbrel.types.options import text_request
@@ -102,7 +103,7 @@ def test_keys() -> None:
 
 def test_the_least_used_goes_first() -> None:
     rows = [np.full((4, 25), i, np.float32) for i in range(5)]
-    cache = document_cache(3 * 800)
+    cache = ByteCache[bytes, np.ndarray](3 * 800, entry_bytes=ENTRY_BYTES)
     for i in range(3):
         cache.add(b"%d" % i, rows[i])
     assert [found is not None for found in cache.find([b"0", b"1", b"2"])] == [True] * 3

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.engine.scheduler import ScheduledBatch, Scheduler
 from whimbrel.types.batch import RowCount
+from whimbrel.types.scheduling import Scheduling
 from whimbrel.types.seq import Seq
 
 LENGTHS = st.lists(st.integers(1, 700), min_size=1, max_size=30)
@@ -51,15 +52,8 @@ def seqs(lengths: list[int]) -> list[Seq]:
 
 
 def add(scheduler: Scheduler[int], job: int, asked: Asked) -> None:
-    scheduler.add(
-        job,
-        seqs(asked.lengths),
-        asked.tokens,
-        priority=asked.priority,
-        deadline=asked.deadline,
-        tenant=asked.tenant,
-        suspects=asked.suspects,
-    )
+    scheduling = Scheduling(asked.priority, asked.deadline, asked.tenant, suspects=asked.suspects)
+    scheduler.add(job, seqs(asked.lengths), asked.tokens, scheduling)
 
 
 def filled(budget: int, requests: list[Asked]) -> Scheduler[int]:

@@ -89,7 +89,7 @@ class EngineThreads:
     def __init__(self, runner: Any, card: Card, plan: Plan, observer: BatchObserver | None = None) -> None:
         self.dispatcher = Dispatcher(plan)
         self.finishing = FinishPool(self.dispatcher, plan.num_lanes, runner.init_thread)
-        self.lanes = Lanes(runner, card, plan, self.dispatcher, self.finishing, observer=observer)
+        self.lanes = Lanes(runner, card, plan, self.dispatcher, self.finishing, observer=observer or BatchObserver())
         self.submit = self.finishing.submit
 
     def close(self) -> None:

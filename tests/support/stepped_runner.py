@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from scripted_runner import EngineThreads, dense_job, vectors_of
-from whimbrel.engine.engine_request import BatchItems, Job
+from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job
 from whimbrel.types.batch import Batch
 from whimbrel.types.seq import Seq
 
@@ -107,7 +107,7 @@ def error(job: Job) -> BaseException | None:
     return job.future.exception(60)
 
 
-class Observer:
+class Observer(BatchObserver):
     """Keeps what an observer of batches is told."""
 
     def __init__(self) -> None:

@@ -93,8 +93,8 @@ def test_the_level(log_format: str, start: Start) -> None:
 def test_requests_are_logged_where_asked_for(start: Start) -> None:
     lines = start("json", "error", access=True)
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    trace.request_finished(request(model="m", num_texts=2, num_tokens=9, seconds=0.0123, traceparent=parent))
-    trace.request_finished(request(status=0, outcome="lost", error="lost"))
+    trace.report(request(model="m", num_texts=2, num_tokens=9, seconds=0.0123, traceparent=parent))
+    trace.report(request(status=0, outcome="lost", error="lost"))
     first, second = map(json.loads, lines())
     first.pop("time")
     assert first == {
@@ -107,9 +107,9 @@ def test_requests_are_logged_where_asked_for(start: Start) -> None:
 def test_only_our_failures_are_logged_else(start: Start) -> None:
     lines = start()
     for status, outcome in ((200, "ok"), (400, "invalid"), (429, "overloaded"), (499, "client_gone")):
-        trace.request_finished(request(status=status, outcome=outcome))
-    trace.request_finished(request(status=500, outcome="error", error="engine_crash"))
-    trace.request_finished(request(status=200, outcome="error", error="internal_error"))
+        trace.report(request(status=status, outcome=outcome))
+    trace.report(request(status=500, outcome="error", error="engine_crash"))
+    trace.report(request(status=200, outcome="error", error="internal_error"))
     first, second = lines()
     assert "WARNING answered 500 (engine_crash) method=POST path=/x status=500" in first
     assert "answered 200 (internal_error)" in second
@@ -125,7 +125,7 @@ NASTY = "a\r\n2026-01-01 INFO forged\x1b[31m\x00\x7f\x9b\u2028\u202e\ud800\ufeff
 @pytest.mark.parametrize("access", [False, True])
 def test_H4_clients_cannot_forge_lines(log_format: str, access: bool, start: Start) -> None:
     lines = start(log_format, access=access)
-    trace.request_finished(request(path=NASTY, model=NASTY, request_id=NASTY, status=500, outcome="error", error=NASTY))
+    trace.report(request(path=NASTY, model=NASTY, request_id=NASTY, status=500, outcome="error", error=NASTY))
     log.info("got %s", NASTY)
     found = lines()
     assert len(found) == 2
@@ -161,7 +161,7 @@ def assert_printable(lines: list[str]) -> None:
 @pytest.mark.parametrize("log_format", ["plain", "json"])
 def test_H3_keys_are_blotted_out(log_format: str, start: Start) -> None:
     lines = start(log_format, access=True, secrets=['s3cret"key', "other-key"])
-    trace.request_finished(request(path='/s3cret"key', request_id="other-key", model='s3cret"key'))
+    trace.report(request(path='/s3cret"key', request_id="other-key", model='s3cret"key'))
     log.error("the key is %s", 's3cret"key')
     try:
         raise ValueError("other-key")
@@ -181,7 +181,7 @@ def test_K7_a_storm_is_cut_short(start: Start) -> None:
     for number in range(1239):
         log.error("engine %d failed", number)
         log.info("all of these are written")
-    trace.request_finished(request(status=500, outcome="error", error="engine_crash"))
+    trace.report(request(status=500, outcome="error", error="engine_crash"))
     found = lines()
     assert sum("all of these" in line for line in found) == 1239
     assert [line.split("ERROR   ")[1] for line in found if "ERROR" in line] == [
@@ -194,7 +194,7 @@ def test_K7_a_storm_is_cut_short(start: Start) -> None:
 def test_K7_a_line_per_request_means_all_of_them(start: Start) -> None:
     lines = start(access=True)
     for _ in range(100):
-        trace.request_finished(request(status=500, outcome="error", error="engine_crash"))
+        trace.report(request(status=500, outcome="error", error="engine_crash"))
     assert len(lines()) == 100
 
 

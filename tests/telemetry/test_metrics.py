@@ -55,11 +55,11 @@ def value(found: Samples, name: str, **labels: str) -> float | None:
 
 def finished(outcome: str = "ok", status: int = 200) -> str:
     record = f"'id', 'POST', '/x', '/x', '', {status}, '{outcome}', model='m', num_texts=2, num_tokens=5, seconds=0.5"
-    return f"trace.request_finished(RequestFinished({record}))"
+    return f"trace.report(RequestFinished({record}))"
 
 
 def received(route: str = "/x") -> str:
-    return f"trace.request_started('{route}')"
+    return f"trace.report(trace.RequestStarted('{route}'))"
 
 
 def test_processes_count_together_and_a_restart_goes_on(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_requests_are_counted_by_the_place_of_their_key(tenant: str, key: str) -
     page = metrics.Metrics(["m"])
     for outcome in ("ok", "overloaded"):
         tokens = 5 if outcome == "ok" else 0
-        trace.request_finished(structs.replace(RECORD, tenant=tenant, outcome=outcome, num_tokens=tokens))
+        trace.report(structs.replace(RECORD, tenant=tenant, outcome=outcome, num_tokens=tokens))
     found = samples(page.render()[0].decode())
     page.close()
     assert value(found, "whimbrel_key_requests_total", key=key, model="m", outcome="ok") == 1
@@ -192,22 +192,22 @@ def test_requests_are_counted_by_the_place_of_their_key(tenant: str, key: str) -
 def test_a_server_of_one_process() -> None:
     page = metrics.Metrics(["m"])
     assert not page.shared
-    trace.request_started("/x")
-    trace.request_finished(RECORD)
+    trace.report(trace.RequestStarted("/x"))
+    trace.report(RECORD)
     found = samples(page.render()[0].decode())
     assert value(found, "whimbrel_requests_received_total", route="/x") == 1
     assert value(found, "whimbrel_tokens_total", model="m") == 5
     assert (value(found, "process_resident_memory_bytes", process="server") or 0) > 10e6
     page.close()
-    trace.request_started("/x")
+    trace.report(trace.RequestStarted("/x"))
     assert value(samples(page.render()[0].decode()), "whimbrel_requests_received_total", route="/x") == 1
 
 
 @pytest.mark.parametrize("accept", ["", "*/*", "text/plain", "application/openmetrics-text; version=1.0.0; q=0.9, text/plain"])
 def test_the_page_comes_in_the_form_that_is_asked_for(accept: str) -> None:
     page = metrics.Metrics(["m"])
-    trace.request_started("/x")
-    trace.request_finished(RECORD)
+    trace.report(trace.RequestStarted("/x"))
+    trace.report(RECORD)
     trace.observe("batch_seqs", 3, model="m")
     content, content_type = page.render(accept)
     page.close()

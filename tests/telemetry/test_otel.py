@@ -31,9 +31,7 @@ def finish(**fields: Any) -> None:
         "route": "/v1/embeddings",
         "path": "/v1/embeddings?key=s3cret",
     }
-    trace.request_finished(
-        RequestFinished(**{**known, "client": "10.0.0.1", "status": 200, "outcome": "ok", "received": 1e9, **fields})
-    )
+    trace.report(RequestFinished(**{**known, "client": "10.0.0.1", "status": 200, "outcome": "ok", "received": 1e9, **fields}))
 
 
 def by_name(exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:

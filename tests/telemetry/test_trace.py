@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFailed, RequestFinished, RequestStarted
+from whimbrel.telemetry.trace import CounterEvent, GaugeEvent, HistogramEvent, RequestFinished, RequestStarted
 
 
 def test_each_kind_of_event_reaches_its_subscribers() -> None:
@@ -19,8 +19,8 @@ def test_each_kind_of_event_reaches_its_subscribers() -> None:
     trace.observe("batch_tokens", 12, model="m")
     trace.count("retries", 2, model="m")
     trace.gauge("queue_tokens", 7)
-    trace.request_started("/x")
-    trace.request_finished(record)
+    trace.report(trace.RequestStarted("/x"))
+    trace.report(record)
     assert heard == [
         HistogramEvent("queue", 0.5, "m"),
         HistogramEvent("batch_tokens", 12, "m"),
@@ -33,16 +33,6 @@ def test_each_kind_of_event_reaches_its_subscribers() -> None:
         end()
     trace.count("retries")
     assert len(heard) == 6
-
-
-def test_only_failures_of_the_server_are_reported_as_such() -> None:
-    heard: list[RequestFailed] = []
-    end = trace.subscribe(RequestFailed, heard.append)
-    crash = RequestFinished("id", "GET", "/x", "/x", "", 500, "error")
-    for record in (RequestFinished("id", "GET", "/x", "/x", "", 200, "ok"), crash):
-        trace.request_finished(record)
-    end()
-    assert heard == [RequestFailed(crash)]
 
 
 def test_a_stage_is_timed_and_told_of_also_when_it_fails() -> None:

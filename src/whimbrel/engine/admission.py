@@ -73,21 +73,18 @@ def admit(
     if not queue.tokens:
         return
     factor = _HARD_LIMIT_FACTOR if returns else 1
-    full = _full(plan, queue, tokens, num_bytes, factor=factor, byte_factor=_HARD_LIMIT_FACTOR if small else factor)
-    if full:
-        raise _overloaded(full, queue, jitter)
+    byte_factor = _HARD_LIMIT_FACTOR if small else factor
+    if queue.ahead > factor * plan.max_queue_tokens or queue.tokens + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
+        full = f"the queue takes {plan.max_queue_tokens:,}"
+    elif queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > factor * plan.max_queue_seconds:
+        full = f"this would wait for about {seconds:,.0f} s, the limit is {plan.max_queue_seconds:g} s"
+    elif queue.num_bytes + num_bytes > byte_factor * plan.max_queue_bytes:
+        full = f"the requests hold {queue.num_bytes:,} bytes, the limit is {plan.max_queue_bytes:,}"
+    else:
+        return
+    raise _overloaded(full, queue, jitter)
 
 
 def _overloaded(full: str, queue: QueueState, jitter: float) -> Overloaded:
     wait = min(max(queue.ahead / (queue.rate or _UNKNOWN_RATE), _MIN_WAIT), _MAX_WAIT)
     return Overloaded(f"{queue.tokens:,} tokens wait already; {full}. Try again later.", retry_after=wait * (1 + jitter / 2))
-
-
-def _full(plan: Plan, queue: QueueState, tokens: int, num_bytes: int, *, factor: int, byte_factor: int) -> str | None:
-    if queue.ahead > factor * plan.max_queue_tokens or queue.tokens + tokens > _HARD_LIMIT_FACTOR * plan.max_queue_tokens:
-        return f"the queue takes {plan.max_queue_tokens:,}"
-    if queue.rate and (seconds := (queue.ahead - tokens) / queue.rate) > factor * plan.max_queue_seconds:
-        return f"this would wait for about {seconds:,.0f} s, the limit is {plan.max_queue_seconds:g} s"
-    if queue.num_bytes + num_bytes > byte_factor * plan.max_queue_bytes:
-        return f"the requests hold {queue.num_bytes:,} bytes, the limit is {plan.max_queue_bytes:,}"
-    return None

@@ -8,9 +8,6 @@ it once after the removal. So nothing is written into a response once its Future
 Suspects are the seqs that were on the device when an engine died. They run alone: the dispatcher hands them out when no batch
 is in flight, and nothing else until they are done.
 
-A small batch may overtake the bulk that runs: if no lane is idle, the express lane takes it (lanes.py), or a text that runs in
-pieces gives way to it.
-
 It runs no batch and no finisher, except for the last step of a job: `answer` asks the finisher for the result.
 """
 
@@ -39,9 +36,8 @@ from whimbrel.types.scheduling import Scheduling
 @dataclass(frozen=True, slots=True)
 class LoadStats:
     queued_tokens: int
-    """Tokens that wait for a lane."""
     small_tokens: int
-    """Those of them that belong to small requests, which run first."""
+    """Queued tokens that belong to small requests, which run first."""
     tokens_per_second: float
     """Recent throughput while there was work; 0 before anything was measured."""
 
@@ -99,17 +95,8 @@ class Dispatcher:
                 self._admit(job.num_tokens, scheduling, num_bytes=job.num_bytes)
             self._jobs.add(job)
             self._num_bytes += job.num_bytes
-            self._scheduler.add(
-                job,
-                job.seqs,
-                job.num_tokens,
-                priority=scheduling.priority,
-                deadline=scheduling.deadline,
-                tenant=scheduling.tenant,
-                suspects=scheduling.suspects,
-                first=job.finisher.first_seqs,
-                head_start=scheduling.waited * self._throughput.value,
-            )
+            first, head_start = job.finisher.first_seqs, scheduling.waited * self._throughput.value
+            self._scheduler.add(job, job.seqs, job.num_tokens, scheduling, first=first, head_start=head_start)
             self._changed.notify(self._scheduler.num_shares)  # a lane that is woken for nothing takes time from the others
             self._wake_express()
         weak = ref(job)  # the Future must not keep alive the job that keeps the Future
@@ -132,7 +119,7 @@ class Dispatcher:
             return  # an empty queue admits everything
         ahead = scheduler.tokens_ahead(tokens, scheduling.priority, tenant=scheduling.tenant)
         queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
-        small, returns, jitter = scheduler.is_small(tokens), scheduling.waited > 0, random.random()  # noqa: S311
+        small, returns, jitter = scheduler.kind_of(tokens) == "small", scheduling.waited > 0, random.random()  # noqa: S311
         admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, returns=returns, jitter=jitter)
 
     # Batches out
@@ -266,20 +253,24 @@ class Dispatcher:
     # Answers
 
     def is_waiting(self, job: Job) -> bool:
-        """Return whether the job is not answered yet. It may be by the time the caller looks at the result."""
+        """Return whether the job is not answered yet. It may be by the time the caller looks at the result.
+
+        A job whose deadline has passed is answered with DeadlineExceeded.
+        """
+        if job in self._jobs and job.request.scheduling.deadline <= perf_counter() and self._claim(job):
+            self._fail_expired(job)
         return job in self._jobs
 
-    def write(self, job: Job, action: Callable[[], object]) -> None:
-        """Run `action`, which writes into the job's response, unless the job is answered."""
-        with self._writing:
-            if job in self._jobs:
-                action()
+    def advance(self, job: Job, count: int, write: Callable[[], object] | None = None) -> bool:
+        """Note that `count` seqs or steps of the job are done, after `write` has written their rows into its response.
 
-    def advance(self, job: Job, count: int) -> bool:
-        """Note that `count` seqs or steps of the job are done. Return whether these were the last."""
+        Return whether these were the last. Nothing is written into the response of a job that is answered.
+        """
         with self._writing:
             if job not in self._jobs:
                 return False
+            if write is not None:
+                write()
             job.num_pending -= count
             return not job.num_pending
 
@@ -303,14 +294,6 @@ class Dispatcher:
     def fail(self, job: Job, error: WhimbrelError) -> None:
         if self._claim(job):
             _set_error(job, error)
-
-    def expire(self, job: Job) -> bool:
-        """Answer a job with DeadlineExceeded if its deadline has passed. Return whether that is so."""
-        if job.request.scheduling.deadline > perf_counter():
-            return False
-        if self._claim(job):
-            self._fail_expired(job)
-        return True
 
     def _claim(self, job: Job) -> bool:
         """Remove a job. The caller must answer it if this returns True."""
@@ -358,8 +341,7 @@ class Dispatcher:
     def join(self) -> None:
         """Wait until every job is answered. Call it after `close`, when no batch is left."""
         with self._lock:
-            while self._jobs:
-                self._changed.wait()
+            self._changed.wait_for(lambda: not self._jobs)
 
     def fail_all(self) -> None:
         """Answer every job with Unavailable; accept and hand out nothing more."""

@@ -6,24 +6,18 @@ id that a client chose is no part of it.
 
 from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
-from whimbrel.model.byte_cache import ByteCache
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.seq import Seq
 
-_ENTRY_BYTES: Final = 400
+ENTRY_BYTES: Final = 400
 """Estimated bytes of an entry besides its vectors."""
 _FIELDS: Final = "prompt_tokens prefix_tokens type_id second_text_start num_attended is_query adapter tower".split()
 """Fields of a seq that its vectors depend on, besides its ids."""
-
-
-def document_cache(max_bytes: int) -> ByteCache[bytes, Any]:
-    """Return a cache of vectors, (T, D) by key, as arrays or tensors."""
-    return ByteCache(max_bytes, entry_bytes=_ENTRY_BYTES)
 
 
 def cache_key(seq: Seq, spec: OutputSpec, poolings: Sequence[TokenPooling] = ()) -> bytes:

@@ -1,20 +1,21 @@
-"""Engine: requests in, Futures out, and the verbs.
+"""Engine and AsyncEngine: requests in, Futures out, and the verbs.
 
 `submit` checks a request, tokenizes it in the caller's thread and queues it for the lanes. Every verb is a view of `submit`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import atexit
 import importlib
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Concatenate, ParamSpec, Self, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, TypeAlias, TypeVar, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,13 +26,14 @@ from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.engine import encode_verbs
 from whimbrel.engine.dispatcher import Dispatcher, LoadStats
-from whimbrel.engine.document_cache import cache_key, document_cache
+from whimbrel.engine.document_cache import ENTRY_BYTES, cache_key
 from whimbrel.engine.engine_request import BatchObserver, EngineRequest, Job
 from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
-from whimbrel.engine.prepare import Preprocessor
+from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor
 from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
+from whimbrel.model.byte_cache import ByteCache
 from whimbrel.outputs import scoring
 from whimbrel.outputs.finishers import Finisher, RowsFinisher, score_vectors
 from whimbrel.outputs.layout import build_outputs, plan_layout
@@ -42,10 +44,10 @@ from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
-from whimbrel.types.request import Request
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
-from whimbrel.types.seq import Seq
+from whimbrel.types.seq import Seq, TokenInfo
 
 if TYPE_CHECKING:
     from whimbrel.model.maxsim_scorer import MaxSimScorer
@@ -57,12 +59,26 @@ T = TypeVar("T")
 ProgressCallback: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
 
+_MANY_PAIRS: Final = 256
+"""Pairs above which a thread starts the comparison, as that takes milliseconds."""
+
 
 def _sync_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable[Concatenate[Engine, P], T]:
     def method(self: Engine, *args: P.args, **options: P.kwargs) -> T:
         operation = verb(self.card, *args, **options)
         with relocating(operation.locate):
             result = self.run(operation.request)
+            warn_of_truncation(result.num_truncated, options)
+            return operation.postprocess(result)
+
+    return copy_signature(method, verb)
+
+
+def _async_method(verb: Callable[Concatenate[Card, P], Operation[T]]) -> Callable[Concatenate[AsyncEngine, P], Awaitable[T]]:
+    async def method(self: AsyncEngine, *args: P.args, **options: P.kwargs) -> T:
+        operation = verb(self.card, *args, **options)
+        with relocating(operation.locate):
+            result = await self.run(operation.request)
             warn_of_truncation(result.num_truncated, options)
             return operation.postprocess(result)
 
@@ -86,7 +102,7 @@ class Engine:
         pooling: PoolingOption | None = None,
         reranker: RerankerName | None = None,
         progress: ProgressCallback = lambda _: None,
-        observer: Callable[[Engine], BatchObserver] | None = None,
+        observer: Callable[[Engine], BatchObserver] = lambda _: BatchObserver(),
         **options: Unpack[Options],
     ) -> None:
         """`observer` is called once the plan is made; what it returns is told which batches are on the device."""
@@ -110,11 +126,12 @@ class Engine:
 
         self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
         self.folder = checkpoint.folder
-        self._document_cache = document_cache(self.plan.document_cache_bytes) if self.plan.document_cache_bytes else None
+        num_bytes = self.plan.document_cache_bytes
+        self._document_cache = ByteCache[bytes, Any](num_bytes, entry_bytes=ENTRY_BYTES) if num_bytes else None
         progress("loading the tokenizer")
         self.preprocessor = Preprocessor(checkpoint.folder, self.card, self.plan)
         self.plan = replace(self.plan, tokenizer_note=self.preprocessor.compare_with_files(checkpoint.folder))
-        batch_observer = None if observer is None else observer(self)
+        batch_observer = observer(self)
         progress("loading the weights")
         if self.plan.device == "cpu":
             tune_glibc_malloc()
@@ -261,6 +278,84 @@ class Engine:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
         self._dispatcher.reset_throughput()
+
+
+class AsyncEngine:
+    """The same engine for asyncio: the same verbs, awaited. Loading blocks, as it does for Engine."""
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Engine | None = None,
+        *,
+        pooling: PoolingOption | None = None,
+        reranker: RerankerName | None = None,
+        progress: ProgressCallback = lambda _: None,
+        **options: Unpack[Options],
+    ) -> None:
+        """`model` as for Engine, or an Engine that is loaded already, which is then closed with this one."""
+        loaded = isinstance(model, Engine)
+        self._engine = model if loaded else Engine(model, pooling=pooling, reranker=reranker, progress=progress, **options)
+        self._preprocessor = AsyncPreprocessor(self._engine.preprocessor)
+        self.card: Card = self._engine.card
+        self.plan: Plan = self._engine.plan
+
+    @property
+    def ready(self) -> bool:
+        return self._engine.ready
+
+    @property
+    def status(self) -> str:
+        return "ready" if self.ready else "closed"
+
+    @property
+    def queued_tokens(self) -> int:
+        return self._engine.queued_tokens
+
+    embed = _async_method(encode_verbs.embed)
+    sparse = _async_method(encode_verbs.sparse)
+    multi_vector = _async_method(encode_verbs.multi_vector)
+    muvera = _async_method(encode_verbs.muvera)
+    encode = _async_method(encode_verbs.encode)
+    score = _async_method(scoring.score)
+    rerank = _async_method(scoring.rerank)
+    explain = _async_method(scoring.explain)
+    classify = _async_method(scoring.classify)
+    token_classify = _async_method(scoring.token_classify)
+
+    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
+        """Answer one request. Cancelling it drops what has not been computed yet."""
+        self._engine.check_admission(request, scheduling)
+        tokenized = await self._preprocessor.preprocess(request, scheduling)
+        return await asyncio.wrap_future(await self._submit(tokenized))
+
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        return await self._preprocessor.tokenize(request)
+
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        return await self._preprocessor.decode(request)
+
+    async def _submit(self, request: EngineRequest) -> Future[Result]:
+        if not isinstance(request.finish, PairScoring) or request.finish.num_pairs <= _MANY_PAIRS:
+            return self._engine.submit_tokenized(request)
+        submitting = asyncio.ensure_future(asyncio.to_thread(self._engine.submit_tokenized, request))
+        try:
+            return await asyncio.shield(submitting)
+        except asyncio.CancelledError:
+            submitting.add_done_callback(lambda done: done.exception() or done.result().cancel())
+            raise
+
+    async def close(self) -> None:
+        """Finish what was accepted, then end the threads."""
+        await asyncio.to_thread(self._engine.close)
+        self._preprocessor.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        await self.close()
 
 
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:

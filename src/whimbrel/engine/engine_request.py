@@ -1,12 +1,9 @@
-"""Engine requests, the jobs that an engine makes of them, and the observer of its batches. No torch, no threads.
-
-An `EngineRequest` is a tokenized request with its layouts and its finish. It is the only message to an engine.
-"""
+"""Engine requests, the jobs that an engine makes of them, and the observer of its batches. No torch, no threads."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Final, Protocol, TypeAlias
+from typing import Final, TypeAlias
 
 from whimbrel.outputs.finishers import Finish, Finisher
 from whimbrel.outputs.layout import ResultLayout, scores_layout
@@ -22,7 +19,7 @@ _ID_BYTES: Final = 4
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRequest:
-    """A tokenized request. It carries its layouts, so that nothing after tokenization plans them again."""
+    """A tokenized request, and the only message to an engine. Nothing after tokenization plans its layouts again."""
 
     seqs: Sequence[Seq]
     layout: ResultLayout
@@ -49,15 +46,11 @@ class EngineRequest:
         return not self.seqs and not isinstance(self.finish, PairScoring)
 
     def result(self, outputs: Outputs, timings: Timings) -> Result:
-        return Result(
-            outputs,
-            self.num_tokens,
-            self.num_truncated,
-            timings,
-            token_offsets=self.finish.token_offsets if isinstance(self.finish, ReturnRowsWithOffsets) else None,
-            pair_tokens=self.finish.pair_tokens if isinstance(self.finish, PairScoring) else None,
-            listwise=isinstance(self.finish, ListScoring),
-        )
+        finish = self.finish
+        offsets = finish.token_offsets if isinstance(finish, ReturnRowsWithOffsets) else None
+        pair_tokens = finish.pair_tokens if isinstance(finish, PairScoring) else None
+        listwise = isinstance(finish, ListScoring)
+        return Result(outputs, self.num_tokens, self.num_truncated, timings, offsets, pair_tokens, listwise=listwise)
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -95,20 +88,18 @@ BatchItems: TypeAlias = list[tuple[Job, Seq]]
 """The seqs of one batch, each with its job."""
 
 
-class BatchObserver(Protocol):
+class BatchObserver:
     """Is told which batches are on the device, so that another process can tell what ran when this one died.
 
-    Called from several threads; must be quick and must not raise.
+    Called from several threads; must be quick and must not raise. This one does nothing.
     """
 
     def started(self, items: BatchItems) -> int:
-        """Note that these seqs are about to be launched by this thread. Return the slot that `ended` is called with."""
-        ...
+        """Note that these seqs are about to be launched by this thread. Return the slot that the others are called with."""
+        return 0
 
     def resumed(self, slot: int) -> None:
         """Note that the batch, a text in pieces, goes on with its next piece."""
-        ...
 
     def ended(self, slot: int) -> None:
         """Note that the batch was collected, or failed."""
-        ...

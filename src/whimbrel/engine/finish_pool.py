@@ -51,8 +51,7 @@ class FinishPool:
             self._slots.acquire()
             self._in_pool(partial(self._add, job, add, len(seqs_S)))
             return
-        self._dispatcher.write(job, add)
-        if self._dispatcher.advance(job, len(seqs_S)):
+        if self._dispatcher.advance(job, len(seqs_S), add):
             self._complete(job)
 
     def close(self) -> None:
@@ -78,7 +77,7 @@ class FinishPool:
 
     def _run(self, job: Job, action: Callable[[], Sequence[Step] | None], count: int) -> None:
         """Run an action of the job's finisher, which is worth `count` of its pending seqs or steps."""
-        if not self._dispatcher.is_waiting(job) or self._dispatcher.expire(job):
+        if not self._dispatcher.is_waiting(job):
             return
         try:
             self._run_steps(job, action() or ())

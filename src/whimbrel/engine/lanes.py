@@ -1,28 +1,23 @@
 """Lanes: the threads that run batches. They launch, collect and answer.
 
-Theory of operation. `Engine.submit_tokenized` makes a `Job` of an `EngineRequest`. The dispatcher (dispatcher.py) keeps it in
-the scheduler, and removes it when its Future is cancelled. Each lane is a thread: it takes a batch from the dispatcher,
-launches it, and takes the next at once. The collector is one more thread: it waits for launched batches in order, checks their
-rows and delivers them to the finish pool (finish_pool.py). The pool fills the responses, and answers a job when its last row
-has come. Each lane has at most two batches of its own in flight. Where the lane is the device (a CPU) and nothing else waits,
-it does the collector's work itself, which spares a lone request the way to another thread.
+Theory of operation. Each lane is a thread: it takes a batch from the dispatcher, launches it, and takes the next at once. The
+collector is one more thread: it waits for launched batches in order, checks their rows and delivers them to the finish pool,
+which fills the responses and answers. Each lane has at most two batches of its own in flight. Where the lane is the device (a
+CPU) and nothing else waits, it does the collector's work itself, which spares a lone request the way to another thread.
 
 On a CPU there is one lane more, the express lane. It waits for small requests that come while all lanes are busy with bulk,
 and runs and collects them at once. On Linux its thread has a higher priority than the lanes', so the kernel gives it a core
 without delay. On a GPU a text that runs in pieces gives way to a small batch between them. On any device the rest of it does
 not run if its request is answered meanwhile.
 
-The dispatcher halves and requeues a batch that fails, at launch or at collection, until each text that fails is alone. Then
-only its request fails. If it failed for want of memory, batches are smaller for a while. A text whose rows are not finite fails
-its request. Rows of a request that is answered already, for any reason, are dropped. A thread that dies of a bug, or because
-the device is lost, takes the engine with it: every waiting request is told, and none hangs.
+A thread that dies of a bug, or because the device is lost, takes the engine with it: every waiting request is told.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -71,28 +66,21 @@ class _InFlightBatch:
     batch: ScheduledBatch[Job]
     slots: threading.Semaphore | None
     """The semaphore of its lane, of which it holds one permit; None if it overtakes the batches of the lanes."""
-    observer_slot: int
     started: float
-    towers: list[_TowerBatch]
+    observer_slot: int
+    towers: Sequence[_TowerBatch] = ()
 
 
 class Lanes:
     def __init__(
-        self,
-        runner: Runner,
-        card: Card,
-        plan: Plan,
-        dispatcher: Dispatcher,
-        finishing: FinishPool,
-        *,
-        observer: BatchObserver | None = None,
+        self, runner: Runner, card: Card, plan: Plan, dispatcher: Dispatcher, finishing: FinishPool, *, observer: BatchObserver
     ) -> None:
         self._runner = runner
         self._card = card
         self._model = plan.served_name
         self._dispatcher = dispatcher
         self._finishing = finishing
-        self._observer = observer or _NoObserver()
+        self._observer = observer
         self._on_cpu = plan.device == "cpu"
         self._piece_tokens = plan.max_batch_tokens if plan.chunked_prefill else maxsize
         self._launched: SimpleQueue[_InFlightBatch | None] = SimpleQueue()
@@ -130,26 +118,20 @@ class Lanes:
             del batch
 
     def _launch(self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None) -> None:
-        started = perf_counter()
-        observer_slot = self._observer.started(batch.items)
+        flight = _InFlightBatch(batch, slots, perf_counter(), self._observer.started(batch.items))
         try:
-            between_pieces = self._between_pieces(batch, observer_slot)
-            towers = [self._launch_tower(items, between_pieces) for items in self._by_tower(batch.items)]
+            between_pieces = self._between_pieces(batch, flight.observer_slot)
+            flight.towers = [self._launch_tower(items, between_pieces) for items in self._by_tower(batch.items)]
         except _Abandoned:
-            self._observer.ended(observer_slot)
-            self._dispatcher.batch_done(batch, 0)
-            self._release(slots)
+            self._observer.ended(flight.observer_slot)
+            self._end(flight)
         except BaseException as error:  # whatever it is, the requests get an answer and the lane lives
-            self._batch_failed(batch, slots, observer_slot, error)
+            self._batch_failed(flight, error)
         else:
-            self._hand_on(_InFlightBatch(batch, slots, observer_slot, started, towers))
-
-    def _hand_on(self, flight: _InFlightBatch) -> None:
-        """Have a launched batch collected: by this thread, if it is the device and has nothing else to do."""
-        if self._on_cpu and (flight.slots is None or not self._dispatcher.load.queued_tokens):
-            self._collect(flight)
-        else:
-            self._launched.put(flight)
+            if self._on_cpu and (slots is None or not self._dispatcher.load.queued_tokens):
+                self._collect(flight)  # this thread is the device, and has nothing else to do
+            else:
+                self._launched.put(flight)
 
     def _run_collector(self) -> None:
         while (flight := self._launched.get()) is not None:
@@ -161,7 +143,7 @@ class Lanes:
             with Timer("collect", model=self._model):
                 outputs = [self._collect_tower(tower) for tower in flight.towers]
         except BaseException as error:  # whatever it is, the requests get an answer and the thread lives
-            self._batch_failed(flight.batch, flight.slots, flight.observer_slot, error)
+            self._batch_failed(flight, error)
         else:
             self._batch_done(flight)
             for tower, output in zip(flight.towers, outputs, strict=True):
@@ -180,7 +162,8 @@ class Lanes:
                 of_job.append(seq.index)
             else:
                 count("non_finite", model=self._model)
-                self._dispatcher.fail(job, _non_finite(seq))
+                message = "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out."
+                self._dispatcher.fail(job, NonFinite(message, item=seq.index))
         for job, (of_batch, of_job) in rows.items():
             if of_job:
                 self._finishing.deliver(job, output, of_batch, of_job)
@@ -194,7 +177,7 @@ class Lanes:
             return None
 
         def between_pieces() -> None:
-            if self._dispatcher.expire(job) or not self._dispatcher.is_waiting(job):
+            if not self._dispatcher.is_waiting(job):
                 raise _Abandoned
             if not self._on_cpu and (small := self._dispatcher.take_small(batch.priority)):
                 self._launch(small, None)
@@ -236,38 +219,35 @@ class Lanes:
         num_tokens = sum(tower.batch.num_tokens for tower in flight.towers)
         observe("batch_tokens", num_tokens, model=self._model)
         observe("batch_seqs", len(flight.batch.items), model=self._model)
-        self._dispatcher.batch_done(flight.batch, num_tokens, seconds)
-        self._release(flight.slots)
+        self._end(flight, num_tokens, seconds)
 
-    def _batch_failed(
-        self, batch: ScheduledBatch[Job], slots: threading.Semaphore | None, observer_slot: int, error: BaseException
-    ) -> None:
+    def _batch_failed(self, flight: _InFlightBatch, error: BaseException) -> None:
         """Requeue the halves of a batch, so that only a text that fails alone fails.
 
         Raises Unavailable if the device is lost. The observer is not told: its texts are suspects, as if the process had died.
         """
         if isinstance(error, Unavailable):
             raise error
-        self._observer.ended(observer_slot)
-        out_of_memory = isinstance(error, MemoryError)
+        batch, out_of_memory = flight.batch, isinstance(error, MemoryError)
+        self._observer.ended(flight.observer_slot)
         if out_of_memory:
             count("out_of_memory", model=self._model)
         if len(batch.items) > 1:
             count("halvings", model=self._model)
             _log.warning("a batch of %d texts failed and is run again in halves: %r", len(batch.items), error)
-            self._dispatcher.requeue(batch, lower_budget=out_of_memory and slots is not None)
+            self._dispatcher.requeue(batch, lower_budget=out_of_memory and flight.slots is not None)
         elif out_of_memory and batch.kind != "suspect":  # the batches beside it may have taken the memory
             self._dispatcher.requeue(batch, lower_budget=False)
         else:
             job, seq = batch.items[0]
             _log.error("a text of %d tokens failed alone", seq.ids.size, exc_info=error)
             self._dispatcher.fail(job, _failed_alone(seq, error))
-        self._dispatcher.batch_done(batch, 0)
-        self._release(slots)
+        self._end(flight)
 
-    def _release(self, slots: threading.Semaphore | None) -> None:
-        if slots is not None:
-            slots.release()
+    def _end(self, flight: _InFlightBatch, num_tokens: int = 0, seconds: float = 0.0) -> None:
+        self._dispatcher.batch_done(flight.batch, num_tokens, seconds)
+        if flight.slots is not None:
+            flight.slots.release()
 
     def _thread(self, name: str, body: Callable[[], None]) -> threading.Thread:
         return threading.Thread(target=self._guard, args=(body,), name=f"whimbrel-{name}", daemon=True)
@@ -287,15 +267,6 @@ class _Abandoned(Exception):
     """Ends the launch of a text whose caller has left."""
 
 
-class _NoObserver:
-    def started(self, items: BatchItems) -> int:
-        return 0
-
-    def resumed(self, slot: int) -> None: ...
-
-    def ended(self, slot: int) -> None: ...
-
-
 def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
     if isinstance(rows, Sparse):
         return len(rows) == num_rows
@@ -307,12 +278,6 @@ def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
 def _finite_seqs(output: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
     masks = [finite_seqs(rows, output.selections[name].offsets_B1) for name, rows in output.rows.items()]
     return masks[0] if len(masks) == 1 else np.logical_and.reduce([np.ones(num_seqs, np.bool_), *masks])
-
-
-def _non_finite(seq: Seq) -> NonFinite:
-    return NonFinite(
-        "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out.", item=seq.index
-    )
 
 
 def _failed_alone(seq: Seq, error: BaseException) -> ComputeError:

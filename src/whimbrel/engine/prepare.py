@@ -1,7 +1,6 @@
-"""Preprocessing: Request -> EngineRequest. It runs in the process that received the request.
+"""Preprocessing: Request -> EngineRequest, in the process that received the request.
 
-`Engine.submit_tokenized` makes a job of the result. Knows the card, the plan and the tokenizers; knows nothing of queues,
-devices or other processes.
+Knows the card, the plan and the tokenizers; knows nothing of queues, devices or other processes.
 """
 
 import asyncio
@@ -72,21 +71,13 @@ class Preprocessor:
         with Timer("tokenize", model=self._plan.served_name) as tokenized:
             by_similarity = scores_by_similarity(self._card, request)
             texts, cuts = self._truncate_sides(request, by_similarity=by_similarity)
-            if by_similarity:
-                encoded = encode_pairs(self._encoder, self._card, self._plan, request, texts)
-            else:
-                encoded = self._encode_distinct(request, texts)
+            encoded = encode_pairs(self._encoder, request, texts) if by_similarity else self._encode_distinct(request, texts)
             if cuts is not None:
                 encoded = replace(encoded, num_cut=cuts.count(_texts_of_seqs(texts, by_similarity=by_similarity), encoded.seqs))
         layout = plan_layout(encoded.card, encoded.seqs, encoded.specs)
+        num_truncated = sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut
         engine_request = EngineRequest(
-            encoded.seqs,
-            layout,
-            received,
-            tokenized.seconds,
-            encoded.finish,
-            scheduling,
-            num_truncated=sum(seq.truncated for seq in encoded.seqs) if encoded.num_cut is None else encoded.num_cut,
+            encoded.seqs, layout, received, tokenized.seconds, encoded.finish, scheduling, num_truncated
         )
         self._check_sizes(engine_request)
         return engine_request
@@ -197,13 +188,9 @@ class Preprocessor:
             raise InvalidRequest(message, param="max_tokens")
         if not request.add_special_tokens:
             raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
-        params = ListParams(
-            resolve_instruction(card, request),
-            request.max_query_tokens,
-            request.max_document_tokens,
-            request.truncate or "right",
-            card.adapter(None, request.adapter),
-        )
+        instruction, adapter = resolve_instruction(card, request), card.adapter(None, request.adapter)
+        limits = request.max_query_tokens, request.max_document_tokens
+        params = ListParams(instruction, *limits, request.truncate or "right", adapter)
         seqs, scoring, num_cut = tokenizer.encode(request.texts, params, as_list=request.listwise)
         scoring = replace(scoring, returns_vectors="multi_vector" in outputs, normalized=bool(request.normalize))
         width = resolve_width(card, request, "multi_vector", matryoshka=self._plan.matryoshka)
@@ -246,10 +233,8 @@ class AsyncPreprocessor:
 
     async def preprocess(self, request: Request, scheduling: Scheduling) -> EngineRequest:
         """Async form of `Preprocessor.preprocess`, for a request that comes now. Raises Unavailable too."""
-        received = perf_counter()
-        if _is_small(request):
-            return self._preprocessor.preprocess(request, scheduling, received=received)
-        return await self._in_thread(partial(self._preprocessor.preprocess, request, scheduling, received=received))
+        preprocess = partial(self._preprocessor.preprocess, request, scheduling, received=perf_counter())
+        return preprocess() if _is_small(request) else await self._in_thread(preprocess)
 
     async def _in_thread(self, action: Callable[[], T]) -> T:
         try:
@@ -269,19 +254,14 @@ class AsyncPreprocessor:
         self._threads.shutdown()
 
 
-def input_size(text: object) -> int:
-    """Return the characters of a text or of a pair, or the number of token ids. Stored vectors count nothing."""
-    if isinstance(text, str):
-        return len(text)
-    if isinstance(text, tuple):
-        return sum(len(part) for part in cast(tuple[object, ...], text) if isinstance(part, str))
-    return text.size if isinstance(text, np.ndarray) else 0
-
-
 def _is_small(request: Request) -> bool:
-    characters = sum(map(input_size, request.texts)) + sum(map(len, (*request.hypotheses, *request.labels)))
-    if request.num_inputs > _INLINE_TEXTS or characters > _INLINE_CHARACTERS:
+    """Return whether a request has few characters or token ids, and no stored vectors."""
+    if request.num_inputs > _INLINE_TEXTS:
         return False
-    return not any(
-        isinstance(pair, tuple) and set(map(type, cast(tuple[object, ...], pair))) != {str} for pair in request.texts
-    )
+    size = sum(map(len, (*request.hypotheses, *request.labels)))
+    for text in request.texts:
+        for part in cast("tuple[object, ...]", text) if isinstance(text, tuple) else (text,):
+            if isinstance(text, tuple) and not isinstance(part, str):
+                return False
+            size += len(part) if isinstance(part, str) else part.size if isinstance(part, np.ndarray) else 0
+    return size <= _INLINE_CHARACTERS

@@ -15,15 +15,14 @@ from whimbrel.outputs.multi_vector import TokenReduction
 from whimbrel.outputs.pair_scoring import PairScoring, PairSide, scoring_method, split_pairs
 from whimbrel.outputs.requested import OutputSpec, max_sparse_entries, resolve_width
 from whimbrel.tokenizer.tokenizer import Tokenizer
-from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import TokenPooling
-from whimbrel.types.plan import Plan
 from whimbrel.types.request import OutputName, Request, Similarity
 from whimbrel.types.seq import PairTokens, Seq
 
 
-def encode_pairs(encoder: TextEncoder, card: Card, plan: Plan, request: Request, pairs: Texts) -> Encoded:
+def encode_pairs(encoder: TextEncoder, request: Request, pairs: Texts) -> Encoded:
     """Encode the distinct texts of pairs that are scored by similarity, queries first. Raises as TextEncoder.encode."""
+    card = encoder.card
     output, similarity = scoring_method(card, request)
     if request.muvera is not None:
         raise InvalidRequest("pairs are compared by their token vectors themselves.", param="muvera")
@@ -31,24 +30,16 @@ def encode_pairs(encoder: TextEncoder, card: Card, plan: Plan, request: Request,
     if output == "sparse":
         width = max_sparse_entries(of_queries)
     else:
-        width = resolve_width(of_queries, request, output, matryoshka=plan.matryoshka)
+        width = resolve_width(of_queries, request, output, matryoshka=encoder.plan.matryoshka)
     queries, documents = split_pairs(request, pairs, output, width)
-    first, second = (
-        _encode_side(encoder, card, request, side, output=output, similarity=similarity) for side in (queries, documents)
-    )
+    first, second = (_encode_side(encoder, request, side, output, similarity) for side in (queries, documents))
     seqs = [*first.seqs, *(replace(seq, index=seq.index + len(first.seqs)) for seq in second.seqs)]
     num_stored = sum(map(len, queries.stored))
     specs, poolings, query_poolings = _join_sides(first, second)
-    finish = PairScoring(
-        output,
-        similarity,
-        queries.text_indices(0, len(seqs)),
-        documents.text_indices(len(first.seqs), len(seqs) + num_stored),
-        (*queries.stored, *documents.stored),
-        request.explain,
-        poolings,
-        query_poolings,
-    )
+    queries_P = queries.text_indices(0, len(seqs))
+    documents_P = documents.text_indices(len(first.seqs), len(seqs) + num_stored)
+    stored = (*queries.stored, *documents.stored)
+    finish = PairScoring(output, similarity, queries_P, documents_P, stored, request.explain, poolings, query_poolings)
     if request.explain:
         if first.seqs and any(pooling.pool_factor > 1 for pooling in finish.query_poolings):
             raise InvalidRequest("this checkpoint pools queries, so their vectors are of no one token.", param="explain")
@@ -58,10 +49,9 @@ def encode_pairs(encoder: TextEncoder, card: Card, plan: Plan, request: Request,
     return Encoded(first.card, specs, seqs, finish)
 
 
-def _encode_side(
-    encoder: TextEncoder, card: Card, request: Request, side: PairSide, *, output: OutputName, similarity: Similarity
-) -> Encoded:
+def _encode_side(encoder: TextEncoder, request: Request, side: PairSide, output: OutputName, similarity: Similarity) -> Encoded:
     """Encode one side. A prompt is for queries and a pooling for documents; sides of a fixed length are not limited."""
+    card = encoder.card
     form = card.tower(card.tower_for(side.input_type)).text_formats.get(side.input_type)
     is_query = side.input_type == "query"
     of_side = replace(

@@ -46,8 +46,8 @@ class TextEncoder:
     """The tokenizers of a model's towers."""
 
     def __init__(self, folder: Path, card: Card, plan: Plan) -> None:
-        self._card = card
-        self._plan = plan
+        self.card = card
+        self.plan = plan
         self.tokenizers: list[Tokenizer | TemplateTokenizer] = [
             (TemplateTokenizer if tower.template else partial(Tokenizer, tower=number))(
                 folder, tower, replace(plan, max_length=max_length_for(plan, card, tower))
@@ -57,9 +57,9 @@ class TextEncoder:
 
     def encode(self, request: Request, texts: Texts, *, splits: bool = False) -> Encoded:
         """Encode texts as a request says; long ones in parts if `splits`. Raises InvalidRequest, TooLong, TooLarge."""
-        tower = self._card.tower_for(request.input_type)
-        card, tokenizer = self._card.tower(tower), self.tokenizers[tower]
-        specs = resolve_outputs(card, request, matryoshka=self._plan.matryoshka)
+        tower = self.card.tower_for(request.input_type)
+        card, tokenizer = self.card.tower(tower), self.tokenizers[tower]
+        specs = resolve_outputs(card, request, matryoshka=self.plan.matryoshka)
         validate_for_outputs(card, request, [spec.name for spec in specs])
         if not request.add_special_tokens and not has_ids(texts):
             _check_bare(request, tokenizer)
@@ -81,16 +81,15 @@ class TextEncoder:
 
     def may_split(self, request: Request, texts: Texts) -> bool:
         """Return whether the plan runs long texts in parts: none is to be cut, and each gets one dense vector."""
-        if not self._plan.split_long:
+        if not self.plan.split_long or request.split_long is not None or request.late_chunking or request.chunk_tokens:
             return False
-        if request.split_long is not None or request.truncate in ("left", "right") or request.max_tokens is not None:
+        if request.truncate in ("left", "right") or request.max_tokens is not None:
             return False
-        if request.late_chunking or request.chunk_tokens or not (request.add_special_tokens or has_ids(texts)):
+        tower = self.card.tower_for(request.input_type)
+        if isinstance(self.tokenizers[tower], TemplateTokenizer) or self.card.tower(tower).text_template is not None:
             return False
-        tower = self._card.tower_for(request.input_type)
-        if isinstance(self.tokenizers[tower], TemplateTokenizer) or self._card.tower(tower).text_template is not None:
-            return False
-        return (request.outputs or (next(iter(self._card.outputs)),)) == ("dense",)
+        has_special = request.add_special_tokens or has_ids(texts)
+        return has_special and (request.outputs or (next(iter(self.card.outputs)),)) == ("dense",)
 
 
 def encode_texts(tokenizer: Tokenizer, request: Request, texts: Texts) -> list[Seq]:
@@ -100,7 +99,11 @@ def encode_texts(tokenizer: Tokenizer, request: Request, texts: Texts) -> list[S
     if not request.add_special_tokens and not has_ids(texts) and tokenizer.has_format:
         raise InvalidRequest("this model's tokens around texts belong to their format.", param="add_special_tokens")
     if isinstance(texts[0], tuple):
-        params = _resolve_pair_params(tokenizer, request)
+        card, lengths = tokenizer.card, tokenizer.pair_lengths()
+        if not request.add_special_tokens:
+            raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
+        limit = lengths.limit(request.max_tokens, request.truncate or card.tokenizer.truncate)
+        params = EncodeParams(limit, _prompt(card, request, ()), adapter=card.adapter(request.prompt_name, request.adapter))
         return tokenizer.encode_pairs(texts, params, only_first=bool(request.hypotheses))
     return tokenizer.encode(texts, resolve_params(tokenizer, request, texts, form=_text_format(tokenizer.card, request)))
 
@@ -111,13 +114,8 @@ def resolve_params(
     """Resolve how texts or token ids are encoded in a format. `truncate` replaces the request's. Raises InvalidRequest."""
     card, prompt = tokenizer.card, _prompt(tokenizer.card, request, texts)
     limit = tokenizer.lengths(form).limit(request.max_tokens, truncate or request.truncate or card.tokenizer.truncate)
-    params = EncodeParams(
-        limit,
-        adapter=card.adapter(request.prompt_name, request.adapter),
-        special=request.add_special_tokens,
-        form=form,
-        is_query=request.input_type == "query",
-    )
+    adapter, is_query = card.adapter(request.prompt_name, request.adapter), request.input_type == "query"
+    params = EncodeParams(limit, adapter=adapter, special=request.add_special_tokens, form=form, is_query=is_query)
     if has_ids(texts):
         return params
     if card.text_template is not None:
@@ -178,17 +176,6 @@ def _encode_chunks(
         seqs, offsets = encode_fixed_chunks(tokenizer, texts, params, request.chunk_tokens)
         return seqs, ReturnRowsWithOffsets(offsets)
     return encode_document(tokenizer, texts, params), ReturnRows()
-
-
-def _resolve_pair_params(tokenizer: Tokenizer, request: Request) -> EncodeParams:
-    lengths, card = tokenizer.pair_lengths(), tokenizer.card
-    if not request.add_special_tokens:
-        raise InvalidRequest("special tokens stand between the two texts of a pair.", param="add_special_tokens")
-    return EncodeParams(
-        lengths.limit(request.max_tokens, request.truncate or card.tokenizer.truncate),
-        _prompt(card, request, ()),
-        adapter=card.adapter(request.prompt_name, request.adapter),
-    )
 
 
 def _prompt(card: Card, request: Request, texts: Texts) -> str:

@@ -1,7 +1,7 @@
-"""Quantisation of a loaded model to int8, with sample texts: their inputs set the scales, and their results are compared.
+"""Quantisation of a loaded model to int8. The inputs of sample texts set the scales, and their results before and after it tell
+the loss.
 
-The model computes in float32 until `quantize` has run the texts. It then rounds the weights, runs the texts again, and tells
-how near both results are. Shapes: N rows, D columns.
+Shapes: N rows, D columns.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from whimbrel.outputs.requested import OutputSpec
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Int8Quality, Plan
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.types.seq import Seq
 
@@ -88,8 +87,7 @@ def _requests(preprocessor: Preprocessor, card: Card) -> list[EngineRequest]:
     """Return a request of each text and tower for the tower's first output that has rows."""
     requests: list[EngineRequest] = []
     for number, tower in enumerate(card.towers or (card,)):
-        with_rows: list[OutputName] = [name for name, output in tower.outputs.items() if output.rows not in ("none", "entry")]
-        name = with_rows[0]
+        name = next(name for name, output in tower.outputs.items() if output.rows not in ("none", "entry"))
         spec = OutputSpec(name, tower.outputs[name].width, name != "scores")
         for ids_T in preprocessor.sample(SAMPLE_TEXTS, number):
             seqs = [Seq(ids_T, 0, tower=number)]

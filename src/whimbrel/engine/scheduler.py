@@ -1,7 +1,7 @@
 """Scheduler: the choice of the seqs that run next. Pure: no threads, no clock, no tensors.
 
-Theory of operation. A job waits at its priority, and only the most urgent priority that waits is served; lower numbers come
-first. Each priority has three queues, and a batch holds seqs of one of them:
+Theory of operation. Only the most urgent priority that waits is served; lower numbers come first. Each priority has three
+queues, and a batch holds seqs of one of them:
 
 - *suspect*: seqs that were on the device when an engine died. They come first, and few at a time: the supervisor's quarantine
   says how many may share a batch. The dispatcher runs such a batch alone on the device.
@@ -9,23 +9,17 @@ first. Each priority has three queues, and a batch holds seqs of one of them:
 - *bulk*: everything else.
 
 Small and bulk batches alternate while both wait, so neither starves. A small batch is never filled up with bulk, so that it is
-over soon. `take_small` gives one of at most a quarter of a batch's tokens, to run beside bulk. It does not change whose turn is
-next.
+over soon. A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). Within a
+job the longest seqs come first, so seqs of similar length stay together, and lanes finish a request together.
 
-A queue serves its tenants in turn, one seq each, and the jobs of a tenant by fair queueing (fair_queue.py). So a tenant that
-sends more delays no other, and of a tenant's equal jobs the first is finished first. Within a job the longest seqs come first,
-so seqs of similar length stay together. The short ones are left for last, so that lanes finish a request together.
-
-The waiting seqs of a job whose deadline has passed are dropped; `expire` returns the job. After the device ran out of memory,
-batches have fewer tokens, and slowly more again. The scheduler knows jobs by identity and seqs by length. The dispatcher
-(dispatcher.py) adds jobs, waits for `wake_at`, and answers those that expire.
+The scheduler knows jobs by identity and seqs by length. The dispatcher adds jobs, waits for `wake_at`, and answers those that
+expire.
 """
 
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_left, insort
-from collections.abc import Container, Hashable, Mapping, Sequence
+from collections.abc import Container, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import inf
@@ -34,6 +28,7 @@ from typing import Final, Generic, Literal, TypeAlias, TypeVar
 from whimbrel.engine.fair_queue import FairQueue
 from whimbrel.types.batch import RowCount
 from whimbrel.types.batch_memory import MAX_SHARED
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq, count_tokens
 
 K = TypeVar("K", bound=Hashable)
@@ -48,7 +43,6 @@ _MIN_BUDGET: Final = 16
 _RECOVERY_BATCHES: Final = 32
 _RECOVERY_PART: Final = 8
 """Every 32 good batches give back an eighth of the full budget."""
-_NOTHING: Final[Mapping[int, int]] = {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,8 +67,7 @@ class Scheduler(Generic[K]):
         """The queued tokens that belong to small jobs."""
         self._max_batch_tokens = max_batch_tokens
         self._good_batches = 0
-        self._levels: dict[int, _PriorityLevel[K]] = {}
-        self._priorities: list[int] = []  # the keys of _levels, sorted
+        self._levels: dict[int, _PriorityLevel[K]] = {}  # by priority
         self._entries: dict[K, _JobState] = {}
         self._deadlines: list[tuple[float, int]] = []  # a heap; deadlines of jobs that are gone stay for a while
         self._expiring: dict[int, K] = {}  # jobs with a deadline, by the number of their state
@@ -86,43 +79,42 @@ class Scheduler(Generic[K]):
         job: K,
         seqs: Sequence[Seq],
         tokens: int,
+        scheduling: Scheduling = ORDINARY,
         *,
-        priority: int = 0,
-        deadline: float = inf,
-        tenant: str = "",
-        suspects: Mapping[int, int] = _NOTHING,
         first: Container[int] = (),
         head_start: float = 0.0,
     ) -> None:
-        """Queue the seqs of one job, of `tokens` tokens, the longest first; called once per job. The dispatcher itself keeps
-        batches that it requeues.
+        """Queue the seqs of one job, of `tokens` tokens. Called once per job: the dispatcher keeps what it requeues.
 
-        The indices in `first` come before all others, e.g. the queries that documents are scored against. `suspects` maps the
-        index of a seq to the number of seqs that a batch with it may have. `head_start` is as in FairQueue.
+        The indices in `first` come before all others, e.g. the queries that documents are scored against. `head_start` is as in
+        FairQueue.
         """
         if not seqs:
             return
         ordered = sorted(seqs, key=lambda seq: (seq.index not in first, -seq.ids.size))
-        suspect_seqs = [seq for seq in ordered if seq.index in suspects]
-        rest = [seq for seq in ordered if seq.index not in suspects]
+        suspect_seqs = [seq for seq in ordered if seq.index in scheduling.suspects]
+        rest = [seq for seq in ordered if seq.index not in scheduling.suspects]
         num_queues = bool(suspect_seqs) + bool(rest)
-        entry = _JobState(priority, tenant, self._kind_of(tokens), suspects, num_queues, next(self._numbers))
-        level = self._level(priority)
-        suspect_tokens = count_tokens(suspect_seqs)
-        level.queues["suspect"].add(job, tenant, suspect_seqs, suspect_tokens, head_start=head_start)
-        level.queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
+        entry = _JobState(scheduling, self.kind_of(tokens), num_queues, next(self._numbers))
+        priority, tenant = scheduling.priority, scheduling.tenant
+        if priority not in self._levels:
+            self._levels[priority] = _PriorityLevel()
+        queues, suspect_tokens = self._levels[priority].queues, count_tokens(suspect_seqs)
+        queues["suspect"].add(job, tenant, suspect_seqs, suspect_tokens, head_start=head_start)
+        queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
         self._entries[job] = entry
         self._count(tokens, entry.kind)
-        if deadline < inf:
-            self._add_deadline(deadline, entry.number, job)
+        if scheduling.deadline < inf:
+            self._add_deadline(scheduling.deadline, entry.number, job)
 
     def cancel(self, job: K) -> None:
         if entry := self._entries.pop(job, None):
             self._expiring.pop(entry.number, None)
-            queues = self._levels[entry.priority].queues
+            priority, tenant = entry.scheduling.priority, entry.scheduling.tenant
+            queues = self._levels[priority].queues
             for waiting in (queues["suspect"], queues[entry.kind]):
-                self._count(-waiting.discard(job, entry.tenant), entry.kind)
-            self._drop_empty(entry.priority)
+                self._count(-waiting.discard(job, tenant), entry.kind)
+            self._drop_empty(priority)
 
     def expire(self, now: float) -> list[K]:
         """Remove the jobs whose deadline has passed. Return those that were not returned before."""
@@ -149,7 +141,7 @@ class Scheduler(Generic[K]):
     @property
     def suspects_are_next(self) -> bool:
         """True if `take` would return suspects, which must be alone on the device."""
-        return bool(self._priorities) and self._levels[self._priorities[0]].queues["suspect"].tokens > 0
+        return bool(self._levels) and self._levels[min(self._levels)].queues["suspect"].tokens > 0
 
     def take(self, now: float, idle_lanes: int = 1) -> ScheduledBatch[K] | None:
         """Return the next batch, or None when nothing waits.
@@ -157,9 +149,9 @@ class Scheduler(Generic[K]):
         A text longer than the budget is a batch of its own. Several idle lanes share a small amount of work.
         """
         self._expired = self.expire(now)
-        if not self._priorities:
+        if not self._levels:
             return None
-        priority = self._priorities[0]
+        priority = min(self._levels)
         level = self._levels[priority]
         kind = level.next_kind()
         level.last = kind
@@ -167,18 +159,21 @@ class Scheduler(Generic[K]):
         return ScheduledBatch(self._fill_batch(priority, kind, min(self.token_budget, share)), kind, priority)
 
     def take_small(self, now: float, priority: float = inf) -> ScheduledBatch[K] | None:
-        """Return a batch of small jobs if these are next at this priority or a more urgent one, else None."""
+        """Return a batch of small jobs, of at most a quarter of a batch's tokens, to run beside bulk; else None.
+
+        It is given if these are next at this priority or a more urgent one, and does not change whose turn is next.
+        """
         self._expired = self.expire(now)
-        if not self._priorities or self._priorities[0] > priority or self.suspects_are_next:
+        if not self._levels or self.suspects_are_next:
             return None
-        first = self._priorities[0]
-        if not self._levels[first].queues["small"].tokens:
+        first = min(self._levels)
+        if first > priority or not self._levels[first].queues["small"].tokens:
             return None
         budget = min(self.token_budget, max(_MIN_BUDGET, self._max_batch_tokens // _SMALL_PART))
         return ScheduledBatch(self._fill_batch(first, "small", budget), "small", first)
 
-    def is_small(self, tokens: int) -> bool:
-        return tokens <= self._max_batch_tokens // _SMALL_PART
+    def kind_of(self, tokens: int) -> Literal["small", "bulk"]:
+        return "small" if tokens <= self._max_batch_tokens // _SMALL_PART else "bulk"
 
     def tokens_ahead(self, tokens: int, priority: int = 0, *, tenant: str = "") -> int:
         """Estimate the tokens that must run until a new request is done, its own included.
@@ -186,12 +181,11 @@ class Scheduler(Generic[K]):
         These are all more urgent tokens, and those of its own queue that run before it is done. The other queue, with which its
         own alternates, adds as many and a batch. The time is linear in the number of priorities, not of jobs.
         """
-        index = bisect_left(self._priorities, priority)
-        before = sum(self._levels[urgent].tokens for urgent in self._priorities[:index])
+        before = sum(level.tokens for urgent, level in self._levels.items() if urgent < priority)
         level = self._levels.get(priority)
         if level is None:
             return before + tokens
-        kind = self._kind_of(tokens)
+        kind = self.kind_of(tokens)
         done = level.queues[kind].tokens_ahead(tokens, tenant) + tokens
         other = level.queues["bulk" if kind == "small" else "small"].tokens
         return before + level.queues["suspect"].tokens + done + min(other, done + self.token_budget)
@@ -212,9 +206,6 @@ class Scheduler(Generic[K]):
                 step = max(1, self._max_batch_tokens // _RECOVERY_PART)
                 self.token_budget = min(self._max_batch_tokens, self.token_budget + step)
 
-    def _kind_of(self, tokens: int) -> Literal["small", "bulk"]:
-        return "small" if self.is_small(tokens) else "bulk"
-
     def _fill_batch(self, priority: int, kind: Kind, budget: int) -> list[tuple[K, Seq]]:
         """Take seqs in turn until the next does not fit. The first always fits. A prefix that several share is counted once."""
         waiting = self._levels[priority].queues[kind]
@@ -226,7 +217,7 @@ class Scheduler(Generic[K]):
             size = seq.ids.size
             entry = self._entries[job]
             if kind == "suspect":
-                max_seqs = min(max_seqs, entry.suspects[seq.index])
+                max_seqs = min(max_seqs, entry.scheduling.suspects[seq.index])
             is_full = rows.num_rows + rows.rows_of(seq) > budget or rows.num_tokens + size > MAX_SHARED * budget
             if items and (is_full or len(items) >= max_seqs):
                 break
@@ -241,17 +232,9 @@ class Scheduler(Generic[K]):
         self._drop_empty(priority)
         return items
 
-    def _level(self, priority: int) -> _PriorityLevel[K]:
-        level = self._levels.get(priority)
-        if level is None:
-            level = self._levels[priority] = _PriorityLevel()
-            insort(self._priorities, priority)
-        return level
-
     def _drop_empty(self, priority: int) -> None:
         if not self._levels[priority].tokens:
             del self._levels[priority]
-            self._priorities.remove(priority)
 
     def _count(self, tokens: int, kind: Kind) -> None:
         self.queued_tokens += tokens
@@ -268,10 +251,8 @@ class Scheduler(Generic[K]):
 
 @dataclass(slots=True, eq=False)
 class _JobState:
-    priority: int
-    tenant: str
+    scheduling: Scheduling
     kind: Literal["small", "bulk"]
-    suspects: Mapping[int, int]
     num_queues: int
     number: int
     """The number that its deadline refers to."""

@@ -16,9 +16,9 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from queue import Empty, Full, Queue
-from typing import Any, Final, Literal, TextIO, TypeAlias
+from typing import Any, Final, Literal, TextIO, TypeAlias, cast
 
-from whimbrel.telemetry.trace import RequestFailed, RequestFinished, subscribe
+from whimbrel.telemetry.trace import RequestFinished, subscribe
 
 LogFormat: TypeAlias = Literal["plain", "json"]
 
@@ -42,8 +42,7 @@ def configure(
 ) -> Callable[[], None]:
     """Start logging to `stream`, by default stderr. Return a function that stops it after the last line is written.
 
-    process: name of the process in the server, put on every line.
-    secrets: API keys to replace by ***.
+    Every line names `process`. `secrets` are API keys to replace by ***.
     """
     handler = LogHandler(_Formatter(options.format, process, secrets), stream or sys.stderr)
     root = logging.getLogger()
@@ -55,7 +54,7 @@ def configure(
     _access_log.setLevel(logging.INFO)  # whatever the level of other lines
     end.callback(handler.close)
     end.callback(root.removeHandler, handler)
-    end.callback(subscribe(RequestFinished, _log_access) if options.access else subscribe(RequestFailed, _log_failure))
+    end.callback(subscribe(RequestFinished, _log_access if options.access else _log_failure))
     return end.close
 
 
@@ -63,9 +62,9 @@ def _log_access(request: RequestFinished) -> None:
     _access_log.info("request", extra={"fields": _fields(request)})
 
 
-def _log_failure(failed: RequestFailed) -> None:
-    request = failed.request
-    _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
+def _log_failure(request: RequestFinished) -> None:
+    if request.is_server_error:
+        _log.warning(f"answered {request.status} ({request.error})", extra={"fields": _fields(request)})
 
 
 def _fields(request: RequestFinished) -> dict[str, object]:
@@ -117,17 +116,17 @@ class LogThrottle:
 
 
 class LogHandler(logging.Handler):
-    """Handler that formats records and queues the lines for a thread that writes them.
+    """Handler that formats records and queues the lines for a thread that writes them, so that no caller waits for a reader.
 
-    The caller never waits: a stopped terminal or a pipe without a reader would otherwise stop event loops, lanes and the
-    supervisor. Lines that do not fit into the queue are counted, and the next line that is written says how many were lost.
-    Warnings and errors pass a `LogThrottle`, where the message before its arguments is the kind. The thread writes without a
-    handler: at exit `logging` locks and flushes every handler, and would wait for the reader.
+    Lines that do not fit into the queue are counted, and the next line that is written says how many were lost. Warnings and
+    errors pass a `LogThrottle`, where the message before its arguments is the kind. The thread writes without a handler: at
+    exit `logging` locks and flushes every handler, and would wait for the reader.
     """
 
     def __init__(self, formatter: logging.Formatter, stream: TextIO, *, max_lines: int = 4096) -> None:
         super().__init__()
         self.setFormatter(formatter)
+        self._lock: threading.RLock = cast(Any, self.lock)
         self._stream = stream
         self._throttle = LogThrottle()
         self._lines: Queue[str | None] = Queue(max_lines)
@@ -153,11 +152,6 @@ class LogHandler(logging.Handler):
         with suppress(Full):
             self._lines.put_nowait(None)
         super().close()
-
-    @property
-    def _lock(self) -> threading.RLock:
-        lock: Any = self.lock
-        return lock
 
     def _queue(self, record: logging.LogRecord) -> None:
         try:

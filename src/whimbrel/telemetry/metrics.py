@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections import Counter as Tally
 from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
@@ -55,14 +55,14 @@ _COUNTS: Final[dict[trace.Count, tuple[str, str]]] = {
 }
 _OF_SERVER: Final[tuple[trace.Count, ...]] = ("worker_restarts", "connection_limit", "idle_connections_closed")
 """Counts without a model."""
-_GAUGES: Final[dict[trace.GaugeName, tuple[str, str]]] = {
-    "queue_tokens": ("queue_tokens", "Tokens in the queue."),
-    "queue_small_tokens": ("queue_small_tokens", "Tokens in the queue that belong to small requests."),
-    "engines_up": ("engines_up", "Engines that are up."),
-    "connections": ("connections", "Open connections."),
-    "prefix_cache_bytes": ("prefix_cache_bytes", "Bytes of the cache of prefixes."),
-    "max_batch_tokens": ("max_batch_tokens", "Most tokens in a batch."),
-    "memory_limit_bytes": ("memory_limit_bytes", "Memory of the machine or the container."),
+_GAUGES: Final[dict[trace.GaugeName, str]] = {
+    "queue_tokens": "Tokens in the queue.",
+    "queue_small_tokens": "Tokens in the queue that belong to small requests.",
+    "engines_up": "Engines that are up.",
+    "connections": "Open connections.",
+    "prefix_cache_bytes": "Bytes of the cache of prefixes.",
+    "max_batch_tokens": "Most tokens in a batch.",
+    "memory_limit_bytes": "Memory of the machine or the container.",
 }
 _NUM_KEYS: Final = 100
 """Keys that are counted under their own names."""
@@ -103,35 +103,29 @@ def directory() -> Generator[Path]:
     try:
         for old in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*"):
             _remove_if_unused(old)
-        folder = Path(tempfile.mkdtemp(prefix=_FOLDER_PREFIX))
+        made = tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         hint = "set TMPDIR to a folder that can be written to, e.g. /dev/shm"
         raise SetupError(f"there is no place for temporary files: {error.strerror or error}.", hint=hint) from None
-    with (folder / _LOCK).open("wb") as lock:
+    with made as folder, Path(folder, _LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # until this process ends, however it ends
-        try:
-            yield folder
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+        yield Path(folder)
 
 
 def _remove_if_unused(folder: Path) -> None:
-    try:
+    with suppress(OSError):  # it is locked or belongs to another user
         stat = folder.lstat()
         if stat.st_uid != os.getuid() or time.time() - stat.st_mtime < _YOUNG_SECONDS:
             return
         with open(os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    except OSError:  # it is locked or belongs to another user
-        return
 
 
 def use_directory(path: Path, identity: str) -> None:
     """Keep the metrics of this process in `path`, beside those of the server's other processes. Call it before Metrics().
 
-    `identity` names the process in the server, for example "worker-0". No two living processes may share one. A process that
-    takes the identity of a dead one continues its counters. Raises SetupError.
+    `identity` names the process in the server, e.g. "worker-0". No two living processes may share one. Raises SetupError.
     """
     global _own_files  # noqa: PLW0603
     if not _IDENTITY.fullmatch(identity):
@@ -184,7 +178,7 @@ class Metrics:
             name: histogram(f"whimbrel_{name}", text, "model", bounds=bounds) for name, (text, bounds) in _SIZES.items()
         }
         self._counts = {name: counter(f"whimbrel_{key}_total", text, "model") for name, (key, text) in _COUNTS.items()}
-        self._gauges = {name: gauge(f"whimbrel_{key}", text, "model") for name, (key, text) in _GAUGES.items()}
+        self._gauges = {name: gauge(f"whimbrel_{name}", text, "model") for name, text in _GAUGES.items()}
         of_models = [self._counts[name] for name in _COUNTS if name not in _OF_SERVER]
         for name in _OF_SERVER:
             self._counts[name]("")
@@ -288,7 +282,5 @@ def _processes() -> Iterator[tuple[str, str]]:
         yield "server", "self"
         return
     for file in sorted(_own_files.folder.glob(_PID_FILE.format("*"))):
-        try:
+        with suppress(FileNotFoundError):  # the process has just died
             yield file.stem, file.read_text()
-        except FileNotFoundError:  # the process has just died
-            continue

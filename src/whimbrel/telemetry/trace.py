@@ -101,14 +101,8 @@ class RequestFinished(msgspec.Struct, frozen=True):
         return self.outcome == "error" or (self.status >= 500 and not expected)
 
 
-class RequestFailed(msgspec.Struct, frozen=True, gc=False):
-    """The end of a request that failed on the server's side, reported after its RequestFinished."""
-
-    request: RequestFinished
-
-
-Event: TypeAlias = HistogramEvent | CounterEvent | GaugeEvent | RequestStarted | RequestFinished | RequestFailed
-E = TypeVar("E", HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished, RequestFailed)
+Event: TypeAlias = HistogramEvent | CounterEvent | GaugeEvent | RequestStarted | RequestFinished
+E = TypeVar("E", HistogramEvent, CounterEvent, GaugeEvent, RequestStarted, RequestFinished)
 
 _subscribers: dict[type[Event], tuple[Callable[[Any], None], ...]] = {}
 
@@ -130,28 +124,18 @@ def subscribe(kind: type[E], subscriber: Callable[[E], None]) -> Callable[[], No
 
 def observe(name: Stage | Size, value: float, *, model: str = "") -> None:
     """Report the duration of a stage in seconds, or a size of a batch."""
-    _notify(HistogramEvent(name, value, model))
+    report(HistogramEvent(name, value, model))
 
 
 def count(name: Count, amount: int = 1, *, model: str = "") -> None:
-    _notify(CounterEvent(name, amount, model))
+    report(CounterEvent(name, amount, model))
 
 
 def gauge(name: GaugeName, value: float, *, model: str = "") -> None:
-    _notify(GaugeEvent(name, value, model))
+    report(GaugeEvent(name, value, model))
 
 
-def request_started(route: str) -> None:
-    _notify(RequestStarted(route))
-
-
-def request_finished(request: RequestFinished) -> None:
-    _notify(request)
-    if request.is_server_error:
-        _notify(RequestFailed(request))
-
-
-def _notify(event: Event) -> None:
+def report(event: Event) -> None:
     for subscriber in _subscribers.get(type(event), ()):
         try:
             subscriber(event)

@@ -22,9 +22,7 @@ from whimbrel.types.arrays import Float32Array
 
 FloatType: TypeAlias = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 """Floating-point types by vLLM's names. fp8_e4m3 is the variant without infinities (`float8_e4m3fn`)."""
-DType: TypeAlias = Literal[
-    "float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2", "int8", "uint8", "binary", "ubinary", "int32", "int64"
-]
+DType: TypeAlias = Literal[FloatType, "int8", "uint8", "binary", "ubinary", "int32", "int64"]
 """int8 holds 127ths of a vector's largest entry, uint8 the same plus 128. ubinary holds packed bits, binary the same minus 128.
 int32 and int64 are for ids and offsets."""
 ByteOrder: TypeAlias = Literal["native", "little", "big"]

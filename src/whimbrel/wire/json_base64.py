@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from whimbrel.types.arrays import Float32Array
 from whimbrel.wire.dtypes import EncodedArray
 
-_WIRE_FLOAT: Final = np.dtype("<f4")
 _OPTIONS: Final = orjson.OPT_SERIALIZE_NUMPY | orjson.OPT_PASSTHROUGH_DATACLASS
 STREAM_ABOVE: Final = 100 * 2**10
 """Most numbers of a response that is printed at once, in base64 five times as many. Other requests run between the chunks of a
@@ -163,7 +162,7 @@ def from_base64(rows: Sequence[str | bytes]) -> Float32Array:
     decoded = [pybase64.b64decode(row, validate=True) for row in rows]
     if len({len(row) for row in decoded}) != 1 or not decoded[0]:
         raise ValueError("rows of unequal width, or empty")
-    return np.frombuffer(b"".join(decoded), _WIRE_FLOAT).reshape(len(rows), -1).astype(np.float32, copy=False)
+    return np.frombuffer(b"".join(decoded), "<f4").reshape(len(rows), -1).astype(np.float32, copy=False)
 
 
 def _default(value: object) -> object:

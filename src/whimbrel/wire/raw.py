@@ -58,12 +58,6 @@ def npy_chunks(array: EncodedArray) -> tuple[int, Iterator[bytes | memoryview]]:
     """Return the size and the chunks of a file for `numpy.load`. bfloat16 and fp8 are void types, as ml_dtypes saves them."""
     header = io.BytesIO()
     is_void = array.dtype == "bfloat16" or array.dtype.startswith("fp8")
-    np.lib.format.write_array_header_1_0(
-        header,
-        {
-            "descr": f"|V{array.storage_dtype.itemsize}" if is_void else array.storage_dtype.str,
-            "fortran_order": False,
-            "shape": array.shape,
-        },
-    )
+    descr = f"|V{array.storage_dtype.itemsize}" if is_void else array.storage_dtype.str
+    np.lib.format.write_array_header_1_0(header, {"descr": descr, "fortran_order": False, "shape": array.shape})
     return header.tell() + array.nbytes, chain([header.getvalue()], array.chunks())

@@ -66,14 +66,13 @@ def _rewrite(message: bytes, decoder: Decoder[Any]) -> bytes | None:
     """
     form: Any = msgspec.json if isinstance(decoder, msgspec.json.Decoder) else msgspec.msgpack
     kind: Any = decoder.type
-    fields = None
-    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
-        raw = form.decode(message, type=_raw_fields(kind))
-        fields = dict(zip(kind.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True))
+    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    raw = form.decode(message, type=_raw_fields(kind)) if is_struct else None
     try:
-        if fields is None:
+        if raw is None:
             return cast(bytes, form.encode(_walk(form.decode(message))))
-        return cast(bytes, form.encode({name: _rewrite_field(value, form) for name, value in fields.items() if len(value)}))
+        fields = zip(kind.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True)
+        return cast(bytes, form.encode({name: _rewrite_field(value, form) for name, value in fields if len(value)}))
     except (msgspec.ValidationError, OverflowError, TypeError):  # beyond doubles, beyond 64 bits, keys of no JSON
         return None
 

@@ -25,7 +25,7 @@ from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.request_memory import SMALL_BODY, RequestMemory
 from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
 from whimbrel.telemetry import trace
-from whimbrel.telemetry.trace import Outcome, RequestFinished, Stage
+from whimbrel.telemetry.trace import Outcome, RequestFinished, RequestStarted, Stage
 from whimbrel.types.result import Result
 
 _log = logging.getLogger("whimbrel")
@@ -297,7 +297,7 @@ class RequestMiddleware:
         context = RequestContext(scope, receive, send, self._limits, self.memory)
         scope["state"] = {**scope.get("state", {}), "request_id": context.request_id, "context": context}
         route, received = self._template(scope["path"]) or _OTHER, time.time()
-        trace.request_started(route)
+        trace.report(RequestStarted(route))
         lost = True  # unless _run returns: it handles every exception except those that end the process
         try:
             await self._run(scope, context)
@@ -305,7 +305,7 @@ class RequestMiddleware:
         finally:
             status, outcome = context.end(lost=lost)
             traceparent = context.request_headers.get(b"traceparent", b"").decode("latin-1")
-            trace.request_finished(
+            trace.report(
                 RequestFinished(
                     request_id=context.request_id,
                     method=scope["method"] if scope["method"] in _METHODS else _OTHER,

@@ -22,7 +22,7 @@ import numpy as np
 
 from whimbrel.checkpoint.load_progress import counting_bytes
 from whimbrel.engine.engine import Engine
-from whimbrel.engine.engine_request import BatchItems
+from whimbrel.engine.engine_request import BatchItems, BatchObserver
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import Channel, ProtocolError
@@ -48,7 +48,7 @@ class Origin(NamedTuple):
     uid: int
 
 
-class BoardObserver:
+class BoardObserver(BatchObserver):
     """Batch observer that writes the seqs on the device to the status board."""
 
     def __init__(self, num_lanes: int, max_batch_tokens: int) -> None:
