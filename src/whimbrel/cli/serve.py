@@ -17,7 +17,7 @@ from whimbrel.checkpoint.locate import default_names
 from whimbrel.cli.banner import is_open, print_banner
 from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
-from whimbrel.cli.shared_options import read_pooling, read_reranker
+from whimbrel.cli.shared_options import read_choice
 from whimbrel.errors import SetupError
 from whimbrel.server.app.from_settings import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
@@ -78,9 +78,9 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
     return tuple(
         ModelOptions(
             model,
-            read_pooling(settings.pooling),
+            read_choice("pooling", settings.pooling),
             shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
-            read_reranker(settings.reranker),
+            read_choice("reranker", settings.reranker),
         )
         for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
     )

@@ -9,27 +9,26 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 from msgspec.structs import replace as replace_fields
 from rich.markup import escape
 
-from whimbrel.cli.flags import engine_arguments, with_flags
-from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, flag, need, option
+from whimbrel.cli import console
+from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, engine_arguments, flag, need, option, with_flags
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
     from whimbrel.types.result import Classes, Result
 
-T = TypeVar("T")
+    Answers: TypeAlias = Iterator[tuple[list[Any], Any, Result]]
+    """Chunks of texts or pairs, each with its answer and the result that this is read from."""
 
 _JSON_LINES: Final = (".jsonl", ".ndjson", "")
 
@@ -70,22 +69,24 @@ def embed(
     ] = None,
     **given: Any,
 ) -> None:
-    """Embed texts without a server: one vector per text."""
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
     with _loaded(model, given) as engine:
-        from whimbrel.cli.console import write_json_lines, write_npy
         from whimbrel.engine import encode_verbs
 
         def operation(chunk: list[Any]) -> Operation[Any]:
             return encode_verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
 
         dense = engine.card.dense
-        with _running(engine, texts, out, operation, may_be_none=True) as run:
+
+        def row(text: str, vector_D: Any) -> dict[str, Any]:
+            return {"text": text, "embedding": vector_D}
+
+        with _running(engine, texts, out, operation, may_be_none=True) as answers:
             if out is not None and out.suffix.lower() == ".npy":
-                arrays = run.batches(lambda _, vectors_ND: vectors_ND)
-                write_npy(out, arrays, dimensions or dense.default_width or dense.width)
+                arrays = (vectors_ND for _, vectors_ND, _ in answers)
+                console.write_npy(out, arrays, dimensions or dense.default_width or dense.width)
             else:
-                write_json_lines(out, run.rows(lambda text, vector_D: {"text": text, "embedding": vector_D}))
+                console.write_json_lines(out, (map(row, chunk, vectors_ND) for chunk, vectors_ND, _ in answers))
 
 
 @with_flags("device", "dtype", "max_length", "pooling", "reranker", "tokenizer", "accept_config")
@@ -100,13 +101,11 @@ def score(
     logits: Logits = False,
     **given: Any,
 ) -> None:
-    """Score documents for a query without a server, in their order."""
     hint = 'whimbrel score "a query" "a document", or whimbrel score --pairs < lines.tsv'
     _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
     if pairs and query is not None:
         raise SetupError("--pairs reads queries from stdin too.", hint=hint)
     with _loaded(model, given) as engine:
-        from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
@@ -118,8 +117,8 @@ def score(
             first, second = item if pairs else (query, item)
             return {"query": first, "document": second, "score": value}
 
-        with _running(engine, documents, out, operation, pairs=pairs) as run:
-            write_json_lines(out, run.rows(row))
+        with _running(engine, documents, out, operation, pairs=pairs) as answers:
+            console.write_json_lines(out, (map(row, chunk, scores_N) for chunk, scores_N, _ in answers))
 
 
 @with_flags("device", "dtype", "max_length", "pooling", "reranker", "tokenizer", "accept_config")
@@ -136,32 +135,24 @@ def rerank(
     logits: Logits = False,
     **given: Any,
 ) -> None:
-    """Rank documents for a query without a server, best first."""
     _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
     with _loaded(model, given) as engine:
         import numpy as np
 
-        from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         scoring.rerank(engine.card, query, [], top_n=top_n)  # raises for a model that cannot rank
 
         def operation(chunk: list[Any]) -> Operation[Any]:
-            asked = scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
+            return scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
 
-            def with_order(result: Result) -> tuple[Any, Any]:
-                return asked.postprocess(result), result.outputs.order[:, 0]
-
-            return replace(cast("Operation[Any]", asked), postprocess=with_order)
-
-        with _running(engine, documents, out, operation) as run:
-            chunks = list(run.answers)  # the best of all are known at the end
-        texts = [text for chunk, _ in chunks for text in chunk]
-        none = np.empty(0, np.float32)
-        scores_N, order_N = (np.concatenate([none, *(answer[i] for _, answer in chunks)]) for i in (0, 1))
-        ranked = scoring.rank(scores_N, top_n, order_N=order_N)
-        rows = ({"index": i, "score": scores_N[i], "document": texts[i]} for i in (each.index for each in ranked))
-        write_json_lines(out, [rows])
+        with _running(engine, documents, out, operation, at_end=True) as answers:
+            chunks = list(answers)  # the best of all are known at the end
+        texts = [text for chunk, _, _ in chunks for text in chunk]
+        scores_N = np.concatenate([scores_N for _, scores_N, _ in chunks])
+        order_N = np.concatenate([result.outputs.order[:, 0] for _, _, result in chunks])
+        best = scoring.descending(order_N, top_n)
+        console.write_json_lines(out, [({"index": i, "score": scores_N[i], "document": texts[i]} for i in best)])
 
 
 @with_flags("device", "dtype", "max_length", "tokenizer", "accept_config")
@@ -192,7 +183,6 @@ def classify(
     logits: Logits = False,
     **given: Any,
 ) -> None:
-    """Classify texts without a server: a score for each class, or for each of --labels."""
     hint = 'whimbrel classify -m MODEL "some text", or whimbrel classify -m MODEL < lines.txt'
     _check(out, _JSON_LINES, texts, hint)
     if pairs and texts:
@@ -201,25 +191,20 @@ def classify(
     if zero_shot and (pairs or logits):
         raise SetupError("--labels goes with neither --pairs nor --logits.")
     with _loaded(model, given) as engine:
-        from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
             activate = False if logits else None
-            classes = scoring.classify(engine.card, chunk, prompt=prompt, activate=activate, **zero_shot)
+            return scoring.classify(engine.card, chunk, prompt=prompt, activate=activate, **zero_shot)
 
-            def by_text(result: Result) -> Any:
-                return _by_text(classes.postprocess(result), best_first=bool(zero_shot))
-
-            return replace(cast("Operation[Any]", classes), postprocess=by_text)
-
-        def row(item: Any, found: Any) -> dict[str, Any]:
-            best, scores = found
-            return {"text": item, "label": best, "scores": scores}
+        def rows(chunk: list[Any], classes: Classes) -> Iterator[dict[str, Any]]:
+            orders = classes.order_NC if zero_shot else [range(len(classes.labels))] * len(chunk)
+            for item, best, order, scores_C in zip(chunk, classes.best, orders, classes.scores_NC, strict=True):
+                yield {"text": item, "label": best, "scores": {classes.labels[i]: scores_C[i] for i in order}}
 
         operation([])  # raises for a model that cannot classify, or not by these labels
-        with _running(engine, texts, out, operation, pairs=pairs, times=len(zero_shot.get("labels", "1"))) as run:
-            write_json_lines(out, run.rows(row))
+        with _running(engine, texts, out, operation, pairs=pairs, times=len(zero_shot.get("labels", "1"))) as answers:
+            console.write_json_lines(out, (rows(chunk, classes) for chunk, classes, _ in answers))
 
 
 def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, hint: str, *, needed: bool = False) -> None:
@@ -236,30 +221,10 @@ def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, h
 
 @contextmanager
 def _loaded(model: str | None, given: Mapping[str, Any]) -> Generator[Engine]:
-    from whimbrel.cli import console
     from whimbrel.cli.progress import load
 
-    with console.signals_exit(), load(console.stderr_console(), model, engine_arguments(given)) as engine:
+    with console.signals_exit(), load(model, engine_arguments(given)) as engine:
         yield engine
-
-
-@dataclass
-class _Run:
-    """The answers to all texts, in chunks."""
-
-    answers: Iterator[tuple[list[Any], Any]]
-    """Chunks of texts or pairs with their answer."""
-    progress: TextProgress
-
-    def batches(self, convert: Callable[[list[Any], Any], T]) -> Iterator[T]:
-        """Yield what `convert` makes of each chunk. When the next is asked for, it is taken as written."""
-        for chunk, answer in self.answers:
-            yield convert(chunk, answer)
-            self.progress.written = self.progress.done
-
-    def rows(self, row: Callable[[Any, Any], dict[str, Any]]) -> Iterator[Iterator[dict[str, Any]]]:
-        """Yield what `row` makes of each text and its part of the answer, a chunk at a time."""
-        return self.batches(lambda chunk, values: map(row, chunk, values))
 
 
 @contextmanager
@@ -271,12 +236,12 @@ def _running(
     *,
     pairs: bool = False,
     may_be_none: bool = False,
+    at_end: bool = False,
     times: int = 1,
-) -> Generator[_Run]:
+) -> Generator[Answers]:
     """Run an operation over the texts, or the pairs of stdin. At the end stderr says how many texts were cut, and after an
-    early end what `out`, or stdout, has. The model reads each text `times` times. Raises SetupError if there are none, unless
-    there `may_be_none`."""
-    from whimbrel.cli import console
+    early end what `out`, or stdout, has: a chunk is taken as written when the next is asked for, and none if all are written
+    `at_end`. The model reads each text `times` times. Raises SetupError if there are none, unless there `may_be_none`."""
     from whimbrel.cli.progress import show_progress
 
     unit = "pairs" if pairs else "texts"
@@ -287,7 +252,7 @@ def _running(
         try:
             whole = engine.card.list_template is not None and not pairs  # each score depends on all documents
             chunks = (each for each in [list(items)] if each) if whole else console.chunked(items, times)
-            yield _Run(_answers(engine, chunks, operation, progress), progress)
+            yield _answers(engine, chunks, operation, progress, at_end=at_end)
         except BrokenPipeError:  # the reader has what it wants
             raise
         except BaseException as error:
@@ -302,8 +267,13 @@ def _running(
 
 
 def _answers(
-    engine: Engine, chunks: Iterator[list[Any]], operation: Callable[[list[Any]], Operation[Any]], progress: TextProgress
-) -> Iterator[tuple[list[Any], Any]]:
+    engine: Engine,
+    chunks: Iterator[list[Any]],
+    operation: Callable[[list[Any]], Operation[Any]],
+    progress: TextProgress,
+    *,
+    at_end: bool,
+) -> Answers:
     for chunk in chunks:
         start = progress.done
 
@@ -315,7 +285,9 @@ def _answers(
             result = engine.run(asked.request)
             answer = asked.postprocess(result)
         progress.advance(len(chunk), num_tokens=result.num_tokens, num_truncated=result.num_truncated)
-        yield chunk, answer
+        yield chunk, answer, result
+        if not at_end:
+            progress.written = progress.done
 
 
 def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
@@ -336,10 +308,3 @@ def _read_labels(labels: list[str] | None, hypothesis_template: str | None, *, m
     names = None if labels is None else [name.strip() for each in labels for name in each.split(",")]
     zero_shot = read_zero_shot(names, hypothesis_template, multi_label=multi_label)
     return {} if zero_shot is None else asdict(zero_shot)
-
-
-def _by_text(classes: Classes, *, best_first: bool) -> list[tuple[str, dict[str, np.float32]]]:
-    """Return the best class and the scores of each text."""
-    orders = classes.order_NC if best_first else [range(len(classes.labels))] * len(classes.scores_NC)
-    rows = zip(classes.best, orders, classes.scores_NC, strict=True)
-    return [(best, {classes.labels[index]: scores_C[index] for index in order}) for best, order, scores_C in rows]
