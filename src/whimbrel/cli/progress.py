@@ -105,9 +105,9 @@ class LoadProgress:
             self._live = None
 
 
-def load(console: Console, model: str | None, arguments: Mapping[str, Any]) -> Engine:
+def load(model: str | None, arguments: Mapping[str, Any]) -> Engine:
     """Load a model and show the progress. `arguments` are those of Engine."""
-    with closing(LoadProgress(console, [model or ""])) as progress:
+    with closing(LoadProgress(stderr_console(), [model or ""])) as progress:
         progress.start()
         from whimbrel.checkpoint.load_progress import counting_bytes
         from whimbrel.engine.engine import Engine

@@ -1,4 +1,4 @@
-"""Request bodies: checks and encoding of texts, pairs and vectors. Errors name the caller's own arguments."""
+"""Requests: checks and encoding of texts, pairs and vectors. Errors name the caller's own arguments."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
@@ -7,17 +7,23 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.client.responses import Ranking, ScoredRow, join_rankings, ranking_of
+from whimbrel.client.task import JSON, Reply, Task
 from whimbrel.errors import InvalidRequest, Locate, Location, locate_pairs
 from whimbrel.outputs.stored_vectors import as_vector_list
-from whimbrel.types.options import ScoreOptions, TextOptions, as_list
+from whimbrel.types.options import ScoreOptions, TextOptions, as_list, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.wire.json_base64 import to_json
 
 Json: TypeAlias = dict[str, Any]
+Writer: TypeAlias = Callable[[Sequence[Any]], bytes]
+"""Function that encodes some of the items as a body. Raises InvalidRequest."""
 
 
-def encode_items(fields: Json, name: str, items: Sequence[Any]) -> bytes:
-    return encode_body(fields, {name: items})
+def item_writer(name: str, **fields: Any) -> Writer:
+    """Return the function that writes items as the field `name`, beside the `fields` that are not None."""
+    others = set_fields(**fields)
+    return lambda items: encode_body(others, {name: items})
 
 
 def encode_body(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
@@ -38,11 +44,6 @@ def check_count(value: object, param: str) -> None:
         raise InvalidRequest(f"must be a positive number, is {value!r}.", param=param)
 
 
-def check_query(query: object) -> None:
-    if not isinstance(query, str):
-        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-
-
 def set_fields(**fields: Any) -> Json:
     """Return the fields that are not None, structs as dicts."""
     return {
@@ -50,14 +51,6 @@ def set_fields(**fields: Any) -> Json:
         for name, value in fields.items()
         if value is not None
     }
-
-
-def locate_input(location: Location) -> Location:
-    return Location("input", location.item)
-
-
-locate_document: Final = locate_pairs("query", "documents", single=(True, False))
-"""Function from a server's location to the caller's query or document of a rerank."""
 
 
 def _is_unicode(item: object) -> bool:
@@ -99,6 +92,26 @@ def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Seq
 
 
 _FLAGS: Final = ("late_chunking", "split_long", "muvera")
+
+
+def ranking_task(
+    path: str,
+    query: object,
+    documents: Any,
+    write: Writer,
+    read_rows: Callable[[bytes], Sequence[ScoredRow]],
+    *,
+    max_items: int | None = None,
+) -> Task[Ranking]:
+    """Return the task that scores documents for a query by another server's API. Raises InvalidRequest."""
+    if not isinstance(query, str):
+        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
+
+    def read(reply: Reply, count: int) -> Ranking:
+        return ranking_of(read_rows(reply.content), count)
+
+    texts, locate = as_strings(documents, "documents"), locate_pairs("query", "documents", single=(True, False))
+    return Task(path, texts, write, read, join_rankings, JSON, locate, is_list=True, may_be_empty=True, max_items=max_items)
 
 
 def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:

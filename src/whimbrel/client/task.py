@@ -53,7 +53,7 @@ class Task(Generic[R]):
     """Join the parts to the result. Raises ValueError if they do not fit together."""
     media_type: str = JSON
     locate: Locate | None = None
-    """Map a server's location to that of the caller's argument. None keeps the server's location."""
+    """Map a server's location to that of the caller's argument. None: the items are the texts of one argument."""
     whole: bool = False
     """All items must be in one request."""
     is_list: bool = False
@@ -121,7 +121,8 @@ class Task(Generic[R]):
         item = None if location.item is None else location.item + start
         if self.locate is not None:
             return error.at(self.locate(Location("input", item, _PARTS[location.field])))
-        return error if start == 0 and location is error.location else error.at(replace_fields(location, item=item))
+        moved = replace_fields(location, field="input", item=item)
+        return error if moved == error.location else error.at(moved)
 
 
 def get_task(path: str, read: Callable[[bytes], R]) -> Task[R]:

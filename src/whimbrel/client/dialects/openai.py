@@ -1,12 +1,11 @@
 """Client side of OpenAI's embeddings API, which most servers of embeddings implement."""
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
 
-from whimbrel.client.request_bodies import choose_output, encode_items, reject_options, set_fields, text_list
+from whimbrel.client.request_bodies import choose_output, item_writer, reject_options, text_list
 from whimbrel.client.responses import IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
 from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.options import TextOptions
@@ -29,8 +28,8 @@ def encode(
 ) -> Task[Outputs]:
     choose_output("openai", outputs, ("dense",))
     reject_options("openai", options, ("dimensions",))
-    fields = set_fields(encoding_format="base64", model=model, dimensions=options.get("dimensions"))
-    return Task("/v1/embeddings", text_list(texts), partial(encode_items, fields, "input"), _read, join_outputs)
+    write = item_writer("input", encoding_format="base64", model=model, dimensions=options.get("dimensions"))
+    return Task("/v1/embeddings", text_list(texts), write, _read, join_outputs)
 
 
 def _read(reply: Reply, count: int) -> Outputs:

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from whimbrel.client import request_bodies as bodies
 from whimbrel.client import responses
-from whimbrel.client.request_bodies import Json, build_pairs, check_count, encode_body, encode_items, set_fields, text_list
 from whimbrel.client.responses import Ranking
 from whimbrel.client.task import JSON, MESSAGE_PACK, Task
 from whimbrel.errors import InvalidRequest
@@ -28,7 +28,7 @@ def encode(
 ) -> Task[Outputs]:
     prompt_name, prompt = read_prompt(options.get("prompt"))
     requested = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    fields = set_fields(**{
+    fields = {
         **options,
         "model": model,
         "outputs": requested or None,
@@ -37,12 +37,12 @@ def encode(
         "prompt_name": prompt_name,
         "token_pooling": read_token_pooling(options.get("token_pooling")),
         "muvera": read_muvera(options.get("muvera")),
-    })  # fmt: skip
-    if "muvera" in fields:
+    }
+    if fields["muvera"] is not None:
         requested = tuple("muvera" if name == "multi_vector" else name for name in requested)
-    write, read = partial(encode_items, fields, "input"), partial(responses.read_outputs, requested)
+    write, read = bodies.item_writer("input", **fields), partial(responses.read_outputs, requested)
     is_one_document = bool(options.get("late_chunking"))
-    return Task("/v1/embed", text_list(texts), write, read, responses.join_outputs, whole=is_one_document)
+    return Task("/v1/embed", bodies.text_list(texts), write, read, responses.join_outputs, whole=is_one_document)
 
 
 def score(model: str | None, queries: Any, documents: Any, options: ScoreOptions) -> Task[Float32Array]:
@@ -63,43 +63,40 @@ def explain(model: str | None, query: Any, documents: Any, options: ScoreOptions
 
 
 def classify(model: str | None, texts: str | Iterable[Any], zero_shot: ZeroShot | None, options: ScoreOptions) -> Task[Classes]:
-    fields, labels = _class_fields(model, options) | {"return_order": True}, 1
-    if zero_shot is not None:
-        fields, labels = fields | asdict(zero_shot), len(zero_shot.labels)
-    write = partial(encode_items, fields, "input")
+    judged, labels = ({}, 1) if zero_shot is None else (asdict(zero_shot), len(zero_shot.labels))
+    write = _class_writer(model, options, return_order=True, **judged)
     read, join, most = responses.read_classes, responses.join_classes, max(1, MAX_PAIRS // labels)
-    return Task("/v1/classify", text_list(texts), write, read, join, max_items=most, times=labels)
+    return Task("/v1/classify", bodies.text_list(texts), write, read, join, max_items=most, times=labels)
 
 
 def token_classify(
     model: str | None, texts: str | Iterable[str], aggregation: str, wanted: EntityLabels | None, options: ScoreOptions
 ) -> Task[list[list[Entity]]]:
-    fields = _class_fields(model, options) | ({"aggregation": aggregation} if wanted is None else asdict(wanted))
-    labels = 1 if wanted is None else len(wanted.labels)
-    write, most = partial(encode_items, fields, "input"), max(1, MAX_PAIRS // labels)
+    found, labels = ({"aggregation": aggregation}, 1) if wanted is None else (asdict(wanted), len(wanted.labels))
+    write, most = _class_writer(model, options, **found), max(1, MAX_PAIRS // labels)
     read, join = responses.read_entities, responses.flatten
     return Task("/v1/token_classify", as_strings(texts, "input"), write, read, join, max_items=most)
 
 
-def _class_fields(model: str | None, options: ScoreOptions) -> Json:
+def _class_writer(model: str | None, options: ScoreOptions, **fields: Any) -> bodies.Writer:
     check_options(options, ScoreOptions)
     for name in ("score_by", "dimensions", "token_pooling", "max_query_tokens", "max_document_tokens"):
         if options.get(name) is not None:
             raise InvalidRequest("is for pairs that are compared.", param=name)
-    return set_fields(**{**options, "model": model})
+    return bodies.item_writer("input", **{**options, "model": model, **fields})
 
 
 def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptions, **more: bool) -> Task[Any]:
     """Return the task that scores pairs. `inputs` are queries and documents by the names of the caller's arguments, `more` are
     fields of the body.
     """
-    pairs, locate = build_pairs(inputs, options)
+    pairs, locate = bodies.build_pairs(inputs, options)
     check_options(options, ScoreOptions)
     for limit in ("max_query_tokens", "max_document_tokens"):
-        check_count(options.get(limit), limit)  # to a server, 0 means no limit
+        bodies.check_count(options.get(limit), limit)  # to a server, 0 means no limit
     prompt_name, prompt = read_prompt(options.get("prompt"))
     truncate = options.get("truncate")
-    fields = set_fields(
+    fields = bodies.set_fields(
         model=model,
         adapter=options.get("adapter"),
         **more,
@@ -120,9 +117,11 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
     return Task("/v1/score", pairs, write, read, join, media_type, locate, is_list=_has_one_query(pairs), may_be_empty=True)
 
 
-def _pair_body(fields: Json, write: Callable[[Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
+def _pair_body(fields: bodies.Json, write: Callable[[bodies.Json], bytes], pairs: Sequence[tuple[Any, Any]]) -> bytes:
     queries, documents = [query for query, _ in pairs], [document for _, document in pairs]
-    return encode_body(fields, {"queries": queries[0] if _has_one_query(pairs) else queries, "documents": documents}, write)
+    return bodies.encode_body(
+        fields, {"queries": queries[0] if _has_one_query(pairs) else queries, "documents": documents}, write
+    )
 
 
 def _has_one_query(pairs: Sequence[tuple[Any, Any]]) -> bool:
