@@ -51,12 +51,9 @@ def stderr_console() -> Console:
 
 def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json: bool) -> None:
     """Print a card and its plan. `plan` is None where PyTorch is not installed."""
-    about = {"name": checkpoint.name, "revision": checkpoint.revision, "commit": checkpoint.commit}
-    sections: dict[str, dict[str, Any]] = {"checkpoint": about, "card": msgspec.to_builtins(card)}
-    if plan is not None:
-        sections["plan"] = msgspec.to_builtins(plan)
     if as_json:
-        print_json(sections)
+        about = {"name": checkpoint.name, "revision": checkpoint.revision, "commit": checkpoint.commit}
+        print_json({"checkpoint": about, "card": card} | ({} if plan is None else {"plan": plan}))
         return
     write_fields(describe(card, checkpoint))
     typer.echo("\nHere")
@@ -315,10 +312,7 @@ def write_npy(path: Path, arrays: Iterable[Any], dimension: int) -> None:
 
 
 def write_json_lines(path: Path | None, batches: Iterable[Iterable[dict[str, Any]]]) -> None:
-    """Write objects as lines to a file, or to stdout if `path` is None, a batch at a time.
-
-    After an early end, no line of a file is cut. Raises SetupError.
-    """
+    """Write objects as lines to a file or to stdout, a batch at a time. No line of a file is ever cut. Raises SetupError."""
     from whimbrel.wire.json_base64 import to_json
 
     with _write_errors(path):

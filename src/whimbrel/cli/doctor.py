@@ -109,6 +109,7 @@ def find_problems(facts: Facts) -> list[Problem]:
     """Return the problems. An installation without any package of the engine is a light one, and right."""
     missing = [name for name in ENGINE_PACKAGES if facts.versions.get(name) is None]
     hardware = facts.hardware
+    switches = hardware.cpu.switches if hardware else ()
     memory = min(facts.memory or 2**62, facts.memory_limit or 2**62)
     checks = [
         (0 < len(missing) < len(ENGINE_PACKAGES) and "torch" not in missing, f"missing: {', '.join(missing)}", _INSTALL),
@@ -119,8 +120,8 @@ def find_problems(facts: Facts) -> list[Problem]:
             "install a CUDA build of PyTorch that the driver supports, and check CUDA_VISIBLE_DEVICES",
         ),
         (
-            hardware is not None and bool(hardware.cpu.switches),
-            f"the processor is held back by {', '.join(hardware.cpu.switches) if hardware else ''}",
+            bool(switches),
+            f"the processor is held back by {', '.join(switches)}",
             "unset these variables, unless you set them on purpose",
         ),
         (

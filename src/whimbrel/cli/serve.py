@@ -114,8 +114,7 @@ def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> li
 def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Return, for each model, the folders of its adapters by name, from the values of --adapter. Raises SetupError.
 
-    `models` has the names by which a value may choose each model. A server of one model needs none. Folders are absolute and
-    without links, so that an engine that starts again has the same adapters.
+    `models` has the names by which a value may choose each model. A server of one model needs none.
     """
     adapters: list[dict[str, str]] = [{} for _ in models]
     for value in values:
@@ -132,7 +131,7 @@ def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) ->
             )
         if name in chosen[0]:
             raise SetupError(f"two adapters have the name {name!r}.", hint="give each a name of its own")
-        chosen[0][name] = str(Path(folder).expanduser().resolve())
+        chosen[0][name] = str(Path(folder).expanduser().resolve())  # an engine that starts again has the same adapters
     return adapters
 
 
@@ -188,7 +187,9 @@ def listen_on_path(path: Path) -> socket.socket:
     """Return a listening Unix socket that is removed at the end. One that a dead server left is replaced. Raises SetupError."""
     try:
         if path.is_socket():
-            _refuse_living(path)
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another path")
             path.unlink()
         sock = _UnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(str(path))
@@ -198,12 +199,6 @@ def listen_on_path(path: Path) -> socket.socket:
         hint = "uds takes a path of at most some 100 bytes in a folder that can be written to"
         raise SetupError(f"cannot listen on {path}: {reason}.", hint=hint) from None
     return sock
-
-
-def _refuse_living(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        if probe.connect_ex(str(path)) == 0:
-            raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another path")
 
 
 class _UnixSocket(socket.socket):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
@@ -16,7 +16,7 @@ from whimbrel.client.client_verbs import Target
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
@@ -95,17 +95,16 @@ class AsyncClient(BaseClient):
         """Return the result of a verb, and how many texts the servers cut."""
         connections = self._loop_connections()
         task = verb(self._target, *args, **options)
-        parts, fanout = await self._send(connections, task)
-        if task.is_list and len(parts) > 1 and any(fanout.listwise):
-            parts, fanout = await self._send(connections, replace(task, whole=True))
-        return task.combine(parts), sum(fanout.truncated)
+        parts = await self._send(connections, task)
+        if task.needs_whole(parts):
+            parts = await self._send(connections, replace(task, whole=True))
+        return task.combine(parts)
 
-    async def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
+    async def _send(self, connections: _Connections, task: Task[Any]) -> list[Part]:
         spans = list(task.spans(self._settings.max_items))
         with base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance)
-            parts = await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
-        return parts, fanout
+            return await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
 
 
 class _Connections:
@@ -121,12 +120,8 @@ class _Fanout:
     task: Task[Any]
     connections: _Connections
     advance: Advance
-    truncated: list[int] = field(default_factory=list[int])
-    """Texts that the server cut, for each reply."""
-    listwise: list[bool] = field(default_factory=list[bool])
-    """True for each reply whose scores depend on all documents of the list."""
 
-    async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+    async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Part]:
         """Send several requests at a time and return the parts. An error or a cancellation cancels the others."""
         sends = [asyncio.ensure_future(self.send(*span)) for span in spans]
         try:
@@ -136,7 +131,7 @@ class _Fanout:
                 each.cancel()
             await asyncio.wait(sends)
 
-    async def send(self, start: int, stop: int) -> list[Any]:
+    async def send(self, start: int, stop: int) -> list[Part]:
         """Send the items from `start` to `stop` and return their parts: several if the server took only halves."""
         try:
             async with self.connections.slots:
@@ -144,8 +139,6 @@ class _Fanout:
         except WhimbrelError as error:
             return flatten([await self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
-        self.truncated.append(reply.num_truncated)
-        self.listwise.append(reply.is_listwise)
         self.advance(stop - start)
         return [part]
 

@@ -126,7 +126,6 @@ class Settings:
 
 
 def _parse_urls(base_url: object) -> tuple[str, ...]:
-    """Return the base URLs without duplicates. Raises InvalidRequest."""
     urls = (base_url,) if isinstance(base_url, str) else base_url
     if not isinstance(urls, tuple | list) or not urls:
         raise InvalidRequest(f"must be a URL or a list of URLs, is {urls!r}.", param="base_url")

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
@@ -21,7 +21,7 @@ from whimbrel.client.client_verbs import Target
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
@@ -100,17 +100,16 @@ class Client(BaseClient):
         if connections.pid != os.getpid():  # after a fork: connections and locks are those of the parent
             connections = self._connections = _Connections(self._settings)
         task = verb(self._target, *args, **options)
-        parts, fanout = self._send(connections, task)
-        if task.is_list and len(parts) > 1 and any(fanout.listwise):
-            parts, fanout = self._send(connections, replace(task, whole=True))
-        return task.combine(parts), sum(fanout.truncated)
+        parts = self._send(connections, task)
+        if task.needs_whole(parts):
+            parts = self._send(connections, replace(task, whole=True))
+        return task.combine(parts)
 
-    def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
+    def _send(self, connections: _Connections, task: Task[Any]) -> list[Part]:
         spans = list(task.spans(self._settings.max_items))
         with connections.open_call() as end, base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, end)
-            parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
-        return parts, fanout
+            return fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
 
 
 class _Connections:
@@ -171,17 +170,13 @@ class _Fanout:
     connections: _Connections
     advance: Advance
     end: Event
-    truncated: list[int] = field(default_factory=list[int])
-    """Texts that the server cut, for each reply."""
-    listwise: list[bool] = field(default_factory=list[bool])
-    """True for each reply whose scores depend on all documents of the list."""
 
-    def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+    def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Part]:
         """Send several requests at a time and return the parts. After an error no more requests begin.
 
         The threads are daemons, and an interrupt does not wait for them: a response may be minutes away.
         """
-        futures: list[Future[list[Any]]] = [Future() for _ in spans]
+        futures: list[Future[list[Part]]] = [Future() for _ in spans]
         queue = deque(zip(futures, spans, strict=True))
         for _ in range(min(self.connections.settings.max_in_flight, len(spans))):
             Thread(target=self._work, args=(queue,), name="whimbrel-client", daemon=True).start()
@@ -191,7 +186,7 @@ class _Fanout:
                 raise error
         return flatten([future.result() for future in futures])
 
-    def _work(self, queue: deque[tuple[Future[list[Any]], tuple[int, int]]]) -> None:
+    def _work(self, queue: deque[tuple[Future[list[Part]], tuple[int, int]]]) -> None:
         while True:
             try:
                 future, span = queue.popleft()
@@ -203,15 +198,13 @@ class _Fanout:
             except BaseException as error:
                 future.set_exception(error)
 
-    def send(self, start: int, stop: int) -> list[Any]:
+    def send(self, start: int, stop: int) -> list[Part]:
         """Send the items from `start` to `stop` and return their parts: several if the server took only halves."""
         try:
             reply = self._post_with_retries(self.task.write(self.task.items[start:stop]))
         except WhimbrelError as error:
             return flatten([self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
-        self.truncated.append(reply.num_truncated)
-        self.listwise.append(reply.is_listwise)
         self.advance(stop - start)
         return [part]
 

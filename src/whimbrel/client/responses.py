@@ -21,9 +21,8 @@ from whimbrel.wire.whole_numbers import decode_json
 
 
 class IndexedRow(msgspec.Struct):
-    """Row of a response, with the index of its input."""
-
     index: int
+    """Index of its input."""
 
 
 class ScoredRow(IndexedRow):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, cast
 
 from msgspec.structs import replace as replace_fields
 
@@ -21,22 +21,20 @@ _VECTOR_BYTES: Final = 80
 """Bytes of vectors that count as one character. It limits a request to 16 MB, half of what a server takes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     content: bytes
     headers: Mapping[str, str]
     """Header fields. Lookup must ignore the case of names."""
 
-    @property
-    def num_truncated(self) -> int:
-        """Number of texts that the server says it cut; 0 if it does not say."""
-        value = self.headers.get("x-whimbrel-truncated", "")
-        return int(value) if value.isdecimal() and value.isascii() else 0
 
-    @property
-    def is_listwise(self) -> bool:
-        """True if the server says that scores depend on all documents of a list."""
-        return self.headers.get("x-whimbrel-listwise") == "true"
+class Part(NamedTuple):
+    """Part of a result."""
+
+    value: Any
+    num_truncated: int
+    """Number of texts that the server says it cut; 0 if it does not say."""
+    is_listwise: bool
+    """True if the server says that scores depend on all documents of a list."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -94,17 +92,23 @@ class Task(Generic[R]):
         middle = (start + stop) // 2
         return [(start, middle), (middle, stop)]
 
-    def part(self, reply: Reply, count: int) -> Any:
+    def part(self, reply: Reply, count: int) -> Part:
         """Decode a response like `read`. Raises WhimbrelError."""
+        truncated = reply.headers.get("x-whimbrel-truncated", "")
         try:
-            return self.read(reply, count)
+            num_truncated = int(truncated) if truncated.isdecimal() and truncated.isascii() else 0
+            return Part(self.read(reply, count), num_truncated, reply.headers.get("x-whimbrel-listwise") == "true")
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise _invalid_response(f"the server's answer cannot be read: {error} ({_describe(reply)}).") from None
 
-    def combine(self, parts: list[Any]) -> R:
-        """Join parts like `join`. Raises WhimbrelError."""
+    def needs_whole(self, parts: list[Part]) -> bool:
+        """Return whether the parts belong to a list that must be in one request."""
+        return self.is_list and len(parts) > 1 and any(part.is_listwise for part in parts)
+
+    def combine(self, parts: list[Part]) -> tuple[R, int]:
+        """Join parts like `join`. Returns the number of texts that the servers cut too. Raises WhimbrelError."""
         try:
-            return self.join(parts)
+            return self.join([part.value for part in parts]), sum(part.num_truncated for part in parts)
         except ValueError as error:
             message = f"the answers to parts of the list do not fit together: {error}. Do all servers serve the same model?"
             raise _invalid_response(message) from None
