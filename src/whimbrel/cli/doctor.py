@@ -110,6 +110,8 @@ def find_problems(facts: Facts) -> list[Problem]:
     missing = [name for name in ENGINE_PACKAGES if facts.versions.get(name) is None]
     hardware = facts.hardware
     switches = hardware.cpu.switches if hardware else ()
+    quota = 1 if facts.core_quota is None else facts.core_quota
+    free = 2**62 if facts.hub_cache_free is None else facts.hub_cache_free
     memory = min(facts.memory or 2**62, facts.memory_limit or 2**62)
     checks = [
         (0 < len(missing) < len(ENGINE_PACKAGES) and "torch" not in missing, f"missing: {', '.join(missing)}", _INSTALL),
@@ -124,15 +126,11 @@ def find_problems(facts: Facts) -> list[Problem]:
             f"the processor is held back by {', '.join(switches)}",
             "unset these variables, unless you set them on purpose",
         ),
-        (
-            facts.core_quota is not None and facts.core_quota < 1,
-            f"this process may use {facts.core_quota} of a core",
-            "give it at least one core",
-        ),
+        (quota < 1, f"this process may use {quota} of a core", "give it at least one core"),
         (memory < _GIB, f"there is {memory / _GIB:.1f} GiB of memory", "give at least 1 GiB; large models need more"),
         (
-            facts.hub_cache_free is not None and facts.hub_cache_free < _GIB,
-            f"the disk of the hub cache has {(facts.hub_cache_free or 0) / _GIB:.1f} GiB free",
+            free < _GIB,
+            f"the disk of the hub cache has {free / _GIB:.1f} GiB free",
             "free some space, or set HF_HOME to a folder on another disk",
         ),
         (not facts.hub_cache_writable, f"{facts.hub_cache} cannot be written", "set HF_HOME to a folder of your own"),

@@ -62,10 +62,7 @@ class Client(BaseClient):
 
     def health(self) -> list[ServerHealth]:
         """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""
-        connections = self._connections
-        if connections is None:
-            raise client_closed()
-        found: list[ServerHealth] = []
+        connections, found = self._open_connections(), list[ServerHealth]()
         for url in self._settings.urls:
             try:
                 answer = connections.http.get(base.url_of_health(url), timeout=self._settings.health_timeout)
@@ -92,13 +89,17 @@ class Client(BaseClient):
     def _open(self) -> None:
         self._connections: _Connections | None = _Connections(self._settings)
 
-    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
-        """Return the result of a verb, and how many texts the servers cut."""
+    def _open_connections(self) -> _Connections:
         connections = self._connections
         if connections is None:
             raise client_closed()
         if connections.pid != os.getpid():  # after a fork: connections and locks are those of the parent
             connections = self._connections = _Connections(self._settings)
+        return connections
+
+    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+        """Return the result of a verb, and how many texts the servers cut."""
+        connections = self._open_connections()
         task = verb(self._target, *args, **options)
         parts = self._send(connections, task)
         if task.needs_whole(parts):
@@ -107,13 +108,13 @@ class Client(BaseClient):
 
     def _send(self, connections: _Connections, task: Task[Any]) -> list[Part]:
         spans = list(task.spans(self._settings.max_items))
-        with connections.open_call() as end, base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
+        with connections.keep_open() as end, base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, end)
             return fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
 
 
 class _Connections:
-    """Connections of one process to the servers, counted by reference. The last of the client and its requests closes them."""
+    """Connections of one process to the servers. The last call closes them if the client is closed before it."""
 
     def __init__(self, settings: Settings) -> None:
         self.pid = os.getpid()
@@ -123,44 +124,34 @@ class _Connections:
         self.slots = Semaphore(settings.max_in_flight)
         """Limit on the requests in flight of long lists. Single requests are not counted."""
         self._lock = Lock()
-        self._num_references = 1
+        self._is_closed = False
         self._calls: set[Event] = set()
 
     @contextmanager
-    def reference(self) -> Generator[None]:
-        """Keep the connections open. Raises Unavailable if they are closed."""
-        with self._lock:
-            if not self._num_references:
-                raise client_closed()
-            self._num_references += 1
-        try:
-            yield
-        finally:
-            self._release()
-
-    @contextmanager
-    def open_call(self) -> Generator[Event]:
-        """Register a verb call. The event is set when the call ends or the client is closed. Raises Unavailable."""
+    def keep_open(self) -> Generator[Event]:
+        """Keep the connections open. The event is set when the block ends or the client is closed. Raises Unavailable."""
         end = Event()
-        with self.reference():
+        with self._lock:
+            if self._is_closed:
+                raise client_closed()
             self._calls.add(end)
-            try:
-                yield end
-            finally:
+        try:
+            yield end
+        finally:
+            end.set()
+            with self._lock:
                 self._calls.discard(end)
-                end.set()
+                is_last = self._is_closed and not self._calls
+            if is_last:
+                self.http.close()
 
     def close(self) -> None:
-        """End all calls and release the client's reference."""
-        for end in tuple(self._calls):
-            end.set()
-        self._release()
-
-    def _release(self) -> None:
         with self._lock:
-            self._num_references -= 1
-            is_last = not self._num_references
-        if is_last:
+            self._is_closed = True
+            calls = tuple(self._calls)
+        for end in calls:
+            end.set()
+        if not calls:
             self.http.close()
 
 
@@ -193,7 +184,7 @@ class _Fanout:
             except IndexError:
                 return
             try:
-                with self.connections.reference(), self.connections.slots:
+                with self.connections.keep_open(), self.connections.slots:
                     future.set_result(self.send(*span))
             except BaseException as error:
                 future.set_exception(error)
