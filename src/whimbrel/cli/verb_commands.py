@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
@@ -22,7 +23,6 @@ from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, engine_argume
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
-    from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
     from whimbrel.types.result import Classes, Result
@@ -31,21 +31,16 @@ if TYPE_CHECKING:
     """Chunks of texts or pairs, each with its answer and the result that this is read from."""
 
 _JSON_LINES: Final = (".jsonl", ".ndjson", "")
+_option, _flag = partial(option, panel=OUTPUT_PANEL), partial(flag, panel=OUTPUT_PANEL)
 
 TextsArgument = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help=escape("Texts. [default: the lines of stdin]"))]
 DocumentsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="DOCUMENT", help=escape("Documents. [default: the lines of stdin]"))
 ]
-Out = Annotated[Path | None, option("PATH", "Output file. [default: JSONL to stdout]", "--out", "-o", panel=OUTPUT_PANEL)]
-Prompt = Annotated[
-    str | None, option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.", panel=OUTPUT_PANEL)
-]
-Logits = Annotated[
-    bool, flag("--logits", "Give the classifier's logits, without the activation of the checkpoint.", panel=OUTPUT_PANEL)
-]
-Pairs = Annotated[
-    bool, flag("--pairs", "Read pairs: two texts with a tab between them in each line of stdin.", panel=OUTPUT_PANEL)
-]
+Out = Annotated[Path | None, _option("PATH", "Output file. [default: JSONL to stdout]", "--out", "-o")]
+Prompt = Annotated[str | None, _option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.")]
+Logits = Annotated[bool, _flag("--logits", "Give the classifier's logits, without the activation of the checkpoint.")]
+Pairs = Annotated[bool, _flag("--pairs", "Read pairs: two texts with a tab between them in each line of stdin.")]
 
 
 @with_flags("device", "dtype", "max_length", "pooling", "matryoshka", "tokenizer", "accept_config")
@@ -55,18 +50,10 @@ def embed(
     model: ModelOption = None,
     out: Annotated[
         Path | None,
-        option(
-            "PATH",
-            "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]",
-            "--out",
-            "-o",
-            panel=OUTPUT_PANEL,
-        ),
+        _option("PATH", "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]", "--out", "-o"),
     ] = None,
     prompt: Prompt = None,
-    dimensions: Annotated[
-        int | None, option("N", "Keep the first N columns of each vector. [default: all]", min=1, panel=OUTPUT_PANEL)
-    ] = None,
+    dimensions: Annotated[int | None, _option("N", "Keep the first N columns of each vector. [default: all]", min=1)] = None,
     **given: Any,
 ) -> None:
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
@@ -76,11 +63,10 @@ def embed(
         def operation(chunk: list[Any]) -> Operation[Any]:
             return encode_verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
 
-        dense = engine.card.dense
-
         def row(text: str, vector_D: Any) -> dict[str, Any]:
             return {"text": text, "embedding": vector_D}
 
+        dense = engine.card.dense
         with _running(engine, texts, out, operation, may_be_none=True) as answers:
             if out is not None and out.suffix.lower() == ".npy":
                 arrays = (vectors_ND for _, vectors_ND, _ in answers)
@@ -126,9 +112,7 @@ def rerank(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The query.", show_default=False)],
     documents: DocumentsArgument = None,
     *,
-    top_n: Annotated[
-        int | None, option("N", "Give only the N best documents. [default: all]", min=1, panel=OUTPUT_PANEL)
-    ] = None,
+    top_n: Annotated[int | None, _option("N", "Give only the N best documents. [default: all]", min=1)] = None,
     model: ModelOption = None,
     out: Out = None,
     prompt: Prompt = None,
@@ -161,21 +145,17 @@ def classify(
     *,
     labels: Annotated[
         list[str] | None,
-        option(
+        _option(
             "LABEL,LABEL",
             "Judge by these labels instead of the model's classes (zero-shot, by a model for natural language inference). "
             "May be repeated.",
             "--labels",
-            panel=OUTPUT_PANEL,
         ),
     ] = None,
     hypothesis_template: Annotated[
-        str | None,
-        option("TEXT", 'Statement with the place {} of a label. [default: "This example is {}."]', panel=OUTPUT_PANEL),
+        str | None, _option("TEXT", 'Statement with the place {} of a label. [default: "This example is {}."]')
     ] = None,
-    multi_label: Annotated[
-        bool, flag("--multi-label", "Judge each label alone: several may be true, or none.", panel=OUTPUT_PANEL)
-    ] = False,
+    multi_label: Annotated[bool, _flag("--multi-label", "Judge each label alone: several may be true, or none.")] = False,
     pairs: Pairs = False,
     model: ModelOption = None,
     out: Out = None,
@@ -244,6 +224,21 @@ def _running(
     `at_end`. The model reads each text `times` times. Raises SetupError if there are none, unless there `may_be_none`."""
     from whimbrel.cli.progress import show_progress
 
+    def answers(chunks: Iterator[list[Any]]) -> Answers:
+        for chunk in chunks:
+
+            def locate(place: Location, start: int = progress.done) -> Location:
+                return place if place.item is None else replace_fields(place, item=place.item + start)
+
+            with relocating(locate):
+                asked = operation(chunk)
+                result = engine.run(asked.request)
+                answer = asked.postprocess(result)
+            progress.advance(len(chunk), num_tokens=result.num_tokens, num_truncated=result.num_truncated)
+            yield chunk, answer, result
+            if not at_end:
+                progress.written = progress.done
+
     unit = "pairs" if pairs else "texts"
     with show_progress(out, unit, texts, sys.stdin.buffer) as progress:
         items: Iterable[Any] = texts or console.read_lines(sys.stdin.buffer)
@@ -252,7 +247,7 @@ def _running(
         try:
             whole = engine.card.list_template is not None and not pairs  # each score depends on all documents
             chunks = (each for each in [list(items)] if each) if whole else console.chunked(items, times)
-            yield _answers(engine, chunks, operation, progress, at_end=at_end)
+            yield answers(chunks)
         except BrokenPipeError:  # the reader has what it wants
             raise
         except BaseException as error:
@@ -264,30 +259,6 @@ def _running(
         limit = f"{engine.plan.max_length:,} tokens" if not engine.card.text_formats else "the model's limits"
         cut, read = console.count(progress.truncated, "text"), console.count(progress.done, unit.removesuffix("s"))
         progress.say(f"{cut} cut to {limit}; {read} in all.")
-
-
-def _answers(
-    engine: Engine,
-    chunks: Iterator[list[Any]],
-    operation: Callable[[list[Any]], Operation[Any]],
-    progress: TextProgress,
-    *,
-    at_end: bool,
-) -> Answers:
-    for chunk in chunks:
-        start = progress.done
-
-        def locate(place: Location, start: int = start) -> Location:
-            return place if place.item is None else replace_fields(place, item=place.item + start)
-
-        with relocating(locate):
-            asked = operation(chunk)
-            result = engine.run(asked.request)
-            answer = asked.postprocess(result)
-        progress.advance(len(chunk), num_tokens=result.num_tokens, num_truncated=result.num_truncated)
-        yield chunk, answer, result
-        if not at_end:
-            progress.written = progress.done
 
 
 def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
