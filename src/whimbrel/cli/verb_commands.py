@@ -270,10 +270,7 @@ def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read_labels(labels: list[str] | None, hypothesis_template: str | None, *, multi_label: bool) -> dict[str, Any]:
-    """Return the options of zero-shot classification, none without labels. Raises InvalidRequest.
-
-    A comma stands between labels, as in transformers' pipeline.
-    """
+    """Return the options of zero-shot classification, none without labels, which commas separate. Raises InvalidRequest."""
     from whimbrel.outputs.zero_shot import read_zero_shot
 
     names = None if labels is None else [name.strip() for each in labels for name in each.split(",")]

@@ -217,10 +217,7 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
 
 
 def same_order(ours: Any, theirs: Any, *, tolerance: float) -> bool:
-    """Return whether pairs sorted by `ours` are sorted by `theirs` too.
-
-    Rises of at most `tolerance`, relative to the largest number of `theirs`, do not count.
-    """
+    """Return whether pairs sorted by `ours` are sorted by `theirs` too. Rises of `tolerance` of its maximum do not count."""
     ordered = theirs[np.argsort(-ours, kind="stable")]
     rises = ordered - np.minimum.accumulate(ordered)
     return bool(rises.max(initial=0.0) <= tolerance * (np.abs(theirs).max(initial=0.0) or 1.0))

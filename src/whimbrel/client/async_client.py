@@ -57,7 +57,7 @@ class AsyncClient(BaseClient):
 
     async def health(self) -> list[ServerHealth]:
         """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""
-        http, seconds = self._loop_connections().http, self._settings.health_timeout
+        http, seconds = self._loop_connections().http, self._settings.connect_timeout
 
         async def ask(url: str) -> ServerHealth:
             try:

@@ -93,7 +93,7 @@ class Settings:
     progress: bool | None
 
     @property
-    def health_timeout(self) -> float:
+    def connect_timeout(self) -> float:
         return min(self.timeout, _CONNECT_SECONDS)
 
     def __post_init__(self) -> None:
@@ -115,7 +115,7 @@ class Settings:
         try:
             return make(
                 headers={"authorization": f"Bearer {self.api_key}"} if self.api_key else {},
-                timeout=httpx2.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS)),
+                timeout=httpx2.Timeout(self.timeout, connect=self.connect_timeout),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.max_in_flight),
                 # reading all certificates takes 36 ms, and only HTTPS needs them
                 verify=any(httpx2.URL(url).scheme == "https" for url in self.urls),

@@ -65,7 +65,7 @@ class Client(BaseClient):
         connections, found = self._open_connections(), list[ServerHealth]()
         for url in self._settings.urls:
             try:
-                answer = connections.http.get(base.url_of_health(url), timeout=self._settings.health_timeout)
+                answer = connections.http.get(base.url_of_health(url), timeout=self._settings.connect_timeout)
             except httpx2.RequestError as error:
                 answer = error
             found.append(base.health_of(url, answer))

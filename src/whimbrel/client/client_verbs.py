@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, Unpack
 
 from whimbrel.client.dialects import cohere, openai, tei, whimbrel
-from whimbrel.client.request_bodies import check_count
+from whimbrel.client.request_bodies import OutputNames, check_count
 from whimbrel.client.responses import Ranking
 from whimbrel.client.task import Task
 from whimbrel.errors import InvalidRequest
@@ -22,7 +22,7 @@ from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, ListedModel, Outputs, Ragged, Ranked, Sparse, Tokens
 
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
-Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputName | Sequence[OutputName], TextOptions], Task[Outputs]]
+Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputNames, TextOptions], Task[Outputs]]
 Rerank: TypeAlias = Callable[[str | None, Any, Any, ScoreOptions], Task[Ranking]]
 
 _ENCODE: Final[dict[str, Encode]] = {

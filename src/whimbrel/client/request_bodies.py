@@ -16,6 +16,7 @@ from whimbrel.types.request import OutputName
 from whimbrel.wire.json_base64 import to_json
 
 Json: TypeAlias = dict[str, Any]
+OutputNames: TypeAlias = OutputName | Sequence[OutputName]
 Writer: TypeAlias = Callable[[Sequence[Any]], bytes]
 """Function that encodes some of the items as a body. Raises InvalidRequest."""
 
@@ -72,7 +73,7 @@ def text_list(texts: str | Iterable[Any]) -> list[Any]:
     return items
 
 
-def choose_output(dialect: str, outputs: OutputName | Sequence[OutputName], known: Iterable[str]) -> OutputName:
+def choose_output(dialect: str, outputs: OutputNames, known: Iterable[str]) -> OutputName:
     """Return the single requested output of another server's API. Default: dense. Raises InvalidRequest."""
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if len(names) > 1:
@@ -115,10 +116,7 @@ def ranking_task(
 
 
 def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
-    """Return pairs that can be encoded, and the function that locates their parts in errors. Raises InvalidRequest.
-
-    `inputs` are queries and documents by the names of the caller's arguments.
-    """
+    """Return pairs of the `inputs`, by the caller's names for them, and the function that locates their parts in errors."""
     output = options.get("score_by") or "dense"
     (queries, is_one), (documents, is_one_document) = (_side(texts, name, output) for name, texts in inputs.items())
     if is_one:

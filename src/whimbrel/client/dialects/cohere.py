@@ -1,6 +1,6 @@
 """Client side of Cohere's API, version 2."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -9,7 +9,6 @@ from whimbrel.client import request_bodies as bodies
 from whimbrel.client.responses import Ranking, ScoredRow, check_outputs, float_array, join_outputs
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import ScoreOptions, TextOptions
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
 from whimbrel.wire.json_base64 import from_base64
 from whimbrel.wire.whole_numbers import decode_json
@@ -39,9 +38,7 @@ class _RerankResponse(msgspec.Struct):
     results: list[_RankedDocument]
 
 
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: bodies.OutputNames, options: TextOptions) -> Task[Outputs]:
     """Return the task that embeds texts. They are documents unless `input_type` is "query"."""
     bodies.choose_output("cohere", outputs, ("dense",))
     bodies.reject_options("cohere", options, ("input_type", "dimensions", "truncate", "max_tokens"))

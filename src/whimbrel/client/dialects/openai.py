@@ -1,15 +1,14 @@
 """Client side of OpenAI's embeddings API, which most servers of embeddings implement."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from whimbrel.client.request_bodies import choose_output, item_writer, reject_options, text_list
+from whimbrel.client.request_bodies import OutputNames, choose_output, item_writer, reject_options, text_list
 from whimbrel.client.responses import IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
 from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.options import TextOptions
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import ListedModel, Outputs
 from whimbrel.wire.json_base64 import from_base64
 from whimbrel.wire.whole_numbers import decode_json
@@ -23,9 +22,7 @@ class _Response(msgspec.Struct):
     data: list[_Row]
 
 
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: OutputNames, options: TextOptions) -> Task[Outputs]:
     choose_output("openai", outputs, ("dense",))
     reject_options("openai", options, ("dimensions",))
     write = item_writer("input", encoding_format="base64", model=model, dimensions=options.get("dimensions"))

@@ -14,7 +14,6 @@ from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse, Tokens
 from whimbrel.wire.whole_numbers import decode_json
 
@@ -32,9 +31,7 @@ class _Entry(msgspec.Struct):
     value: float
 
 
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: bodies.OutputNames, options: TextOptions) -> Task[Outputs]:
     output = bodies.choose_output("tei", outputs, _PATHS)
     bodies.reject_options("tei", options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
     same = {name: options.get(name) for name in ("dimensions", "normalize")}

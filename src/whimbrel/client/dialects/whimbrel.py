@@ -18,14 +18,12 @@ from whimbrel.outputs.zero_shot import ZeroShot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
 from whimbrel.types.options import MAX_PAIRS, ScoreOptions, TextOptions, as_strings, check_options
-from whimbrel.types.request import OutputName, read_prompt
+from whimbrel.types.request import read_prompt
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs
 from whimbrel.wire.json_base64 import to_json
 
 
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: bodies.OutputNames, options: TextOptions) -> Task[Outputs]:
     prompt_name, prompt = read_prompt(options.get("prompt"))
     requested = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     fields = {
@@ -87,9 +85,7 @@ def _class_writer(model: str | None, options: ScoreOptions, **fields: Any) -> bo
 
 
 def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptions, **more: bool) -> Task[Any]:
-    """Return the task that scores pairs. `inputs` are queries and documents by the names of the caller's arguments, `more` are
-    fields of the body.
-    """
+    """Return the task that scores the `inputs`, by the names of the caller's arguments. `more` are fields of the body."""
     pairs, locate = bodies.build_pairs(inputs, options)
     check_options(options, ScoreOptions)
     for limit in ("max_query_tokens", "max_document_tokens"):
