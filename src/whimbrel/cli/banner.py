@@ -21,11 +21,6 @@ from whimbrel.types.plan import Plan
 _EMBEDDINGS: Final = "/v1/embeddings"
 
 
-def is_open(listener: socket.socket) -> bool:
-    """Return whether other machines may reach the server."""
-    return listener.family != socket.AF_UNIX and not ip_address(listener.getsockname()[0]).is_loopback
-
-
 def _server_url(listener: socket.socket, options: ServeOptions) -> tuple[str, str]:
     """Return the URL for calls from this machine, and what curl needs besides."""
     scheme = "http" if options.tls is None else "https"
@@ -76,6 +71,8 @@ def print_banner(
         client = f'client = Client("{url}"{key}{option})'
         python = f'{imports}from whimbrel import Client\n{client}\nprint(client.embed("Hello, whimbrel!"))'
         console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
+    if not has_key and not is_unix and not ip_address(listener.getsockname()[0]).is_loopback:
+        console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
 
 def _print_fields(console: Console, fields: Mapping[str, str]) -> None:

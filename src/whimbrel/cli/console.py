@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO, FileIO
 from itertools import islice
 from pathlib import Path
@@ -250,13 +250,11 @@ def signals_exit() -> Generator[None]:
     def leave(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
 
-    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
-    before = [(each, signal.signal(each, leave)) for each in handled]
-    try:
+    with ExitStack() as handlers:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(each) != signal.SIG_IGN:  # nohup
+                handlers.callback(signal.signal, each, signal.signal(each, leave))
         yield
-    finally:
-        for each, handler in before:
-            signal.signal(each, handler)
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:

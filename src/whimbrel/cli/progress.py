@@ -155,11 +155,8 @@ def show_progress(out: Path | None, unit: str, texts: Sequence[str] | None, stre
     shown = console.is_terminal and not texts and not (out is None and sys.stdout.isatty())
     total = len(texts) if texts else count_lines(stream) if shown else None
     status = display.TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-    columns = (
-        display.BarColumn(_BAR_COLUMNS),
-        status,
-        _IfTotal(display.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))),
-    )
+    remaining = _IfTotal(display.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)))
+    columns = (display.BarColumn(_BAR_COLUMNS), status, remaining)
     with display.Progress(*columns, console=console, transient=True, disable=not shown) as bars:
         yield TextProgress(console, unit, bars, total)
 

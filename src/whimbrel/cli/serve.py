@@ -14,7 +14,7 @@ from rich.console import Console
 
 from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
-from whimbrel.cli.banner import is_open, print_banner
+from whimbrel.cli.banner import print_banner
 from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
 from whimbrel.cli.shared_options import read_choice
@@ -145,8 +145,6 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
         progress.finish()
         cards = [read_planned_card(model, each) for model, each in zip(options.models, planned, strict=True)]
         print_banner(console, list(zip(planned, cards, strict=True)), options, listener)
-        if is_open(listener) and not options.limits.api_keys:
-            console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     def on_load(model: int, step: Phase | BytesRead) -> None:
         if isinstance(step, Phase):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
@@ -22,20 +22,23 @@ from whimbrel.types.request import read_prompt
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs
 from whimbrel.wire.json_base64 import to_json
 
+_FIELDS: Final = {
+    "activate": "use_activation", "max_query_tokens": "max_tokens_per_query", "max_document_tokens": "max_tokens_per_doc"
+}  # fmt: skip
+"""Fields of a body by the options that have other names."""
+
+
+def _fields(model: str | None, options: TextOptions | ScoreOptions) -> bodies.Json:
+    prompt_name, prompt = read_prompt(options.get("prompt"))
+    fields = {_FIELDS.get(name, name): value for name, value in options.items()}
+    pooling = read_token_pooling(options.get("token_pooling"))
+    return fields | {"model": model, "prompt": prompt, "prompt_name": prompt_name, "token_pooling": pooling}
+
 
 def encode(model: str | None, texts: str | Iterable[Any], outputs: bodies.OutputNames, options: TextOptions) -> Task[Outputs]:
-    prompt_name, prompt = read_prompt(options.get("prompt"))
     requested = (outputs,) if isinstance(outputs, str) else tuple(outputs)
-    fields = {
-        **options,
-        "model": model,
-        "outputs": requested or None,
-        "encoding_format": "bytes",
-        "prompt": prompt,
-        "prompt_name": prompt_name,
-        "token_pooling": read_token_pooling(options.get("token_pooling")),
-        "muvera": read_muvera(options.get("muvera")),
-    }
+    fields = _fields(model, options) | {"outputs": requested or None, "encoding_format": "bytes"}
+    fields["muvera"] = read_muvera(options.get("muvera"))
     if fields["muvera"] is not None:
         requested = tuple("muvera" if name == "multi_vector" else name for name in requested)
     write, read = bodies.item_writer("input", **fields), partial(responses.read_outputs, requested)
@@ -90,22 +93,8 @@ def _pair_task(model: str | None, inputs: Mapping[str, Any], options: ScoreOptio
     check_options(options, ScoreOptions)
     for limit in ("max_query_tokens", "max_document_tokens"):
         bodies.check_count(options.get(limit), limit)  # to a server, 0 means no limit
-    prompt_name, prompt = read_prompt(options.get("prompt"))
-    truncate = options.get("truncate")
-    fields = bodies.set_fields(
-        model=model,
-        adapter=options.get("adapter"),
-        **more,
-        prompt=prompt,
-        prompt_name=prompt_name,
-        use_activation=options.get("activate"),
-        score_by=options.get("score_by"),
-        dimensions=options.get("dimensions"),
-        max_tokens_per_query=options.get("max_query_tokens"),
-        max_tokens_per_doc=options.get("max_document_tokens"),
-        token_pooling=read_token_pooling(options.get("token_pooling")),
-        truncate=True if truncate is None else truncate,
-    )
+    fields = bodies.set_fields(**_fields(model, options), **more)
+    fields.setdefault("truncate", True)
     has_vectors = any(isinstance(part, dict) for pair in pairs for part in pair)
     write = partial(_pair_body, fields, msgspec.msgpack.encode if has_vectors else to_json)
     media_type = MESSAGE_PACK if has_vectors else JSON
