@@ -35,8 +35,20 @@ T = TypeVar("T")
 _MIN_CHUNK: Final = 64
 _MAX_CHUNK: Final = 2048
 _CHUNK_SECONDS: Final = 5.0
-"""Longest time that a chunk should take."""
+"""Longest time that a chunk should take, so that results are soon written, also by a slow model."""
 _MAX_COLUMNS: Final = 100
+_READINGS: Final[dict[str, str]] = {
+    "transformers": "as transformers 5 reads it",
+    "transformers-4": "as transformers 4 reads it",
+    "file": "tokenizer.json as it is",
+}
+_TASKS: Final[dict[str, str]] = {
+    "dense": "dense embeddings",
+    "sparse": "sparse embeddings",
+    "multi_vector": "multi-vector embeddings (late interaction)",
+    "scores": "scores",
+    "token_scores": "classes of tokens",
+}
 
 
 def stderr_console() -> Console:
@@ -87,13 +99,6 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
 
 
-_READINGS: Final[dict[str, str]] = {
-    "transformers": "as transformers 5 reads it",
-    "transformers-4": "as transformers 4 reads it",
-    "file": "tokenizer.json as it is",
-}
-
-
 def describe_tokenizer(card: Card, plan: Plan) -> str:
     """Return how the tokenizer's files are read, if tokenizer.json, run as it is, gives other ids, or if it is run so."""
     towers = card.towers or (card,)
@@ -118,15 +123,6 @@ def memory_of_batches(plan: Plan) -> str:
     if not 0 < plan.memory < taken:
         return text
     return f"{text}, more than the {plan.memory / 1e6:,.0f} MB of the device; --max-length and --max-batch-tokens lower it"
-
-
-_TASKS: Final[dict[str, str]] = {
-    "dense": "dense embeddings",
-    "sparse": "sparse embeddings",
-    "multi_vector": "multi-vector embeddings (late interaction)",
-    "scores": "scores",
-    "token_scores": "classes of tokens",
-}
 
 
 def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
@@ -267,10 +263,7 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def chunked(items: Iterable[T], times: int = 1) -> Iterator[list[T]]:
-    """Yield lists of items that each take some seconds to run, so that results are soon written, also by a slow model.
-
-    They have 64 to 2,048 items: enough work for an engine. If the model reads each item several `times`, they have fewer.
-    """
+    """Yield lists of 64 to 2,048 items, which take some seconds to run; fewer if the model reads each item several `times`."""
     iterator, size = iter(items), _MIN_CHUNK
     while chunk := list(islice(iterator, max(1, size // times))):
         begin = perf_counter()

@@ -29,6 +29,7 @@ _VARIABLES: Final = (
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT",
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "WHIMBREL_GUARDS",
 )  # fmt: skip
+_INSTALL: Final = "pip install 'whimbrel[serve]'"
 _GIB: Final = 2**30
 _MIN_OPEN_FILES: Final = 1024
 
@@ -146,9 +147,6 @@ def find_problems(facts: Facts) -> list[Problem]:
         ),
     ]
     return [Problem(message, hint) for is_wrong, message, hint in checks if is_wrong]
-
-
-_INSTALL: Final = "pip install 'whimbrel[serve]'"
 
 
 def _lines(facts: Facts) -> dict[str, str]:

@@ -4,8 +4,6 @@ Data goes to stdout, everything else to stderr. An error is one line and a hint.
 needs when it runs, so `--help` is quick.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable

@@ -9,7 +9,7 @@ from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import httpx2
 
-from whimbrel.client.client_verbs import DialectName, Target, encoder_of
+from whimbrel.client.client_verbs import DialectName, Target
 from whimbrel.client.endpoints import Endpoints
 from whimbrel.client.error_mapping import to_error
 from whimbrel.client.task import Reply
@@ -54,7 +54,6 @@ class BaseClient:
         """
         urls = _parse_urls(base_url)
         self._settings = Settings(urls, api_key, timeout, max_retries, max_in_flight, max_items, progress)
-        encoder_of(dialect)
         self._target = Target(dialect, model)
         self._is_view = False
         self._open()

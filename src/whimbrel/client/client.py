@@ -163,14 +163,12 @@ class _Fanout:
     end: Event
 
     def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Part]:
-        """Send several requests at a time and return the parts. After an error no more requests begin.
-
-        The threads are daemons, and an interrupt does not wait for them: a response may be minutes away.
-        """
+        """Send several requests at a time and return the parts. After an error no more requests begin."""
         futures: list[Future[list[Part]]] = [Future() for _ in spans]
         queue = deque(zip(futures, spans, strict=True))
         for _ in range(min(self.connections.settings.max_in_flight, len(spans))):
             Thread(target=self._work, args=(queue,), name="whimbrel-client", daemon=True).start()
+        # the threads are daemons, and an interrupt does not wait for them: a response may be minutes away
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future in done and (error := future.exception()):

@@ -31,13 +31,6 @@ _ENCODE: Final[dict[str, Encode]] = {
 _RERANK: Final[dict[str, Rerank]] = {"whimbrel": whimbrel.rerank, "tei": tei.rerank, "cohere": cohere.rerank}
 
 
-def encoder_of(dialect: str) -> Encode:
-    """Return the function that requests vectors in a dialect. Raises InvalidRequest."""
-    if dialect not in _ENCODE:
-        raise InvalidRequest(f"{dialect!r} is not known; it takes {', '.join(_ENCODE)}.", param="dialect")
-    return _ENCODE[dialect]
-
-
 def _require(dialect: str, known: Iterable[str], verb: str) -> None:
     if dialect not in known:
         raise InvalidRequest(f"the dialect {dialect} has no {verb!r}; those that have it: {', '.join(known)}.", param="dialect")
@@ -45,10 +38,14 @@ def _require(dialect: str, known: Iterable[str], verb: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Dialect of the servers, and the name of the model there."""
+    """Dialect of the servers, and the name of the model there. Raises InvalidRequest."""
 
     dialect: str
     model: str | None
+
+    def __post_init__(self) -> None:
+        if self.dialect not in _ENCODE:
+            raise InvalidRequest(f"{self.dialect!r} is not known; it takes {', '.join(_ENCODE)}.", param="dialect")
 
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:

@@ -15,6 +15,7 @@ from whimbrel.types.options import ScoreOptions, TextOptions, as_list, as_string
 from whimbrel.types.request import OutputName
 from whimbrel.wire.json_base64 import to_json
 
+_DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}
 Json: TypeAlias = dict[str, Any]
 OutputNames: TypeAlias = OutputName | Sequence[OutputName]
 Writer: TypeAlias = Callable[[Sequence[Any]], bytes]
@@ -86,13 +87,11 @@ def choose_output(dialect: str, outputs: OutputNames, known: Iterable[str]) -> O
 
 def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Sequence[str]) -> None:
     """Raise InvalidRequest if another server's API lacks one of the options."""
+    flags = ("late_chunking", "split_long", "muvera")
     for name, value in options.items():
-        is_default = value is None or (value is False and name in _FLAGS) or (value is True and name == "truncate")
+        is_default = value is None or (value is False and name in flags) or (value is True and name == "truncate")
         if name not in known and not is_default:
             raise InvalidRequest(f"the dialect {dialect} has no such option; it takes {', '.join(known)}.", param=name)
-
-
-_FLAGS: Final = ("late_chunking", "split_long", "muvera")
 
 
 def ranking_task(
@@ -128,14 +127,12 @@ def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[
 
 
 def _side(texts: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
-    """Return one side of the pairs as texts or encoded vectors, and whether it is a single item outside a list.
-
-    An array of two dimensions holds a vector per text, unless it is the one query or `output` has a vector per token.
-    """
+    """Return one side of the pairs as texts or encoded vectors, and whether it is a single item outside a list."""
     if isinstance(texts, str):
         return [texts], True
     if name == "query" and isinstance(texts, np.ndarray | tuple):
         return [_encode_vectors(cast(object, texts), Location(name))], True
+    # an array of two dimensions holds a vector per text, unless `output` has a vector per token
     vectors = as_vector_list(texts, "sparse" if isinstance(texts, tuple) else output)
     is_single = vectors is not None and len(vectors) == 1 and vectors[0] is texts
     items = list[Any](as_list(cast(Any, texts), name)) if vectors is None else vectors
@@ -160,6 +157,3 @@ def _encode_vectors(vectors: object, location: Location) -> Json:
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     shape = [len(array), array.shape[-1] * (8 if kind == "binary" else 1)]
     return {"data": data, "dtype": kind} | ({"shape": shape} if array.ndim == 2 else {})
-
-
-_DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}

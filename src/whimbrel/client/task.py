@@ -19,6 +19,8 @@ _MAX_CHARACTERS: Final = 200_000
 """Maximum characters in one request: some 50,000 tokens, which take a CPU seconds."""
 _VECTOR_BYTES: Final = 80
 """Bytes of vectors that count as one character. It limits a request to 16 MB, half of what a server takes."""
+_PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}
+"""Part of a pair by the field in which a server has it: 0 is the query."""
 
 
 class Reply(NamedTuple):
@@ -143,10 +145,6 @@ def _size_of(item: Any) -> int:
     if isinstance(item, dict):
         return sum(map(_size_of, cast(dict[str, Any], item).values()))
     return sum(map(_size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
-
-
-_PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}
-"""Part of a pair by the field in which a server has it: 0 is the query."""
 
 
 def _invalid_response(message: str) -> WhimbrelError:
