@@ -42,6 +42,7 @@ _READINGS: Final[dict[str, str]] = {
     "transformers-4": "as transformers 4 reads it",
     "file": "tokenizer.json as it is",
 }
+_PER: Final = {"none": "", "text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}
 _TASKS: Final[dict[str, str]] = {
     "dense": "dense embeddings",
     "sparse": "sparse embeddings",
@@ -174,9 +175,7 @@ def _task(card: Card, name: str) -> str:
 def _shape(name: str, output: Output) -> str:
     if output.spans is not None:
         return f"entities (spans of up to {output.spans.max_words} words)"
-    per = {"none": "", "text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}[
-        output.rows
-    ]
+    per = _PER[output.rows]
     width = f"{output.default_width} of {output.width}" if 0 < output.default_width < output.width else f"{output.width}"
     modes = f", {' + '.join(output.modes)} pooling" if output.modes else ""
     modes += "" if output.include_prompt else " without the prompt"
@@ -272,7 +271,6 @@ def chunked(items: Iterable[T], times: int = 1) -> Iterator[list[T]]:
 
 
 def next_chunk_size(size: int, seconds: float) -> int:
-    """Return the size of the chunk after one of `size` items that took `seconds`."""
     fitting = int(size * _CHUNK_SECONDS / max(seconds, 1e-3))
     return max(_MIN_CHUNK, min(2 * size, fitting, _MAX_CHUNK))
 

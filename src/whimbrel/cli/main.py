@@ -145,9 +145,8 @@ def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) 
         from whimbrel.model.load import check_weights
         from whimbrel.model.runner import probe
 
-        limits = Options(
-            max_request_tokens=Settings().max_request_tokens, max_queue_tokens=share_waiting_memory(usable_memory()).tokens
-        )
+        waiting = share_waiting_memory(usable_memory())
+        limits = Options(max_request_tokens=Settings().max_request_tokens, max_queue_tokens=waiting.tokens)
         options = Options(**arguments) | limits
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
         preprocessor = Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work

@@ -169,20 +169,15 @@ def choose_output(card: Card) -> str:
 
 def check_reference(checkpoint: Checkpoint, output: str) -> None:
     """Raise SetupError if Sentence Transformers is missing, or would guess what the checkpoint does not state."""
+    other = "compare with a server: --against URL"
     if find_spec("sentence_transformers") is None:
-        raise SetupError(
-            "the reference, Sentence Transformers, is not installed.",
-            hint="pip install 'whimbrel[hf]' sentence-transformers, or compare with a server: --against URL",
-        )
+        hint = f"pip install 'whimbrel[hf]' sentence-transformers, or {other}"
+        raise SetupError("the reference, Sentence Transformers, is not installed.", hint=hint)
     if output in ("dense", "sparse") and not (checkpoint.folder / "modules.json").exists():
-        raise SetupError(
-            "the checkpoint has no modules.json, so Sentence Transformers would guess its pooling.",
-            hint="compare with a server: --against URL",
-        )
+        raise SetupError("the checkpoint has no modules.json, so Sentence Transformers would guess its pooling.", hint=other)
 
 
 def dtypes(device: str) -> list[Literal["float32", "bfloat16", "float16"]]:
-    """Return the dtypes that the device computes in."""
     from whimbrel.model.runner import probe
 
     hardware = probe()

@@ -5,7 +5,7 @@ Nothing a server sends is trusted: types, shapes, offsets and finite values are 
 
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
@@ -19,6 +19,11 @@ from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged,
 from whimbrel.wire.raw import Block, read_blocks
 from whimbrel.wire.whole_numbers import decode_json
 
+T = TypeVar("T")
+Row = TypeVar("Row", bound="IndexedRow")
+Rows = TypeVar("Rows", bound=Sized)
+_Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
 
 class IndexedRow(msgspec.Struct):
     index: int
@@ -27,6 +32,12 @@ class IndexedRow(msgspec.Struct):
 
 class ScoredRow(IndexedRow):
     score: float
+
+
+class Data(msgspec.Struct, Generic[T]):
+    """Body with its rows in a field `data`."""
+
+    data: list[T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,11 +54,6 @@ class Ranking:
         """Return the index and the score of each document, best first, at most `top_n`."""
         best = np.lexsort((self.places_N, -self.order_N))[:top_n]
         return [Ranked(*each) for each in zip(best.tolist(), self.scores_N[best].tolist(), strict=True)]
-
-
-Row = TypeVar("Row", bound=IndexedRow)
-Rows = TypeVar("Rows", bound=Sized)
-_Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 class _Metadata(msgspec.Struct):
@@ -178,17 +184,13 @@ class _Score(ScoredRow):
     logit: float | None = None
 
 
-class _ScoreResponse(msgspec.Struct):
-    data: list[_Score]
-
-
 def read_scores(reply: Reply, count: int) -> Float32Array:
-    return scores_of(decode_json(_ScoreResponse, reply.content).data, count)
+    return scores_of(decode_json(Data[_Score], reply.content).data, count)
 
 
 def read_ranking(reply: Reply, count: int) -> Ranking:
     """Return the ranking by logits, or by scores where there are no others."""
-    rows = sort_by_index(decode_json(_ScoreResponse, reply.content).data, count)
+    rows = sort_by_index(decode_json(Data[_Score], reply.content).data, count)
     scores_N, logits = scores_of(rows, count), [row.logit for row in rows if row.logit is not None]
     order_N = float_array(logits, 1) if len(logits) == count else scores_N
     return Ranking(scores_N, order_N, np.arange(count))
@@ -196,7 +198,7 @@ def read_ranking(reply: Reply, count: int) -> Ranking:
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:
     explanations: list[Explanation] = []
-    for row in sort_by_index(decode_json(_ScoreResponse, reply.content).data, count):
+    for row in sort_by_index(decode_json(Data[_Score], reply.content).data, count):
         if (each := row.explanation) is None:
             raise ValueError("there is no explanation")
         maxima, places = np.array(each.maxima, np.float32), np.array(each.places, np.int32)

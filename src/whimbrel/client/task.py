@@ -132,7 +132,6 @@ class Task(Generic[R]):
 
 
 def get_task(path: str, read: Callable[[bytes], R]) -> Task[R]:
-    """Return the task that asks for a page."""
     return Task(path, (), lambda _: b"", lambda reply, _: read(reply.content), lambda parts: parts[0], method="GET")
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from whimbrel.client.request_bodies import OutputNames, choose_output, item_writer, reject_options, text_list
-from whimbrel.client.responses import IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
+from whimbrel.client.responses import Data, IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
 from whimbrel.client.task import Reply, Task, get_task
 from whimbrel.types.options import TextOptions
 from whimbrel.types.result import ListedModel, Outputs
@@ -18,10 +18,6 @@ class _Row(IndexedRow):
     embedding: str | list[float]
 
 
-class _Response(msgspec.Struct):
-    data: list[_Row]
-
-
 def encode(model: str | None, texts: str | Iterable[Any], outputs: OutputNames, options: TextOptions) -> Task[Outputs]:
     choose_output("openai", outputs, ("dense",))
     reject_options("openai", options, ("dimensions",))
@@ -30,7 +26,7 @@ def encode(model: str | None, texts: str | Iterable[Any], outputs: OutputNames, 
 
 
 def _read(reply: Reply, count: int) -> Outputs:
-    rows = sort_by_index(decode_json(_Response, reply.content).data, count)
+    rows = sort_by_index(decode_json(Data[_Row], reply.content).data, count)
     texts = [row.embedding for row in rows if isinstance(row.embedding, str)]
     if len(texts) == len(rows):
         return check_outputs(Outputs(from_base64(texts)), ("dense",), count)
@@ -42,13 +38,9 @@ class _Model(msgspec.Struct):
     max_model_len: int | None = None
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
 def models() -> Task[list[ListedModel]]:
     return get_task("/v1/models", _read_models)
 
 
 def _read_models(content: bytes) -> list[ListedModel]:
-    return [ListedModel(each.id, each.max_model_len) for each in decode_json(_Models, content).data]
+    return [ListedModel(each.id, each.max_model_len) for each in decode_json(Data[_Model], content).data]
