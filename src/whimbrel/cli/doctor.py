@@ -71,11 +71,11 @@ def run(*, as_json: bool) -> int:
     problems = find_problems(facts)
     if as_json:
         console.print_json({"facts": facts, "problems": problems})
-        return int(bool(problems))
-    console.write_fields(_lines(facts))
-    typer.echo("\nProblems" if problems else "\nNothing is wrong.")
-    for problem in problems:
-        console.write_fields({"error": problem.message, "hint": problem.hint})
+    else:
+        console.write_fields(_lines(facts))
+        typer.echo("\nProblems" if problems else "\nNothing is wrong.")
+        for problem in problems:
+            console.write_fields({"error": problem.message, "hint": problem.hint})
     return int(bool(problems))
 
 

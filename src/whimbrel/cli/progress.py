@@ -3,16 +3,14 @@
 A terminal shows bars. Elsewhere only the finished phases of a load are told, a line for each.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
 from rich import progress as display
 from rich.console import Console, RenderableType
@@ -21,9 +19,6 @@ from rich.table import Column
 from rich.text import Text
 
 from whimbrel.cli.console import stderr_console
-
-if TYPE_CHECKING:
-    from whimbrel.engine.engine import Engine
 
 _BAR_COLUMNS: Final = 20
 _READ_BYTES: Final = 2**20
@@ -93,19 +88,6 @@ class LoadProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
-
-
-def load(model: str | None, arguments: Mapping[str, Any]) -> Engine:
-    """Load a model and show the progress. `arguments` are those of Engine."""
-    with closing(LoadProgress(stderr_console(), [model or ""])) as progress:
-        progress.start()
-        from whimbrel.checkpoint.load_progress import counting_bytes
-        from whimbrel.engine.engine import Engine
-
-        with counting_bytes(lambda done, total: progress.read(0, done, total)):
-            engine = Engine(model, progress=lambda phase: progress.start_phase(0, phase), **arguments)
-        progress.finish()
-    return engine
 
 
 class TextProgress:

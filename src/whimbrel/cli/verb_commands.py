@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -201,10 +201,21 @@ def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, h
 
 @contextmanager
 def _loaded(model: str | None, given: Mapping[str, Any]) -> Generator[Engine]:
-    from whimbrel.cli.progress import load
+    """Load a model and show the progress."""
+    from whimbrel.cli.progress import LoadProgress
 
-    with console.signals_exit(), load(model, engine_arguments(given)) as engine:
-        yield engine
+    arguments = engine_arguments(given)
+    with console.signals_exit():
+        with closing(LoadProgress(console.stderr_console(), [model or ""])) as progress:
+            progress.start()  # before PyTorch is imported
+            from whimbrel.checkpoint.load_progress import counting_bytes
+            from whimbrel.engine.engine import Engine
+
+            with counting_bytes(lambda done, total: progress.read(0, done, total)):
+                engine = Engine(model, progress=lambda phase: progress.start_phase(0, phase), **arguments)
+            progress.finish()
+        with engine:
+            yield engine
 
 
 @contextmanager

@@ -161,4 +161,5 @@ class _Fanout:
                 response = await self.connections.http.request(method, place, content=body or None, headers=headers)
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return base.read_reply(self.connections.endpoints, url, response.status_code, response.headers, response.content)
+        reply = Reply(response.content, response.headers)
+        return base.read_reply(self.connections.endpoints, url, response.status_code, reply)

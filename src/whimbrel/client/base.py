@@ -1,7 +1,7 @@
 """Base of Client and AsyncClient: options with their checks, progress bar and reading of HTTP responses."""
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -149,14 +149,12 @@ def join_url(url: str, path: str) -> str:
     return url + (path[3:] if version in ("/v1", "/v2") and url.endswith(version) else path)
 
 
-def read_reply(
-    endpoints: Endpoints, url: str, status: int, headers: Mapping[str, str], content: bytes
-) -> Reply | WhimbrelError:
+def read_reply(endpoints: Endpoints, url: str, status: int, reply: Reply) -> Reply | WhimbrelError:
     """Return the response of the server at `url` as a reply or an error. A reply marks the server as up."""
     if status != 200:
-        return to_error(url, status, headers, content)
+        return to_error(url, status, reply.headers, reply.content)
     endpoints.mark_up(url)
-    return Reply(content, headers)
+    return reply
 
 
 def url_of_health(url: str) -> str:

@@ -220,4 +220,5 @@ class _Fanout:
                         raise TimeoutError
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return base.read_reply(self.connections.endpoints, url, response.status_code, response.headers, b"".join(chunks))
+        reply = Reply(b"".join(chunks), response.headers)
+        return base.read_reply(self.connections.endpoints, url, response.status_code, reply)

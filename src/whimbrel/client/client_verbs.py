@@ -11,7 +11,7 @@ from typing import Any, Final, Literal, TypeAlias, Unpack
 from whimbrel.client.dialects import cohere, openai, tei, whimbrel
 from whimbrel.client.request_bodies import OutputNames, check_count
 from whimbrel.client.responses import Ranking
-from whimbrel.client.task import Task
+from whimbrel.client.task import Task, get_task
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.spans import read_entity_labels
@@ -20,6 +20,7 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, ListedModel, Outputs, Ragged, Ranked, Sparse, Tokens
+from whimbrel.wire.whole_numbers import decode_json
 
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputNames, TextOptions], Task[Outputs]]
@@ -183,10 +184,10 @@ def tokenize(to: Target, texts: str | Iterable[str]) -> Task[list[Tokens]]:
 def models(to: Target) -> Task[list[ListedModel]]:
     """Return the models that the server serves, by all their names."""
     _require(to.dialect, ["whimbrel", "openai"], "models")
-    return openai.models()
+    return get_task("/v1/models", openai.read_models)
 
 
 def info(to: Target) -> Task[dict[str, Any]]:
     """Return what the server says of its models: of Whimbrel the card and the plan of each, under `models`."""
     _require(to.dialect, ["whimbrel", "tei"], "info")
-    return tei.info()
+    return get_task("/info", lambda content: decode_json(dict[str, Any], content))

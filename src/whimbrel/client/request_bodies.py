@@ -18,6 +18,7 @@ from whimbrel.wire.json_base64 import to_json
 _DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}
 Json: TypeAlias = dict[str, Any]
 OutputNames: TypeAlias = OutputName | Sequence[OutputName]
+ReadRows: TypeAlias = Callable[[bytes], Sequence[ScoredRow]]
 Writer: TypeAlias = Callable[[Sequence[Any]], bytes]
 """Function that encodes some of the items as a body. Raises InvalidRequest."""
 
@@ -95,13 +96,7 @@ def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Seq
 
 
 def ranking_task(
-    path: str,
-    query: object,
-    documents: Any,
-    write: Writer,
-    read_rows: Callable[[bytes], Sequence[ScoredRow]],
-    *,
-    max_items: int | None = None,
+    path: str, query: object, documents: Any, write: Writer, read_rows: ReadRows, *, max_items: int | None = None
 ) -> Task[Ranking]:
     """Return the task that scores documents for a query by another server's API. Raises InvalidRequest."""
     if not isinstance(query, str):

@@ -7,7 +7,7 @@ import msgspec
 
 from whimbrel.client.request_bodies import OutputNames, choose_output, item_writer, reject_options, text_list
 from whimbrel.client.responses import Data, IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
-from whimbrel.client.task import Reply, Task, get_task
+from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
 from whimbrel.types.result import ListedModel, Outputs
 from whimbrel.wire.json_base64 import from_base64
@@ -38,9 +38,5 @@ class _Model(msgspec.Struct):
     max_model_len: int | None = None
 
 
-def models() -> Task[list[ListedModel]]:
-    return get_task("/v1/models", _read_models)
-
-
-def _read_models(content: bytes) -> list[ListedModel]:
+def read_models(content: bytes) -> list[ListedModel]:
     return [ListedModel(each.id, each.max_model_len) for each in decode_json(Data[_Model], content).data]

@@ -10,7 +10,7 @@ import numpy as np
 from whimbrel.client import request_bodies as bodies
 from whimbrel.client import responses
 from whimbrel.client.responses import Ranking, ScoredRow, float_array
-from whimbrel.client.task import Reply, Task, get_task
+from whimbrel.client.task import Reply, Task
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
@@ -98,7 +98,3 @@ def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
         )
         for row in responses.check_count(rows, count, " of tokens")
     ]
-
-
-def info() -> Task[dict[str, Any]]:
-    return get_task("/info", partial(decode_json, dict[str, Any]))
