@@ -74,7 +74,7 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
         typer.echo("  Whimbrel cannot run it yet: pip install 'whimbrel[serve]'")
         return
     same_bits = {None: "found out when the weights are loaded", True: "yes", False: f"no: {plan.same_bits_reason}"}
-    fields = {
+    write_fields(with_text({
         "device": f"{plan.device}, {count(plan.num_lanes, 'lane')}",
         "processor": str(plan.cpu),
         "kernels": plan.device == "cpu" and kernels_of(plan),
@@ -87,12 +87,10 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
         "tokenizer": describe_tokenizer(card, plan) or "as its class in transformers 5 reads it; tokenizer.json says the same",
         "same bits": same_bits[plan.same_bits],
         "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys)",
-    }
-    write_fields(with_text(fields))
+    }))  # fmt: skip
 
 
 def with_text(fields: Mapping[str, object]) -> dict[str, str]:
-    """Return the fields that have a text."""
     return {name: text for name, text in fields.items() if isinstance(text, str) and text}
 
 
@@ -138,7 +136,7 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     prompts = ", ".join(f"{name} ({text!r})" if text else name for name, text in card.prompts.items()) or "none"
     sizes = ", ".join(map(str, card.matryoshka_dimensions)) or "any number of leading columns"
     branch = "" if checkpoint.revision in ("", checkpoint.commit) else f" ({checkpoint.revision})"
-    fields = {
+    return with_text({
         "model": card.name,
         "commit": checkpoint.commit and f"{checkpoint.commit}{branch}",
         "task": ", ".join(_task(card, name) for name in card.outputs if card.list_template is None or name == "scores"),
@@ -154,8 +152,7 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
         "tasks": card.tasks and f"{', '.join(card.tasks)} (adapters); by default: {card.default_adapter or 'none'}",
         "labels": _labels(card),
         "matryoshka": card.matryoshka and f"yes: {sizes}",
-    }
-    return with_text(fields)
+    })  # fmt: skip
 
 
 def _labels(card: Card) -> str:

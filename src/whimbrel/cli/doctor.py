@@ -157,7 +157,7 @@ def _lines(facts: Facts) -> dict[str, str]:
     quota = "" if facts.core_quota is None else allows(facts.core_quota_file, f"{facts.core_quota:g}")
     limit = "" if facts.memory_limit is None else allows(facts.memory_limit_file, f"{facts.memory_limit / _GIB:.1f} GiB")
     light = f"cannot run here: {_INSTALL}" if facts.versions.get("torch") is None else ""
-    fields = {
+    return console.with_text({
         "versions": ", ".join(f"{name} {text}" for name, text in present.items()),
         "not installed": ", ".join(missing) or "nothing",
         "engine": light or ("cannot run here" if facts.import_error else "can run here"),
@@ -173,8 +173,7 @@ def _lines(facts: Facts) -> dict[str, str]:
         "variables": ", ".join(f"{name}={value}" for name, value in facts.variables.items()) or "none",
         "packaged model": facts.packaged_model,
         "open files": str(facts.open_files) if facts.open_files >= 0 else "unlimited",
-    }
-    return console.with_text(fields)
+    })  # fmt: skip
 
 
 def _hardware() -> tuple[Hardware | None, tuple[str, ...], str | None]:

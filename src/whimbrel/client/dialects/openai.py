@@ -28,9 +28,9 @@ def encode(model: str | None, texts: str | Iterable[Any], outputs: OutputNames, 
 def _read(reply: Reply, count: int) -> Outputs:
     rows = sort_by_index(decode_json(Data[_Row], reply.content).data, count)
     texts = [row.embedding for row in rows if isinstance(row.embedding, str)]
-    if len(texts) == len(rows):
-        return check_outputs(Outputs(from_base64(texts)), ("dense",), count)
-    return check_outputs(Outputs(float_array([row.embedding for row in rows], 2)), ("dense",), count)  # a server without base64
+    is_base64 = len(texts) == len(rows)  # there are servers without it
+    dense = from_base64(texts) if is_base64 else float_array([row.embedding for row in rows], 2)
+    return check_outputs(Outputs(dense), ("dense",), count)
 
 
 class _Model(msgspec.Struct):
