@@ -24,8 +24,6 @@ from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.settings import Settings
 from whimbrel.server.settings_table import TABLE, read_settings, stated
 
-_SECRETS: Final = ("api_key", "ssl_keyfile_password")
-
 app = typer.Typer(
     name="whimbrel",
     cls=Commands,
@@ -285,7 +283,7 @@ def show_settings(
 
 
 def _shown(key: str, value: Any) -> Any:
-    if key in _SECRETS:
+    if key in ("api_key", "ssl_keyfile_password"):
         return "***"
     if TABLE[key].is_list:
         return ", ".join(value)

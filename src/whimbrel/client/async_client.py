@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Self
 
 import httpx2
 
 from whimbrel.client import base, client_verbs
 from whimbrel.client.base import Advance, BaseClient, ServerHealth, Settings
-from whimbrel.client.client_verbs import Target
+from whimbrel.client.client_verbs import P, R, Verb
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
@@ -20,13 +20,8 @@ from whimbrel.client.task import Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def _async_method(
-    verb: Callable[Concatenate[Target, P], Task[R]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+def _async_method(verb: Verb[P, R]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         result, num_truncated = await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
         warn_of_truncation(num_truncated, options)
@@ -91,7 +86,7 @@ class AsyncClient(BaseClient):
             self._connections = others | {loop: _Connections(self._settings)}
         return self._connections[loop]
 
-    async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+    async def _run(self, verb: Verb[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
         """Return the result of a verb, and how many texts the servers cut."""
         connections = self._loop_connections()
         task = verb(self._target, *args, **options)

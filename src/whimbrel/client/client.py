@@ -11,13 +11,13 @@ from dataclasses import dataclass, replace
 from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Self
 
 import httpx2
 
 from whimbrel.client import base, client_verbs
 from whimbrel.client.base import Advance, BaseClient, ServerHealth, Settings
-from whimbrel.client.client_verbs import Target
+from whimbrel.client.client_verbs import P, R, Verb
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
@@ -25,11 +25,8 @@ from whimbrel.client.task import Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
+def _sync_method(verb: Verb[P, R]) -> Callable[Concatenate[Client, P], R]:
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         result, num_truncated = self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
         warn_of_truncation(num_truncated, options)
@@ -97,7 +94,7 @@ class Client(BaseClient):
             connections = self._connections = _Connections(self._settings)
         return connections
 
-    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+    def _run(self, verb: Verb[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
         """Return the result of a verb, and how many texts the servers cut."""
         connections = self._open_connections()
         task = verb(self._target, *args, **options)

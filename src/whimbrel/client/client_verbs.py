@@ -6,7 +6,7 @@ Whimbrel's own.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, Unpack
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from whimbrel.client.dialects import cohere, openai, tei, whimbrel
 from whimbrel.client.request_bodies import OutputNames, check_count
@@ -47,6 +47,11 @@ class Target:
     def __post_init__(self) -> None:
         if self.dialect not in _ENCODE:
             raise InvalidRequest(f"{self.dialect!r} is not known; it takes {', '.join(_ENCODE)}.", param="dialect")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Verb: TypeAlias = Callable[Concatenate[Target, P], Task[R]]
 
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
