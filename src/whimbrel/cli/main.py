@@ -19,7 +19,8 @@ from whimbrel import __version__
 from whimbrel.cli import console, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.entry_points import Commands
-from whimbrel.cli.shared_options import AsJson, ModelArgument, engine_arguments, help_text, need, option, with_flags
+from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
+from whimbrel.cli.shared_options import AsJson, ModelArgument, help_text, need, option
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.settings import Settings
 from whimbrel.server.settings_table import TABLE, read_settings, stated
@@ -62,7 +63,7 @@ def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[...
     ("whimbrel serve A B --replicas 2", "two models"),
     ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
 )
-@with_flags(*shared.SERVE_FLAGS, hidden=shared.OLD_FLAGS)
+@with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
 def serve(
     models: Annotated[
         list[str] | None,

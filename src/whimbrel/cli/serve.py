@@ -16,8 +16,8 @@ from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.cli.banner import print_banner
 from whimbrel.cli.console import stderr_console
+from whimbrel.cli.flags import read_choice
 from whimbrel.cli.progress import LoadProgress
-from whimbrel.cli.shared_options import read_choice
 from whimbrel.errors import SetupError
 from whimbrel.server.app.from_settings import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence

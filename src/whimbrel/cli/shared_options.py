@@ -1,19 +1,12 @@
-"""Options that several commands of the command line share, how their values are read, and flags from the table of settings.
+"""Options that several commands of the command line share."""
 
---help shows those that most people need. Flags of the other settings are read too, for one more release.
-"""
-
-from collections.abc import Callable, Container, Mapping
 from importlib.util import find_spec
-from inspect import Parameter, Signature, signature
-from math import isfinite
 from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
 
 from whimbrel.errors import SetupError
-from whimbrel.server.settings_table import TABLE, flag_name
 
 _MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name or owner/name@revision). [default: the packaged all-MiniLM-L6-v2]"
 
@@ -51,75 +44,3 @@ def need(*packages: str) -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
-
-
-SERVE_FLAGS: Final = tuple(key for key, setting in TABLE.items() if setting.group != "HTTP")
-"""Settings that have, or had, a flag of `whimbrel serve`."""
-OLD_FLAGS: Final = frozenset(key for key in SERVE_FLAGS if not TABLE[key].has_flag)
-
-
-def flag_of(key: str, *, hidden: bool = False) -> Any:
-    """Return the typer option of a setting. A switch has only the form that changes its default."""
-    setting, name = TABLE[key], flag_name(key)
-    if setting.kind is bool and setting.default is not False:
-        name = f"{name if setting.default is None else ' '}/--no-{name[2:]}"
-    default = setting.shown_default
-    return typer.Option(
-        name,
-        metavar=setting.metavar or None,
-        help=escape(f"{setting.text} [default: {default}]" if default not in ("", "false") else setting.text),
-        rich_help_panel=setting.group,
-        hidden=hidden,
-        show_default=False,
-        callback=_check_finite if setting.kind is float else None,
-        min=setting.bounds.get("ge"),
-        max=setting.bounds.get("le"),
-    )
-
-
-def with_flags(*keys: str, hidden: Container[str] = ()) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command whose last parameter is `**given` a flag for each of these settings. None is not given."""
-
-    def give(function: Callable[..., None]) -> Callable[..., None]:
-        own = signature(function, eval_str=True)
-        parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
-        for key in keys:
-            kind = list[str] if TABLE[key].is_list else TABLE[key].kind
-            hint = Annotated[kind | None, flag_of(key, hidden=key in hidden)]
-            parameters.append(Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=hint))
-        parameters.sort(key=lambda each: each.name == "as_json")  # its panel comes last in the help
-        command: Any = function
-        command.__signature__ = Signature(parameters)
-        return function
-
-    return give
-
-
-def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of Engine that flags state. Raises SetupError for a pooling or a reranker that does not exist."""
-    return {key: value for key, value in given.items() if value is not None} | {
-        "pooling": read_choice("pooling", given.get("pooling")),
-        "reranker": read_choice("reranker", given.get("reranker")),
-        "accept_config": tuple(given.get("accept_config") or ()),
-    }
-
-
-def read_choice(option: str, name: str | None) -> Any:
-    """Return the name of a pooling or of a reranker, whichever `option` is. Raises SetupError if there is none of that name."""
-    from whimbrel.types.card import POOLING_OPTIONS, RERANKERS
-
-    choices: tuple[str, ...] = {"pooling": POOLING_OPTIONS, "reranker": RERANKERS}[option]
-    if name is not None and name not in choices:
-        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")
-    return name
-
-
-def _check_finite(seconds: float | None) -> float | None:
-    if seconds is not None and not isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
-    return seconds
-
-
-Device = Annotated[str, flag_of("device")]
-MaxLength = Annotated[int | None, flag_of("max_length")]
-MaxBatchTokens = Annotated[int | None, flag_of("max_batch_tokens")]

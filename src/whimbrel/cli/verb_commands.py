@@ -19,7 +19,8 @@ from msgspec.structs import replace as replace_fields
 from rich.markup import escape
 
 from whimbrel.cli import console
-from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, engine_arguments, flag, need, option, with_flags
+from whimbrel.cli.flags import engine_arguments, with_flags
+from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, flag, need, option
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:

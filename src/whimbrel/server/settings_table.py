@@ -1,7 +1,7 @@
 """The table of all settings, and their values from flags, `--set` and variables.
 
 A setting `max_length` is the variable WHIMBREL_MAX_LENGTH, and `--set max_length=512` on the command line. Some have a flag of
-their own there (cli/shared_options.py). A flag or --set goes before a variable, and a variable before the default.
+their own there (cli/flags.py). A flag or --set goes before a variable, and a variable before the default.
 """
 
 import dataclasses

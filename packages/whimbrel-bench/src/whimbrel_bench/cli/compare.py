@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from whimbrel.cli.shared_options import Device, need, option
+from whimbrel.cli.flags import Device
+from whimbrel.cli.shared_options import need, option
 from whimbrel.errors import SetupError
 from whimbrel_bench.cli.bench_options import make_targets, read_urls
 from whimbrel_bench.cli.groups import spread

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from whimbrel.cli.shared_options import Device, MaxBatchTokens, MaxLength, ModelArgument, need, option
+from whimbrel.cli.flags import Device, MaxBatchTokens, MaxLength
+from whimbrel.cli.shared_options import ModelArgument, need, option
 from whimbrel_bench.cli.groups import spread
 from whimbrel_bench.options import LOAD_PANEL, RESULTS_PANEL, DatasetOptions
 
