@@ -35,25 +35,19 @@ __all__ = ["AsyncClient", "AsyncEngine", "Client", "Engine", "TruncationWarning"
 
 
 def __getattr__(name: str) -> object:
-    if name in _MODULES:
-        if name in ("AsyncEngine", "Engine"):
-            _need_engine(name)
-        return getattr(import_module(_MODULES[name]), name)
-    raise AttributeError(f"module 'whimbrel' has no attribute {name!r}")
+    if name not in _MODULES:
+        raise AttributeError(f"module 'whimbrel' has no attribute {name!r}")
+    if name in ("AsyncEngine", "Engine"):
+        from importlib.util import find_spec
+
+        missing = [package for package in ("torch", "tokenizers", "safetensors") if find_spec(package) is None]
+        if missing:
+            from whimbrel.errors import SetupError
+
+            hint = "pip install 'whimbrel[serve]'"
+            raise SetupError(f"{name} needs {', '.join(missing)}: {hint}.", hint=hint)
+    return getattr(import_module(_MODULES[name]), name)
 
 
 def __dir__() -> list[str]:
     return __all__
-
-
-def _need_engine(name: str) -> None:
-    """Raise SetupError if a package that engines need is not installed."""
-    from importlib.util import find_spec
-
-    missing = [package for package in ("torch", "tokenizers", "safetensors") if find_spec(package) is None]
-    if missing:
-        from whimbrel.errors import SetupError
-
-        raise SetupError(
-            f"{name} needs {', '.join(missing)}: pip install 'whimbrel[serve]'.", hint="pip install 'whimbrel[serve]'"
-        )

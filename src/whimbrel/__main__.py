@@ -15,7 +15,9 @@ _INTERRUPTED: Final = 130
 
 def main() -> NoReturn:
     """Run the command line and end the process with its exit code."""
-    _undo_signals_of_parent()
+    if sys.platform != "win32":  # whatever the parent has set; ignored signals (nohup) stay so
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # children can be waited for
     serves = sys.argv[1:2] == ["serve"]
     for name in (signal.SIGINT, signal.SIGTERM) if serves else (signal.SIGINT,):
         if signal.getsignal(name) != signal.SIG_IGN:
@@ -36,13 +38,6 @@ def main() -> NoReturn:
         sys.excepthook(type(error), error, error.__traceback__)
         code = 1
     _end(code)
-
-
-def _undo_signals_of_parent() -> None:
-    """Unblock all signals, and let children be waited for, whatever the parent has set. Ignored ones (nohup) stay so."""
-    if sys.platform != "win32":
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, signal.valid_signals())
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 def _end(code: int) -> NoReturn:

@@ -21,11 +21,6 @@ from whimbrel.types.plan import Plan
 _EMBEDDINGS: Final = "/v1/embeddings"
 
 
-def is_open(listener: socket.socket) -> bool:
-    """Return whether other machines may reach the server."""
-    return listener.family != socket.AF_UNIX and not ip_address(listener.getsockname()[0]).is_loopback
-
-
 def _server_url(listener: socket.socket, options: ServeOptions) -> tuple[str, str]:
     """Return the URL for calls from this machine, and what curl needs besides."""
     scheme = "http" if options.tls is None else "https"
@@ -56,13 +51,12 @@ def print_banner(
     bodies = options.num_workers * options.limits.max_inflight_bytes / 2**20
     tokens = min(plan.max_queue_tokens for plan in plans)
     waiting = f"up to {bodies:,.0f} MiB of bodies, {tokens:,} tokens in each engine"
-    fields = {
+    _print_fields(console, {
         "processes": f"{count(options.num_replicas * len(models), 'engine')}, {count(options.num_workers, 'HTTP worker')}",
         "waiting": f"{waiting}; then clients wait until they are read",
         "API key": "required" if has_key else "none",
         "URL": f"unix:{listener.getsockname()}" if is_unix else f"{url}  ({pages})",
-    }
-    _print_fields(console, fields)
+    })  # fmt: skip
     name = plans[0].served_name if len(models) > 1 else None
     path, body = _example(models[0][1])
     header = ' -H "Authorization: Bearer $WHIMBREL_API_KEY"' if has_key else ""
@@ -76,6 +70,8 @@ def print_banner(
         client = f'client = Client("{url}"{key}{option})'
         python = f'{imports}from whimbrel import Client\n{client}\nprint(client.embed("Hello, whimbrel!"))'
         console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
+    if not has_key and not is_unix and not ip_address(listener.getsockname()[0]).is_loopback:
+        console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
 
 def _print_fields(console: Console, fields: Mapping[str, str]) -> None:
@@ -97,7 +93,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
     limits = [f"{min(form.max_length, plan.max_length):,} of a {kind}" for kind, form in card.text_formats.items()]
     longest = f"{plan.max_length:,} tokens"
     others = [f"{each.name} of {each.other_base}" for each in card.encoder.lora if each.other_base]
-    summary = {
+    return with_text({
         "model": ", ".join((plan.served_name, *plan.aliases)),
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
@@ -117,8 +113,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "kernels": plan.device == "cpu" and kernels_of(plan),
         "PyTorch": plan.torch_note and f"{plan.torch}: {plan.torch_note}",
         "same bits": plan.same_bits is False and f"no: {plan.same_bits_reason}",
-    }
-    return with_text(summary)
+    })  # fmt: skip
 
 
 def _shape(output: Output, plan: Plan) -> str:

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from io import BytesIO, FileIO
 from itertools import islice
 from pathlib import Path
@@ -35,8 +35,21 @@ T = TypeVar("T")
 _MIN_CHUNK: Final = 64
 _MAX_CHUNK: Final = 2048
 _CHUNK_SECONDS: Final = 5.0
-"""Longest time that a chunk should take."""
+"""Longest time that a chunk should take, so that results are soon written, also by a slow model."""
 _MAX_COLUMNS: Final = 100
+_READINGS: Final[dict[str, str]] = {
+    "transformers": "as transformers 5 reads it",
+    "transformers-4": "as transformers 4 reads it",
+    "file": "tokenizer.json as it is",
+}
+_PER: Final = {"none": "", "text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}
+_TASKS: Final[dict[str, str]] = {
+    "dense": "dense embeddings",
+    "sparse": "sparse embeddings",
+    "multi_vector": "multi-vector embeddings (late interaction)",
+    "scores": "scores",
+    "token_scores": "classes of tokens",
+}
 
 
 def stderr_console() -> Console:
@@ -51,12 +64,9 @@ def stderr_console() -> Console:
 
 def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json: bool) -> None:
     """Print a card and its plan. `plan` is None where PyTorch is not installed."""
-    about = {"name": checkpoint.name, "revision": checkpoint.revision, "commit": checkpoint.commit}
-    sections: dict[str, dict[str, Any]] = {"checkpoint": about, "card": msgspec.to_builtins(card)}
-    if plan is not None:
-        sections["plan"] = msgspec.to_builtins(plan)
     if as_json:
-        print_json(sections)
+        about = {"name": checkpoint.name, "revision": checkpoint.revision, "commit": checkpoint.commit}
+        print_json({"checkpoint": about, "card": card} | ({} if plan is None else {"plan": plan}))
         return
     write_fields(describe(card, checkpoint))
     typer.echo("\nHere")
@@ -64,7 +74,7 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
         typer.echo("  Whimbrel cannot run it yet: pip install 'whimbrel[serve]'")
         return
     same_bits = {None: "found out when the weights are loaded", True: "yes", False: f"no: {plan.same_bits_reason}"}
-    fields = {
+    write_fields(with_text({
         "device": f"{plan.device}, {count(plan.num_lanes, 'lane')}",
         "processor": str(plan.cpu),
         "kernels": plan.device == "cpu" and kernels_of(plan),
@@ -77,24 +87,15 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
         "tokenizer": describe_tokenizer(card, plan) or "as its class in transformers 5 reads it; tokenizer.json says the same",
         "same bits": same_bits[plan.same_bits],
         "accepted": plan.accept_config and f"{', '.join(plan.accept_config)} (unknown keys)",
-    }
-    write_fields(with_text(fields))
+    }))  # fmt: skip
 
 
 def with_text(fields: Mapping[str, object]) -> dict[str, str]:
-    """Return the fields that have a text."""
     return {name: text for name, text in fields.items() if isinstance(text, str) and text}
 
 
 def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-_READINGS: Final[dict[str, str]] = {
-    "transformers": "as transformers 5 reads it",
-    "transformers-4": "as transformers 4 reads it",
-    "file": "tokenizer.json as it is",
-}
 
 
 def describe_tokenizer(card: Card, plan: Plan) -> str:
@@ -123,15 +124,6 @@ def memory_of_batches(plan: Plan) -> str:
     return f"{text}, more than the {plan.memory / 1e6:,.0f} MB of the device; --max-length and --max-batch-tokens lower it"
 
 
-_TASKS: Final[dict[str, str]] = {
-    "dense": "dense embeddings",
-    "sparse": "sparse embeddings",
-    "multi_vector": "multi-vector embeddings (late interaction)",
-    "scores": "scores",
-    "token_scores": "classes of tokens",
-}
-
-
 def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     """Return what a user wants to know of a model, by its name on the screen."""
     from whimbrel.checkpoint.summary import count_parameters, languages, left_out, stated_architecture
@@ -143,7 +135,7 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
     prompts = ", ".join(f"{name} ({text!r})" if text else name for name, text in card.prompts.items()) or "none"
     sizes = ", ".join(map(str, card.matryoshka_dimensions)) or "any number of leading columns"
     branch = "" if checkpoint.revision in ("", checkpoint.commit) else f" ({checkpoint.revision})"
-    fields = {
+    return with_text({
         "model": card.name,
         "commit": checkpoint.commit and f"{checkpoint.commit}{branch}",
         "task": ", ".join(_task(card, name) for name in card.outputs if card.list_template is None or name == "scores"),
@@ -159,8 +151,7 @@ def describe(card: Card, checkpoint: Checkpoint) -> dict[str, str]:
         "tasks": card.tasks and f"{', '.join(card.tasks)} (adapters); by default: {card.default_adapter or 'none'}",
         "labels": _labels(card),
         "matryoshka": card.matryoshka and f"yes: {sizes}",
-    }
-    return with_text(fields)
+    })  # fmt: skip
 
 
 def _labels(card: Card) -> str:
@@ -180,9 +171,7 @@ def _task(card: Card, name: str) -> str:
 def _shape(name: str, output: Output) -> str:
     if output.spans is not None:
         return f"entities (spans of up to {output.spans.max_words} words)"
-    per = {"none": "", "text": "", "token": " per token", "entry": " by token id", "vocabulary": " over the vocabulary"}[
-        output.rows
-    ]
+    per = _PER[output.rows]
     width = f"{output.default_width} of {output.width}" if 0 < output.default_width < output.width else f"{output.width}"
     modes = f", {' + '.join(output.modes)} pooling" if output.modes else ""
     modes += "" if output.include_prompt else " without the prompt"
@@ -252,13 +241,11 @@ def signals_exit() -> Generator[None]:
     def leave(number: int, _: object) -> NoReturn:
         sys.exit(128 + number)
 
-    handled = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) != signal.SIG_IGN]  # nohup
-    before = [(each, signal.signal(each, leave)) for each in handled]
-    try:
+    with ExitStack() as handlers:
+        for each in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(each) != signal.SIG_IGN:  # nohup
+                handlers.callback(signal.signal, each, signal.signal(each, leave))
         yield
-    finally:
-        for each, handler in before:
-            signal.signal(each, handler)
 
 
 def read_lines(stream: BinaryIO) -> Iterator[str]:
@@ -271,10 +258,7 @@ def read_lines(stream: BinaryIO) -> Iterator[str]:
 
 
 def chunked(items: Iterable[T], times: int = 1) -> Iterator[list[T]]:
-    """Yield lists of items that each take some seconds to run, so that results are soon written, also by a slow model.
-
-    They have 64 to 2,048 items: enough work for an engine. If the model reads each item several `times`, they have fewer.
-    """
+    """Yield lists of 64 to 2,048 items, which take some seconds to run; fewer if the model reads each item several `times`."""
     iterator, size = iter(items), _MIN_CHUNK
     while chunk := list(islice(iterator, max(1, size // times))):
         begin = perf_counter()
@@ -283,7 +267,6 @@ def chunked(items: Iterable[T], times: int = 1) -> Iterator[list[T]]:
 
 
 def next_chunk_size(size: int, seconds: float) -> int:
-    """Return the size of the chunk after one of `size` items that took `seconds`."""
     fitting = int(size * _CHUNK_SECONDS / max(seconds, 1e-3))
     return max(_MIN_CHUNK, min(2 * size, fitting, _MAX_CHUNK))
 
@@ -314,10 +297,7 @@ def write_npy(path: Path, arrays: Iterable[Any], dimension: int) -> None:
 
 
 def write_json_lines(path: Path | None, batches: Iterable[Iterable[dict[str, Any]]]) -> None:
-    """Write objects as lines to a file, or to stdout if `path` is None, a batch at a time.
-
-    After an early end, no line of a file is cut. Raises SetupError.
-    """
+    """Write objects as lines to a file or to stdout, a batch at a time. No line of a file is ever cut. Raises SetupError."""
     from whimbrel.wire.json_base64 import to_json
 
     with _write_errors(path):

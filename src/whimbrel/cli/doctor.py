@@ -29,6 +29,7 @@ _VARIABLES: Final = (
     "HF_HOME", "HF_HUB_CACHE", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_ENDPOINT",
     "CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "WHIMBREL_GUARDS",
 )  # fmt: skip
+_INSTALL: Final = "pip install 'whimbrel[serve]'"
 _GIB: Final = 2**30
 _MIN_OPEN_FILES: Final = 1024
 
@@ -70,11 +71,11 @@ def run(*, as_json: bool) -> int:
     problems = find_problems(facts)
     if as_json:
         console.print_json({"facts": facts, "problems": problems})
-        return int(bool(problems))
-    console.write_fields(_lines(facts))
-    typer.echo("\nProblems" if problems else "\nNothing is wrong.")
-    for problem in problems:
-        console.write_fields({"error": problem.message, "hint": problem.hint})
+    else:
+        console.write_fields(_lines(facts))
+        typer.echo("\nProblems" if problems else "\nNothing is wrong.")
+        for problem in problems:
+            console.write_fields({"error": problem.message, "hint": problem.hint})
     return int(bool(problems))
 
 
@@ -109,6 +110,9 @@ def find_problems(facts: Facts) -> list[Problem]:
     """Return the problems. An installation without any package of the engine is a light one, and right."""
     missing = [name for name in ENGINE_PACKAGES if facts.versions.get(name) is None]
     hardware = facts.hardware
+    switches = hardware.cpu.switches if hardware else ()
+    quota = 1 if facts.core_quota is None else facts.core_quota
+    free = 2**62 if facts.hub_cache_free is None else facts.hub_cache_free
     memory = min(facts.memory or 2**62, facts.memory_limit or 2**62)
     checks = [
         (0 < len(missing) < len(ENGINE_PACKAGES) and "torch" not in missing, f"missing: {', '.join(missing)}", _INSTALL),
@@ -119,19 +123,15 @@ def find_problems(facts: Facts) -> list[Problem]:
             "install a CUDA build of PyTorch that the driver supports, and check CUDA_VISIBLE_DEVICES",
         ),
         (
-            hardware is not None and bool(hardware.cpu.switches),
-            f"the processor is held back by {', '.join(hardware.cpu.switches) if hardware else ''}",
+            bool(switches),
+            f"the processor is held back by {', '.join(switches)}",
             "unset these variables, unless you set them on purpose",
         ),
-        (
-            facts.core_quota is not None and facts.core_quota < 1,
-            f"this process may use {facts.core_quota} of a core",
-            "give it at least one core",
-        ),
+        (quota < 1, f"this process may use {quota} of a core", "give it at least one core"),
         (memory < _GIB, f"there is {memory / _GIB:.1f} GiB of memory", "give at least 1 GiB; large models need more"),
         (
-            facts.hub_cache_free is not None and facts.hub_cache_free < _GIB,
-            f"the disk of the hub cache has {(facts.hub_cache_free or 0) / _GIB:.1f} GiB free",
+            free < _GIB,
+            f"the disk of the hub cache has {free / _GIB:.1f} GiB free",
             "free some space, or set HF_HOME to a folder on another disk",
         ),
         (not facts.hub_cache_writable, f"{facts.hub_cache} cannot be written", "set HF_HOME to a folder of your own"),
@@ -149,9 +149,6 @@ def find_problems(facts: Facts) -> list[Problem]:
     return [Problem(message, hint) for is_wrong, message, hint in checks if is_wrong]
 
 
-_INSTALL: Final = "pip install 'whimbrel[serve]'"
-
-
 def _lines(facts: Facts) -> dict[str, str]:
     present = {name: text for name, text in facts.versions.items() if text is not None}
     missing = [name for name in facts.versions if name not in present]
@@ -160,7 +157,7 @@ def _lines(facts: Facts) -> dict[str, str]:
     quota = "" if facts.core_quota is None else allows(facts.core_quota_file, f"{facts.core_quota:g}")
     limit = "" if facts.memory_limit is None else allows(facts.memory_limit_file, f"{facts.memory_limit / _GIB:.1f} GiB")
     light = f"cannot run here: {_INSTALL}" if facts.versions.get("torch") is None else ""
-    fields = {
+    return console.with_text({
         "versions": ", ".join(f"{name} {text}" for name, text in present.items()),
         "not installed": ", ".join(missing) or "nothing",
         "engine": light or ("cannot run here" if facts.import_error else "can run here"),
@@ -176,8 +173,7 @@ def _lines(facts: Facts) -> dict[str, str]:
         "variables": ", ".join(f"{name}={value}" for name, value in facts.variables.items()) or "none",
         "packaged model": facts.packaged_model,
         "open files": str(facts.open_files) if facts.open_files >= 0 else "unlimited",
-    }
-    return console.with_text(fields)
+    })  # fmt: skip
 
 
 def _hardware() -> tuple[Hardware | None, tuple[str, ...], str | None]:

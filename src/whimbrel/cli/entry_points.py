@@ -3,33 +3,21 @@
 A command's code is imported only if its distribution is of this version, since it uses what other versions may not have.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final
 
-from typer import Typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
+from whimbrel import __version__
 from whimbrel.errors import SetupError
 
-if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
 GROUP: Final = "whimbrel.commands"
-
-
-class Outside(NamedTuple):
-    extra: str
-    """Extra of whimbrel that installs the distribution."""
-    summary: str
-
-
-COMMANDS: Final[Mapping[str, Outside]] = {
-    "top": Outside("bench", "Watch servers in the terminal: requests, tokens, queue, times of stages, engines and caches."),
-    "bench": Outside("bench", "Measure servers and the engine: load, throughput, latency, comparisons."),
+COMMANDS: Final[Mapping[str, str]] = {
+    "top": "Watch servers in the terminal: requests, tokens, queue, times of stages, engines and caches.",
+    "bench": "Measure servers and the engine: load, throughput, latency, comparisons.",
 }
+"""Commands with their summaries. The extra `bench` of whimbrel installs both."""
 
 
 class Commands(TyperGroup):
@@ -38,8 +26,8 @@ class Commands(TyperGroup):
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a command, or of another distribution's what the help shows of it."""
-        outside = COMMANDS.get(cmd_name)
-        return super().get_command(ctx, cmd_name) if outside is None else TyperCommand(cmd_name, help=outside.summary)
+        summary = COMMANDS.get(cmd_name)
+        return super().get_command(ctx, cmd_name) if summary is None else TyperCommand(cmd_name, help=summary)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and args[0] in COMMANDS:
@@ -53,21 +41,11 @@ def load_command(name: str) -> Any:
 
     found = next(iter(entry_points(group=GROUP, name=name)), None)
     if found is None:
-        extra = COMMANDS[name].extra
-        raise SetupError(f"`whimbrel {name}` is not installed: pip install 'whimbrel[{extra}]'")
-    check_version(found)
-    loaded: Typer = found.load()
-    return get_command(loaded)
-
-
-def check_version(found: EntryPoint) -> None:
-    """Raise SetupError for a command of another version than this one."""
-    from whimbrel import __version__
-
+        raise SetupError(f"`whimbrel {name}` is not installed: pip install 'whimbrel[bench]'")
     assert found.dist is not None
     if found.dist.version != __version__:
-        extra = COMMANDS[found.name].extra
         raise SetupError(
             f"{found.dist.name} is of version {found.dist.version} and whimbrel of {__version__}: "
-            f"pip install 'whimbrel[{extra}]=={__version__}'"
+            f"pip install 'whimbrel[bench]=={__version__}'"
         )
+    return get_command(found.load())

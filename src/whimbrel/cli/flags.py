@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import typer
 from rich.markup import escape
 
-from whimbrel.cli.shared_options import read_pooling, read_reranker
+from whimbrel.errors import SetupError
 from whimbrel.server.settings_table import TABLE, flag_name
 
 SERVE_FLAGS: Final = tuple(key for key, setting in TABLE.items() if setting.group != "HTTP")
@@ -19,26 +19,16 @@ SERVE_FLAGS: Final = tuple(key for key, setting in TABLE.items() if setting.grou
 OLD_FLAGS: Final = frozenset(key for key in SERVE_FLAGS if not TABLE[key].has_flag)
 
 
-def help_of(key: str) -> str:
-    """Return the sentence of a setting with its default, as --help shows it."""
-    setting = TABLE[key]
-    default = setting.shown_default
-    return escape(f"{setting.text} [default: {default}]" if default not in ("", "false") else setting.text)
-
-
 def flag_of(key: str, *, hidden: bool = False) -> Any:
     """Return the typer option of a setting. A switch has only the form that changes its default."""
-    setting = TABLE[key]
-    if setting.kind is not bool:
-        name = flag_name(key)
-    elif setting.default is None:
-        name = f"{flag_name(key)}/{_negated(key)}"
-    else:
-        name = f" /{_negated(key)}" if setting.default else flag_name(key)
+    setting, name = TABLE[key], flag_name(key)
+    if setting.kind is bool and setting.default is not False:
+        name = f"{name if setting.default is None else ' '}/--no-{name[2:]}"
+    default = setting.shown_default
     return typer.Option(
         name,
         metavar=setting.metavar or None,
-        help=help_of(key),
+        help=escape(f"{setting.text} [default: {default}]" if default not in ("", "false") else setting.text),
         rich_help_panel=setting.group,
         hidden=hidden,
         show_default=False,
@@ -69,14 +59,20 @@ def with_flags(*keys: str, hidden: Container[str] = ()) -> Callable[[Callable[..
 def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of Engine that flags state. Raises SetupError for a pooling or a reranker that does not exist."""
     return {key: value for key, value in given.items() if value is not None} | {
-        "pooling": read_pooling(given.get("pooling")),
-        "reranker": read_reranker(given.get("reranker")),
+        "pooling": read_choice("pooling", given.get("pooling")),
+        "reranker": read_choice("reranker", given.get("reranker")),
         "accept_config": tuple(given.get("accept_config") or ()),
     }
 
 
-def _negated(key: str) -> str:
-    return f"--no-{flag_name(key)[2:]}"
+def read_choice(option: str, name: str | None) -> Any:
+    """Return the name of a pooling or of a reranker, whichever `option` is. Raises SetupError if there is none of that name."""
+    from whimbrel.types.card import POOLING_OPTIONS, RERANKERS
+
+    choices: tuple[str, ...] = {"pooling": POOLING_OPTIONS, "reranker": RERANKERS}[option]
+    if name is not None and name not in choices:
+        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")
+    return name
 
 
 def _check_finite(seconds: float | None) -> float | None:

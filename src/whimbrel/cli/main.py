@@ -4,38 +4,26 @@ Data goes to stdout, everything else to stderr. An error is one line and a hint.
 needs when it runs, so `--help` is quick.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NoReturn
+from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
-from whimbrel.cli import verb_commands
-from whimbrel.cli.config import app as config
+from whimbrel import __version__
+from whimbrel.cli import console, verb_commands
+from whimbrel.cli import shared_options as shared
 from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
-from whimbrel.cli.shared_options import (
-    REFERENCE_PANEL,
-    SERVER_PANEL,
-    AsJson,
-    ModelArgument,
-    help_text,
-    is_installed,
-    model_argument,
-    need,
-    option,
-)
+from whimbrel.cli.shared_options import AsJson, ModelArgument, help_text, need, option
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.settings import Settings
-from whimbrel.server.settings_table import read_settings
-
-if TYPE_CHECKING:
-    from whimbrel.types.plan import Plan
+from whimbrel.server.settings_table import TABLE, read_settings, stated
 
 app = typer.Typer(
     name="whimbrel",
@@ -50,8 +38,6 @@ app = typer.Typer(
 
 def _print_version(is_set: bool) -> None:
     if is_set:
-        from whimbrel import __version__
-
         typer.echo(f"whimbrel {__version__}")
         raise typer.Exit
 
@@ -80,12 +66,15 @@ def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[...
 @with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
 def serve(
     models: Annotated[
-        list[str] | None, model_argument("Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]")
+        list[str] | None,
+        shared.model_argument("Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]"),
     ] = None,
     *,
     assignments: Annotated[
         list[str] | None,
-        option("KEY=VALUE", "Any other setting. Repeatable. `whimbrel config show` lists them.", "--set", panel=SERVER_PANEL),
+        option(
+            "KEY=VALUE", "Any other setting. Repeatable. `whimbrel config show` lists them.", "--set", panel=shared.SERVER_PANEL
+        ),
     ] = None,
     **given: Any,
 ) -> None:
@@ -140,7 +129,6 @@ for _verb, _summary, *_examples in _VERBS:
 def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) -> None:
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
-    from whimbrel.cli import console
     from whimbrel.engine.prepare import Preprocessor
     from whimbrel.types.machine_limits import usable_memory
     from whimbrel.types.plan import Options, make_plan
@@ -151,14 +139,13 @@ def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) 
     choices = {name: arguments.pop(name) for name in ("pooling", "reranker")}
     read: dict[str, Any] = {"accept_config": arguments["accept_config"], "tokenizer": arguments.get("tokenizer")}
     card = read_card(checkpoint.folder, checkpoint.name, **choices, **read)
-    plan: Plan | None = None
-    if is_installed("torch"):
+    plan = None
+    if find_spec("torch") is not None:
         from whimbrel.model.load import check_weights
         from whimbrel.model.runner import probe
 
-        limits = Options(
-            max_request_tokens=Settings().max_request_tokens, max_queue_tokens=share_waiting_memory(usable_memory()).tokens
-        )
+        waiting = share_waiting_memory(usable_memory())
+        limits = Options(max_request_tokens=Settings().max_request_tokens, max_queue_tokens=waiting.tokens)
         options = Options(**arguments) | limits
         plan = replace(make_plan(options, card, probe()), commit=checkpoint.commit)
         preprocessor = Preprocessor(checkpoint.folder, card, plan)  # refuses a tokenizer that does not work
@@ -184,7 +171,6 @@ def convert(
     from whimbrel.checkpoint.convert import convert as convert_checkpoint
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
-    from whimbrel.cli import console
     from whimbrel.model.load import check_weights
 
     checkpoint = resolve_checkpoint(model, pickles=True)
@@ -209,8 +195,6 @@ def convert(
     ("whimbrel models --json", "with the tests"),
 )
 def models(*, as_json: AsJson = False) -> None:
-    from whimbrel.cli import console
-
     console.print_models(as_json=as_json)
 
 
@@ -226,13 +210,16 @@ def verify(
     *,
     against: Annotated[
         str | None,
-        option("URL", "Server of the same model to compare with. [default: Sentence Transformers]", panel=REFERENCE_PANEL),
+        option(
+            "URL", "Server of the same model to compare with. [default: Sentence Transformers]", panel=shared.REFERENCE_PANEL
+        ),
     ] = None,
     dialect: Annotated[
-        Literal["whimbrel", "openai", "tei", "cohere"], typer.Option(help="API of the server.", rich_help_panel=REFERENCE_PANEL)
+        Literal["whimbrel", "openai", "tei", "cohere"],
+        typer.Option(help="API of the server.", rich_help_panel=shared.REFERENCE_PANEL),
     ] = "whimbrel",
     remote_model: Annotated[
-        str | None, option("NAME", "Name of the model on the server. [default: MODEL]", panel=REFERENCE_PANEL)
+        str | None, option("NAME", "Name of the model on the server. [default: MODEL]", panel=shared.REFERENCE_PANEL)
     ] = None,
     as_json: AsJson = False,
     **given: Any,
@@ -255,7 +242,53 @@ def doctor(*, as_json: AsJson = False) -> None:
     raise typer.Exit(checks.run(as_json=as_json))
 
 
+config = typer.Typer(
+    name="config", help="Show the settings of `whimbrel serve`.", no_args_is_help=True, rich_markup_mode="rich"
+)
 app.add_typer(config)
+
+
+@config.callback()
+def _config() -> None: ...  # pyright: ignore[reportUnusedFunction]  # typer calls it, and keeps `show` a command of its own
+
+
+@config.command(
+    "show",
+    help=help_text(
+        "Show all settings of `whimbrel serve`: values, sources and meanings.",
+        ("whimbrel config show", "with the variables of this shell"),
+        ("whimbrel config show --json", "as JSON"),
+    ),
+)
+def show_settings(
+    *,
+    assignments: Annotated[list[str] | None, option("KEY=VALUE", "A setting, as `whimbrel serve` takes it.", "--set")] = None,
+    as_json: AsJson = False,
+) -> None:
+    found = {key: (_shown(key, value), source) for key, (value, source) in stated({}, assignments or (), os.environ).items()}
+    if as_json:
+        console.print_json([
+            {"key": key, "value": found.get(key, (row.default, ""))[0], "source": found.get(key, ("", "default"))[1]}
+            | {"variable": row.variable, "group": row.group, "meaning": row.text, "computed": row.computed}
+            for key, row in TABLE.items()
+        ])  # fmt: skip
+        return
+    for group, rows in groupby(TABLE.values(), key=lambda row: row.group):
+        typer.echo(f"{group}\n")
+        for row in rows:
+            value, source = found.get(row.key, (row.shown_default or "none", ""))
+            typer.echo(f"  {row.key} = {value}{f'  ({source})' if source else ''}")
+            typer.echo(f"      {row.text}")
+        typer.echo()
+    typer.echo("A setting KEY is the variable WHIMBREL_KEY, in capitals, or `whimbrel serve --set KEY=VALUE`.")
+
+
+def _shown(key: str, value: Any) -> Any:
+    if key in ("api_key", "ssl_keyfile_password"):
+        return "***"
+    if TABLE[key].is_list:
+        return ", ".join(value)
+    return value if isinstance(value, bool | int | float) else str(value)
 
 
 def main() -> None:

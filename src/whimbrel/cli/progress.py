@@ -3,37 +3,22 @@
 A terminal shows bars. Elsewhere only the finished phases of a load are told, a line for each.
 """
 
-from __future__ import annotations
-
 import os
 import stat
 import sys
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, BinaryIO, Final
+from typing import BinaryIO, Final
 
+from rich import progress as display
 from rich.console import Console, RenderableType
 from rich.live import Live
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    SpinnerColumn,
-    Task,
-    TaskID,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from rich.table import Column
 from rich.text import Text
 
 from whimbrel.cli.console import stderr_console
-
-if TYPE_CHECKING:
-    from whimbrel.engine.engine import Engine
 
 _BAR_COLUMNS: Final = 20
 _READ_BYTES: Final = 2**20
@@ -41,14 +26,14 @@ _MAX_COUNTED_BYTES: Final = 2**32
 """Largest input whose lines are counted before the first runs: some seconds."""
 
 
-class _IfTotal(ProgressColumn):
+class _IfTotal(display.ProgressColumn):
     """A column that is empty while the total is not known."""
 
-    def __init__(self, column: ProgressColumn) -> None:
+    def __init__(self, column: display.ProgressColumn) -> None:
         super().__init__(table_column=column.get_table_column())
         self._column = column
 
-    def render(self, task: Task) -> RenderableType:
+    def render(self, task: display.Task) -> RenderableType:
         return self._column.render(task) if task.total is not None else Text()
 
 
@@ -60,12 +45,12 @@ class LoadProgress:
         self._prefixes = [f"{model}: " if len(models) > 1 else "" for model in models]
         self._running = {model: ("starting", perf_counter()) for model in range(len(models))}
         self._num_read = dict.fromkeys(self._running, 0)
-        columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False))
-        bars = (_IfTotal(BarColumn(_BAR_COLUMNS)), _IfTotal(DownloadColumn()))
-        self._bars = Progress(*columns, *bars, console=console, auto_refresh=False)
+        columns = (display.SpinnerColumn(), display.TextColumn("{task.description}", markup=False))
+        bars = (_IfTotal(display.BarColumn(_BAR_COLUMNS)), _IfTotal(display.DownloadColumn()))
+        self._bars = display.Progress(*columns, *bars, console=console, auto_refresh=False)
         self._live: Live | None = None
         """Display of the bars; a new one after each pause, as a stopped one does not know where the cursor is."""
-        self._tasks: list[TaskID] = [self._bars.add_task(f"{prefix}starting", total=None) for prefix in self._prefixes]
+        self._tasks = [self._bars.add_task(f"{prefix}starting", total=None) for prefix in self._prefixes]
 
     def start(self) -> None:
         """Show that something happens. From now on the terminal's cursor is hidden, until `close`."""
@@ -105,23 +90,10 @@ class LoadProgress:
             self._live = None
 
 
-def load(console: Console, model: str | None, arguments: Mapping[str, Any]) -> Engine:
-    """Load a model and show the progress. `arguments` are those of Engine."""
-    with closing(LoadProgress(console, [model or ""])) as progress:
-        progress.start()
-        from whimbrel.checkpoint.load_progress import counting_bytes
-        from whimbrel.engine.engine import Engine
-
-        with counting_bytes(lambda done, total: progress.read(0, done, total)):
-            engine = Engine(model, progress=lambda phase: progress.start_phase(0, phase), **arguments)
-        progress.finish()
-    return engine
-
-
 class TextProgress:
     """Counts of what a command has done so far. A terminal shows them."""
 
-    def __init__(self, console: Console, unit: str, bars: Progress, total: int | None) -> None:
+    def __init__(self, console: Console, unit: str, bars: display.Progress, total: int | None) -> None:
         self.done = 0
         self.truncated = 0
         self.written = 0
@@ -164,9 +136,10 @@ def show_progress(out: Path | None, unit: str, texts: Sequence[str] | None, stre
     console = stderr_console()
     shown = console.is_terminal and not texts and not (out is None and sys.stdout.isatty())
     total = len(texts) if texts else count_lines(stream) if shown else None
-    status = TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
-    columns = (BarColumn(_BAR_COLUMNS), status, _IfTotal(TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7))))
-    with Progress(*columns, console=console, transient=True, disable=not shown) as bars:
+    status = display.TextColumn("{task.fields[status]}", table_column=Column(no_wrap=True, overflow="ellipsis"))
+    remaining = _IfTotal(display.TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=7)))
+    columns = (display.BarColumn(_BAR_COLUMNS), status, remaining)
+    with display.Progress(*columns, console=console, transient=True, disable=not shown) as bars:
         yield TextProgress(console, unit, bars, total)
 
 

@@ -14,10 +14,10 @@ from rich.console import Console
 
 from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
-from whimbrel.cli.banner import is_open, print_banner
+from whimbrel.cli.banner import print_banner
 from whimbrel.cli.console import stderr_console
+from whimbrel.cli.flags import read_choice
 from whimbrel.cli.progress import LoadProgress
-from whimbrel.cli.shared_options import read_pooling, read_reranker
 from whimbrel.errors import SetupError
 from whimbrel.server.app.limits import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
@@ -78,9 +78,9 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
     return tuple(
         ModelOptions(
             model,
-            read_pooling(settings.pooling),
+            read_choice("pooling", settings.pooling),
             shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
-            read_reranker(settings.reranker),
+            read_choice("reranker", settings.reranker),
         )
         for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
     )
@@ -114,8 +114,7 @@ def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> li
 def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) -> list[dict[str, str]]:
     """Return, for each model, the folders of its adapters by name, from the values of --adapter. Raises SetupError.
 
-    `models` has the names by which a value may choose each model. A server of one model needs none. Folders are absolute and
-    without links, so that an engine that starts again has the same adapters.
+    `models` has the names by which a value may choose each model. A server of one model needs none.
     """
     adapters: list[dict[str, str]] = [{} for _ in models]
     for value in values:
@@ -132,7 +131,7 @@ def names_of_adapters(values: Sequence[str], models: Sequence[Sequence[str]]) ->
             )
         if name in chosen[0]:
             raise SetupError(f"two adapters have the name {name!r}.", hint="give each a name of its own")
-        chosen[0][name] = str(Path(folder).expanduser().resolve())
+        chosen[0][name] = str(Path(folder).expanduser().resolve())  # an engine that starts again has the same adapters
     return adapters
 
 
@@ -146,8 +145,6 @@ def serve_until_stopped(options: ServeOptions, listener: socket.socket, *, conso
         progress.finish()
         cards = [read_planned_card(model, each) for model, each in zip(options.models, planned, strict=True)]
         print_banner(console, list(zip(planned, cards, strict=True)), options, listener)
-        if is_open(listener) and not options.limits.api_keys:
-            console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
     def on_load(model: int, step: Phase | BytesRead) -> None:
         if isinstance(step, Phase):
@@ -188,7 +185,9 @@ def listen_on_path(path: Path) -> socket.socket:
     """Return a listening Unix socket that is removed at the end. One that a dead server left is replaced. Raises SetupError."""
     try:
         if path.is_socket():
-            _refuse_living(path)
+            with socket.socket(socket.AF_UNIX) as probe:
+                if probe.connect_ex(str(path)) == 0:
+                    raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another path")
             path.unlink()
         sock = _UnixSocket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.bind(str(path))
@@ -198,12 +197,6 @@ def listen_on_path(path: Path) -> socket.socket:
         hint = "uds takes a path of at most some 100 bytes in a folder that can be written to"
         raise SetupError(f"cannot listen on {path}: {reason}.", hint=hint) from None
     return sock
-
-
-def _refuse_living(path: Path) -> None:
-    with socket.socket(socket.AF_UNIX) as probe:
-        if probe.connect_ex(str(path)) == 0:
-            raise SetupError(f"cannot listen on {path}: another server does.", hint="choose another path")
 
 
 class _UnixSocket(socket.socket):

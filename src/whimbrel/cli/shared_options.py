@@ -1,19 +1,12 @@
-"""Options that several commands of the command line share, and how their values are read."""
+"""Options that several commands of the command line share."""
 
-from __future__ import annotations
-
-from collections.abc import Collection
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from importlib.util import find_spec
+from typing import Annotated, Any, Final
 
 import typer
 from rich.markup import escape
 
 from whimbrel.errors import SetupError
-
-if TYPE_CHECKING:
-    from whimbrel.types.card import PoolingOption, RerankerName
-
-Choice = TypeVar("Choice", bound=str)
 
 _MODEL_HELP: Final = "Checkpoint folder or Hub id (owner/name or owner/name@revision). [default: the packaged all-MiniLM-L6-v2]"
 
@@ -47,32 +40,7 @@ ModelOption = Annotated[str | None, option("MODEL", _MODEL_HELP, "--model", "-m"
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.", panel=OUTPUT_PANEL)]
 
 
-def is_installed(package: str) -> bool:
-    from importlib.util import find_spec
-
-    return find_spec(package) is not None
-
-
 def need(*packages: str) -> None:
-    missing = [package for package in packages if not is_installed(package)]
+    missing = [package for package in packages if find_spec(package) is None]
     if missing:
         raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
-
-
-def read_pooling(name: str | None) -> PoolingOption | None:
-    from whimbrel.types.card import POOLING_OPTIONS
-
-    return _one_of("pooling", name, POOLING_OPTIONS)
-
-
-def read_reranker(name: str | None) -> RerankerName | None:
-    from whimbrel.types.card import RERANKERS
-
-    return _one_of("reranker", name, RERANKERS)
-
-
-def _one_of(option: str, name: str | None, choices: Collection[Choice]) -> Choice | None:
-    match = next((choice for choice in choices if choice == name), None)
-    if name is not None and match is None:
-        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")
-    return match

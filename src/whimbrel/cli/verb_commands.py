@@ -8,45 +8,40 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, cast
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 import typer
 from msgspec.structs import replace as replace_fields
 from rich.markup import escape
 
+from whimbrel.cli import console
 from whimbrel.cli.flags import engine_arguments, with_flags
 from whimbrel.cli.shared_options import OUTPUT_PANEL, ModelOption, flag, need, option
 from whimbrel.errors import Location, SetupError, relocating
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from whimbrel.cli.progress import TextProgress
     from whimbrel.engine.engine import Engine
     from whimbrel.outputs.scoring import Operation
     from whimbrel.types.result import Classes, Result
 
-T = TypeVar("T")
+    Answers: TypeAlias = Iterator[tuple[list[Any], Any, Result]]
+    """Chunks of texts or pairs, each with its answer and the result that this is read from."""
 
 _JSON_LINES: Final = (".jsonl", ".ndjson", "")
+_option, _flag = partial(option, panel=OUTPUT_PANEL), partial(flag, panel=OUTPUT_PANEL)
 
 TextsArgument = Annotated[list[str] | None, typer.Argument(metavar="TEXT", help=escape("Texts. [default: the lines of stdin]"))]
 DocumentsArgument = Annotated[
     list[str] | None, typer.Argument(metavar="DOCUMENT", help=escape("Documents. [default: the lines of stdin]"))
 ]
-Out = Annotated[Path | None, option("PATH", "Output file. [default: JSONL to stdout]", "--out", "-o", panel=OUTPUT_PANEL)]
-Prompt = Annotated[
-    str | None, option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.", panel=OUTPUT_PANEL)
-]
-Logits = Annotated[
-    bool, flag("--logits", "Give the classifier's logits, without the activation of the checkpoint.", panel=OUTPUT_PANEL)
-]
-Pairs = Annotated[
-    bool, flag("--pairs", "Read pairs: two texts with a tab between them in each line of stdin.", panel=OUTPUT_PANEL)
-]
+Out = Annotated[Path | None, _option("PATH", "Output file. [default: JSONL to stdout]", "--out", "-o")]
+Prompt = Annotated[str | None, _option("PROMPT", "Name of one of the model's prompts, or a text to put before each input.")]
+Logits = Annotated[bool, _flag("--logits", "Give the classifier's logits, without the activation of the checkpoint.")]
+Pairs = Annotated[bool, _flag("--pairs", "Read pairs: two texts with a tab between them in each line of stdin.")]
 
 
 @with_flags("device", "dtype", "max_length", "pooling", "matryoshka", "tokenizer", "accept_config")
@@ -56,36 +51,29 @@ def embed(
     model: ModelOption = None,
     out: Annotated[
         Path | None,
-        option(
-            "PATH",
-            "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]",
-            "--out",
-            "-o",
-            panel=OUTPUT_PANEL,
-        ),
+        _option("PATH", "Output file: an array if it ends in .npy, else JSONL. [default: JSONL to stdout]", "--out", "-o"),
     ] = None,
     prompt: Prompt = None,
-    dimensions: Annotated[
-        int | None, option("N", "Keep the first N columns of each vector. [default: all]", min=1, panel=OUTPUT_PANEL)
-    ] = None,
+    dimensions: Annotated[int | None, _option("N", "Keep the first N columns of each vector. [default: all]", min=1)] = None,
     **given: Any,
 ) -> None:
-    """Embed texts without a server: one vector per text."""
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
     with _loaded(model, given) as engine:
-        from whimbrel.cli.console import write_json_lines, write_npy
         from whimbrel.engine import encode_verbs
 
         def operation(chunk: list[Any]) -> Operation[Any]:
             return encode_verbs.embed(engine.card, chunk, prompt=prompt, dimensions=dimensions)
 
+        def row(text: str, vector_D: Any) -> dict[str, Any]:
+            return {"text": text, "embedding": vector_D}
+
         dense = engine.card.dense
-        with _running(engine, texts, out, operation, may_be_none=True) as run:
+        with _running(engine, texts, out, operation, may_be_none=True) as answers:
             if out is not None and out.suffix.lower() == ".npy":
-                arrays = run.batches(lambda _, vectors_ND: vectors_ND)
-                write_npy(out, arrays, dimensions or dense.default_width or dense.width)
+                arrays = (vectors_ND for _, vectors_ND, _ in answers)
+                console.write_npy(out, arrays, dimensions or dense.default_width or dense.width)
             else:
-                write_json_lines(out, run.rows(lambda text, vector_D: {"text": text, "embedding": vector_D}))
+                console.write_json_lines(out, (map(row, chunk, vectors_ND) for chunk, vectors_ND, _ in answers))
 
 
 @with_flags("device", "dtype", "max_length", "pooling", "reranker", "tokenizer", "accept_config")
@@ -100,13 +88,11 @@ def score(
     logits: Logits = False,
     **given: Any,
 ) -> None:
-    """Score documents for a query without a server, in their order."""
     hint = 'whimbrel score "a query" "a document", or whimbrel score --pairs < lines.tsv'
     _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
     if pairs and query is not None:
         raise SetupError("--pairs reads queries from stdin too.", hint=hint)
     with _loaded(model, given) as engine:
-        from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
@@ -118,8 +104,8 @@ def score(
             first, second = item if pairs else (query, item)
             return {"query": first, "document": second, "score": value}
 
-        with _running(engine, documents, out, operation, pairs=pairs) as run:
-            write_json_lines(out, run.rows(row))
+        with _running(engine, documents, out, operation, pairs=pairs) as answers:
+            console.write_json_lines(out, (map(row, chunk, scores_N) for chunk, scores_N, _ in answers))
 
 
 @with_flags("device", "dtype", "max_length", "pooling", "reranker", "tokenizer", "accept_config")
@@ -127,41 +113,31 @@ def rerank(
     query: Annotated[str, typer.Argument(metavar="QUERY", help="The query.", show_default=False)],
     documents: DocumentsArgument = None,
     *,
-    top_n: Annotated[
-        int | None, option("N", "Give only the N best documents. [default: all]", min=1, panel=OUTPUT_PANEL)
-    ] = None,
+    top_n: Annotated[int | None, _option("N", "Give only the N best documents. [default: all]", min=1)] = None,
     model: ModelOption = None,
     out: Out = None,
     prompt: Prompt = None,
     logits: Logits = False,
     **given: Any,
 ) -> None:
-    """Rank documents for a query without a server, best first."""
     _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
     with _loaded(model, given) as engine:
         import numpy as np
 
-        from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         scoring.rerank(engine.card, query, [], top_n=top_n)  # raises for a model that cannot rank
 
         def operation(chunk: list[Any]) -> Operation[Any]:
-            asked = scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
+            return scoring.score(engine.card, query, chunk, prompt=prompt, activate=False if logits else None)
 
-            def with_order(result: Result) -> tuple[Any, Any]:
-                return asked.postprocess(result), result.outputs.order[:, 0]
-
-            return replace(cast("Operation[Any]", asked), postprocess=with_order)
-
-        with _running(engine, documents, out, operation) as run:
-            chunks = list(run.answers)  # the best of all are known at the end
-        texts = [text for chunk, _ in chunks for text in chunk]
-        none = np.empty(0, np.float32)
-        scores_N, order_N = (np.concatenate([none, *(answer[i] for _, answer in chunks)]) for i in (0, 1))
-        ranked = scoring.rank(scores_N, top_n, order_N=order_N)
-        rows = ({"index": i, "score": scores_N[i], "document": texts[i]} for i in (each.index for each in ranked))
-        write_json_lines(out, [rows])
+        with _running(engine, documents, out, operation, at_end=True) as answers:
+            chunks = list(answers)  # the best of all are known at the end
+        texts = [text for chunk, _, _ in chunks for text in chunk]
+        scores_N = np.concatenate([scores_N for _, scores_N, _ in chunks])
+        order_N = np.concatenate([result.outputs.order[:, 0] for _, _, result in chunks])
+        best = scoring.descending(order_N, top_n)
+        console.write_json_lines(out, [({"index": i, "score": scores_N[i], "document": texts[i]} for i in best)])
 
 
 @with_flags("device", "dtype", "max_length", "tokenizer", "accept_config")
@@ -170,21 +146,17 @@ def classify(
     *,
     labels: Annotated[
         list[str] | None,
-        option(
+        _option(
             "LABEL,LABEL",
             "Judge by these labels instead of the model's classes (zero-shot, by a model for natural language inference). "
             "May be repeated.",
             "--labels",
-            panel=OUTPUT_PANEL,
         ),
     ] = None,
     hypothesis_template: Annotated[
-        str | None,
-        option("TEXT", 'Statement with the place {} of a label. [default: "This example is {}."]', panel=OUTPUT_PANEL),
+        str | None, _option("TEXT", 'Statement with the place {} of a label. [default: "This example is {}."]')
     ] = None,
-    multi_label: Annotated[
-        bool, flag("--multi-label", "Judge each label alone: several may be true, or none.", panel=OUTPUT_PANEL)
-    ] = False,
+    multi_label: Annotated[bool, _flag("--multi-label", "Judge each label alone: several may be true, or none.")] = False,
     pairs: Pairs = False,
     model: ModelOption = None,
     out: Out = None,
@@ -192,7 +164,6 @@ def classify(
     logits: Logits = False,
     **given: Any,
 ) -> None:
-    """Classify texts without a server: a score for each class, or for each of --labels."""
     hint = 'whimbrel classify -m MODEL "some text", or whimbrel classify -m MODEL < lines.txt'
     _check(out, _JSON_LINES, texts, hint)
     if pairs and texts:
@@ -201,25 +172,20 @@ def classify(
     if zero_shot and (pairs or logits):
         raise SetupError("--labels goes with neither --pairs nor --logits.")
     with _loaded(model, given) as engine:
-        from whimbrel.cli.console import write_json_lines
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
             activate = False if logits else None
-            classes = scoring.classify(engine.card, chunk, prompt=prompt, activate=activate, **zero_shot)
+            return scoring.classify(engine.card, chunk, prompt=prompt, activate=activate, **zero_shot)
 
-            def by_text(result: Result) -> Any:
-                return _by_text(classes.postprocess(result), best_first=bool(zero_shot))
-
-            return replace(cast("Operation[Any]", classes), postprocess=by_text)
-
-        def row(item: Any, found: Any) -> dict[str, Any]:
-            best, scores = found
-            return {"text": item, "label": best, "scores": scores}
+        def rows(chunk: list[Any], classes: Classes) -> Iterator[dict[str, Any]]:
+            orders = classes.order_NC if zero_shot else [range(len(classes.labels))] * len(chunk)
+            for item, best, order, scores_C in zip(chunk, classes.best, orders, classes.scores_NC, strict=True):
+                yield {"text": item, "label": best, "scores": {classes.labels[i]: scores_C[i] for i in order}}
 
         operation([])  # raises for a model that cannot classify, or not by these labels
-        with _running(engine, texts, out, operation, pairs=pairs, times=len(zero_shot.get("labels", "1"))) as run:
-            write_json_lines(out, run.rows(row))
+        with _running(engine, texts, out, operation, pairs=pairs, times=len(zero_shot.get("labels", "1"))) as answers:
+            console.write_json_lines(out, (rows(chunk, classes) for chunk, classes, _ in answers))
 
 
 def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, hint: str, *, needed: bool = False) -> None:
@@ -236,30 +202,21 @@ def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, h
 
 @contextmanager
 def _loaded(model: str | None, given: Mapping[str, Any]) -> Generator[Engine]:
-    from whimbrel.cli import console
-    from whimbrel.cli.progress import load
+    """Load a model and show the progress."""
+    from whimbrel.cli.progress import LoadProgress
 
-    with console.signals_exit(), load(console.stderr_console(), model, engine_arguments(given)) as engine:
-        yield engine
+    arguments = engine_arguments(given)
+    with console.signals_exit():
+        with closing(LoadProgress(console.stderr_console(), [model or ""])) as progress:
+            progress.start()  # before PyTorch is imported
+            from whimbrel.checkpoint.load_progress import counting_bytes
+            from whimbrel.engine.engine import Engine
 
-
-@dataclass
-class _Run:
-    """The answers to all texts, in chunks."""
-
-    answers: Iterator[tuple[list[Any], Any]]
-    """Chunks of texts or pairs with their answer."""
-    progress: TextProgress
-
-    def batches(self, convert: Callable[[list[Any], Any], T]) -> Iterator[T]:
-        """Yield what `convert` makes of each chunk. When the next is asked for, it is taken as written."""
-        for chunk, answer in self.answers:
-            yield convert(chunk, answer)
-            self.progress.written = self.progress.done
-
-    def rows(self, row: Callable[[Any, Any], dict[str, Any]]) -> Iterator[Iterator[dict[str, Any]]]:
-        """Yield what `row` makes of each text and its part of the answer, a chunk at a time."""
-        return self.batches(lambda chunk, values: map(row, chunk, values))
+            with counting_bytes(lambda done, total: progress.read(0, done, total)):
+                engine = Engine(model, progress=lambda phase: progress.start_phase(0, phase), **arguments)
+            progress.finish()
+        with engine:
+            yield engine
 
 
 @contextmanager
@@ -271,13 +228,28 @@ def _running(
     *,
     pairs: bool = False,
     may_be_none: bool = False,
+    at_end: bool = False,
     times: int = 1,
-) -> Generator[_Run]:
+) -> Generator[Answers]:
     """Run an operation over the texts, or the pairs of stdin. At the end stderr says how many texts were cut, and after an
-    early end what `out`, or stdout, has. The model reads each text `times` times. Raises SetupError if there are none, unless
-    there `may_be_none`."""
-    from whimbrel.cli import console
+    early end what `out`, or stdout, has: a chunk is taken as written when the next is asked for, and none if all are written
+    `at_end`. The model reads each text `times` times. Raises SetupError if there are none, unless there `may_be_none`."""
     from whimbrel.cli.progress import show_progress
+
+    def answers(chunks: Iterator[list[Any]]) -> Answers:
+        for chunk in chunks:
+
+            def locate(place: Location, start: int = progress.done) -> Location:
+                return place if place.item is None else replace_fields(place, item=place.item + start)
+
+            with relocating(locate):
+                asked = operation(chunk)
+                result = engine.run(asked.request)
+                answer = asked.postprocess(result)
+            progress.advance(len(chunk), num_tokens=result.num_tokens, num_truncated=result.num_truncated)
+            yield chunk, answer, result
+            if not at_end:
+                progress.written = progress.done
 
     unit = "pairs" if pairs else "texts"
     with show_progress(out, unit, texts, sys.stdin.buffer) as progress:
@@ -287,7 +259,7 @@ def _running(
         try:
             whole = engine.card.list_template is not None and not pairs  # each score depends on all documents
             chunks = (each for each in [list(items)] if each) if whole else console.chunked(items, times)
-            yield _Run(_answers(engine, chunks, operation, progress), progress)
+            yield answers(chunks)
         except BrokenPipeError:  # the reader has what it wants
             raise
         except BaseException as error:
@@ -301,23 +273,6 @@ def _running(
         progress.say(f"{cut} cut to {limit}; {read} in all.")
 
 
-def _answers(
-    engine: Engine, chunks: Iterator[list[Any]], operation: Callable[[list[Any]], Operation[Any]], progress: TextProgress
-) -> Iterator[tuple[list[Any], Any]]:
-    for chunk in chunks:
-        start = progress.done
-
-        def locate(place: Location, start: int = start) -> Location:
-            return place if place.item is None else replace_fields(place, item=place.item + start)
-
-        with relocating(locate):
-            asked = operation(chunk)
-            result = engine.run(asked.request)
-            answer = asked.postprocess(result)
-        progress.advance(len(chunk), num_tokens=result.num_tokens, num_truncated=result.num_truncated)
-        yield chunk, answer
-
-
 def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
     for number, line in enumerate(lines, start=1):
         first, tab, second = line.partition("\t")
@@ -327,19 +282,9 @@ def _split_pairs(lines: Iterable[str]) -> Iterator[tuple[str, str]]:
 
 
 def _read_labels(labels: list[str] | None, hypothesis_template: str | None, *, multi_label: bool) -> dict[str, Any]:
-    """Return the options of zero-shot classification, none without labels. Raises InvalidRequest.
-
-    A comma stands between labels, as in transformers' pipeline.
-    """
+    """Return the options of zero-shot classification, none without labels, which commas separate. Raises InvalidRequest."""
     from whimbrel.outputs.zero_shot import read_zero_shot
 
     names = None if labels is None else [name.strip() for each in labels for name in each.split(",")]
     zero_shot = read_zero_shot(names, hypothesis_template, multi_label=multi_label)
     return {} if zero_shot is None else asdict(zero_shot)
-
-
-def _by_text(classes: Classes, *, best_first: bool) -> list[tuple[str, dict[str, np.float32]]]:
-    """Return the best class and the scores of each text."""
-    orders = classes.order_NC if best_first else [range(len(classes.labels))] * len(classes.scores_NC)
-    rows = zip(classes.best, orders, classes.scores_NC, strict=True)
-    return [(best, {classes.labels[index]: scores_C[index] for index in order}) for best, order, scores_C in rows]

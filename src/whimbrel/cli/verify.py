@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from itertools import combinations, groupby
 from operator import itemgetter
 from textwrap import fill, shorten
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 import typer
@@ -25,6 +25,7 @@ from whimbrel.types.arrays import Float32Array, Int32Array
 
 if TYPE_CHECKING:
     from whimbrel.client import Client
+    from whimbrel.client.client_verbs import DialectName
     from whimbrel.engine.engine import Engine
     from whimbrel.types.card import Card
 
@@ -59,7 +60,6 @@ SHORT: Final = (
 ODD: Final = ("", "The bird flew over the bay and landed on the mud. " * 200)
 """An empty text and one that most models cut."""
 
-
 _OTHER_IDS: Final = (
     "If only texts with spaces, new lines or capitals differ, or all of them, the server may read the tokenizer's files in "
     "another way: compare with --tokenizer file and --tokenizer transformers-4."
@@ -68,13 +68,12 @@ _OTHER_READING: Final = (
     "The reference reads the tokenizer's files as transformers 5, this model is read as --tokenizer {} says: compare with "
     "--tokenizer transformers, so that both have the same ids."
 )
-Dialect: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
     url: str
-    dialect: Dialect
+    dialect: DialectName
     model: str | None
     """Name of the model there; None: the same as here."""
 
@@ -94,10 +93,7 @@ class Comparison:
 
 
 def run(model: str | None, against: Server | None, arguments: Mapping[str, Any], *, as_json: bool) -> int:
-    """Compare and print. Returns the exit code. Raises WhimbrelError for what cannot be compared.
-
-    arguments: those of Engine, without a dtype.
-    """
+    """Compare and print. `arguments` are those of Engine, without a dtype. Returns the exit code. Raises WhimbrelError."""
     from whimbrel.engine.engine import Engine
     from whimbrel.tokenizer.probes import TEXTS
 
@@ -173,20 +169,15 @@ def choose_output(card: Card) -> str:
 
 def check_reference(checkpoint: Checkpoint, output: str) -> None:
     """Raise SetupError if Sentence Transformers is missing, or would guess what the checkpoint does not state."""
+    other = "compare with a server: --against URL"
     if find_spec("sentence_transformers") is None:
-        raise SetupError(
-            "the reference, Sentence Transformers, is not installed.",
-            hint="pip install 'whimbrel[hf]' sentence-transformers, or compare with a server: --against URL",
-        )
+        hint = f"pip install 'whimbrel[hf]' sentence-transformers, or {other}"
+        raise SetupError("the reference, Sentence Transformers, is not installed.", hint=hint)
     if output in ("dense", "sparse") and not (checkpoint.folder / "modules.json").exists():
-        raise SetupError(
-            "the checkpoint has no modules.json, so Sentence Transformers would guess its pooling.",
-            hint="compare with a server: --against URL",
-        )
+        raise SetupError("the checkpoint has no modules.json, so Sentence Transformers would guess its pooling.", hint=other)
 
 
 def dtypes(device: str) -> list[Literal["float32", "bfloat16", "float16"]]:
-    """Return the dtypes that the device computes in."""
     from whimbrel.model.runner import probe
 
     hardware = probe()
@@ -211,9 +202,7 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
         cosine = float(_cosines(one[None], other[None])[0])
         mine, theirs = (np.array([row.ravel()[0] for row in rows], np.float64) for rows in (ours, expected))
     else:
-        cosine = min(
-            float(_cosines(np.atleast_2d(a), np.atleast_2d(b)).min(initial=1.0)) for a, b in zip(ours, expected, strict=True)
-        )
+        cosine = min(float(_cosines(a, b).min(initial=1.0)) for a, b in zip(ours, expected, strict=True))
         mine, theirs = (_similarities(rows) for rows in (ours, expected))
     is_exact = dtype == "float32"
     within = difference <= MAX_DIFFERENCE if is_exact else cosine >= MIN_COSINE
@@ -223,18 +212,15 @@ def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Seq
 
 
 def same_order(ours: Any, theirs: Any, *, tolerance: float) -> bool:
-    """Return whether pairs sorted by `ours` are sorted by `theirs` too.
-
-    Rises of at most `tolerance`, relative to the largest number of `theirs`, do not count.
-    """
+    """Return whether pairs sorted by `ours` are sorted by `theirs` too. Rises of `tolerance` of its maximum do not count."""
     ordered = theirs[np.argsort(-ours, kind="stable")]
     rises = ordered - np.minimum.accumulate(ordered)
     return bool(rises.max(initial=0.0) <= tolerance * (np.abs(theirs).max(initial=0.0) or 1.0))
 
 
 def _cosines(a_ND: Any, b_ND: Any) -> Any:
-    """Return the cosine of each row of both. It is 1 of two rows of zeros."""
-    a_ND, b_ND = a_ND.astype(np.float64), b_ND.astype(np.float64)
+    """Return the cosine of each row of both, or of two vectors. It is 1 of two rows of zeros."""
+    a_ND, b_ND = (np.atleast_2d(each).astype(np.float64) for each in (a_ND, b_ND))
     norms_N = np.linalg.norm(a_ND, axis=1) * np.linalg.norm(b_ND, axis=1)
     both_zero_N = ~a_ND.any(axis=1) & ~b_ND.any(axis=1)
     return np.where(both_zero_N, 1.0, (a_ND * b_ND).sum(axis=1) / np.where(norms_N > 0, norms_N, 1.0))

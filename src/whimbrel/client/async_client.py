@@ -4,29 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Self
 
 import httpx2
 
 from whimbrel.client import base, client_verbs
 from whimbrel.client.base import Advance, BaseClient, ServerHealth, Settings
-from whimbrel.client.client_verbs import Target
+from whimbrel.client.client_verbs import P, R, Verb
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def _async_method(
-    verb: Callable[Concatenate[Target, P], Task[R]],
-) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
+def _async_method(verb: Verb[P, R]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, R]]:
     async def method(self: AsyncClient, *args: P.args, **options: P.kwargs) -> R:
         result, num_truncated = await self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
         warn_of_truncation(num_truncated, options)
@@ -57,7 +52,7 @@ class AsyncClient(BaseClient):
 
     async def health(self) -> list[ServerHealth]:
         """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""
-        http, seconds = self._loop_connections().http, self._settings.health_timeout
+        http, seconds = self._loop_connections().http, self._settings.connect_timeout
 
         async def ask(url: str) -> ServerHealth:
             try:
@@ -91,21 +86,20 @@ class AsyncClient(BaseClient):
             self._connections = others | {loop: _Connections(self._settings)}
         return self._connections[loop]
 
-    async def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+    async def _run(self, verb: Verb[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
         """Return the result of a verb, and how many texts the servers cut."""
         connections = self._loop_connections()
         task = verb(self._target, *args, **options)
-        parts, fanout = await self._send(connections, task)
-        if task.is_list and len(parts) > 1 and any(fanout.listwise):
-            parts, fanout = await self._send(connections, replace(task, whole=True))
-        return task.combine(parts), sum(fanout.truncated)
+        parts = await self._send(connections, task)
+        if task.needs_whole(parts):
+            parts = await self._send(connections, replace(task, whole=True))
+        return task.combine(parts)
 
-    async def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
+    async def _send(self, connections: _Connections, task: Task[Any]) -> list[Part]:
         spans = list(task.spans(self._settings.max_items))
         with base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance)
-            parts = await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
-        return parts, fanout
+            return await fanout.send_all(spans) if len(spans) > 1 else flatten([await fanout.send(*span) for span in spans])
 
 
 class _Connections:
@@ -121,12 +115,8 @@ class _Fanout:
     task: Task[Any]
     connections: _Connections
     advance: Advance
-    truncated: list[int] = field(default_factory=list[int])
-    """Texts that the server cut, for each reply."""
-    listwise: list[bool] = field(default_factory=list[bool])
-    """True for each reply whose scores depend on all documents of the list."""
 
-    async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
+    async def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Part]:
         """Send several requests at a time and return the parts. An error or a cancellation cancels the others."""
         sends = [asyncio.ensure_future(self.send(*span)) for span in spans]
         try:
@@ -136,7 +126,7 @@ class _Fanout:
                 each.cancel()
             await asyncio.wait(sends)
 
-    async def send(self, start: int, stop: int) -> list[Any]:
+    async def send(self, start: int, stop: int) -> list[Part]:
         """Send the items from `start` to `stop` and return their parts: several if the server took only halves."""
         try:
             async with self.connections.slots:
@@ -144,8 +134,6 @@ class _Fanout:
         except WhimbrelError as error:
             return flatten([await self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
-        self.truncated.append(reply.num_truncated)
-        self.listwise.append(reply.is_listwise)
         self.advance(stop - start)
         return [part]
 
@@ -168,4 +156,5 @@ class _Fanout:
                 response = await self.connections.http.request(method, place, content=body or None, headers=headers)
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return base.read_reply(self.connections.endpoints, url, response.status_code, response.headers, response.content)
+        reply = Reply(response.content, response.headers)
+        return base.read_reply(self.connections.endpoints, url, response.status_code, reply)

@@ -1,7 +1,7 @@
 """Base of Client and AsyncClient: options with their checks, progress bar and reading of HTTP responses."""
 
 import sys
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, replace
@@ -9,7 +9,7 @@ from typing import Final, Self, TypeAlias, TypeVar, cast
 
 import httpx2
 
-from whimbrel.client.client_verbs import DialectName, Target, encoder_of
+from whimbrel.client.client_verbs import DialectName, Target
 from whimbrel.client.endpoints import Endpoints
 from whimbrel.client.error_mapping import to_error
 from whimbrel.client.task import Reply
@@ -54,7 +54,6 @@ class BaseClient:
         """
         urls = _parse_urls(base_url)
         self._settings = Settings(urls, api_key, timeout, max_retries, max_in_flight, max_items, progress)
-        encoder_of(dialect)
         self._target = Target(dialect, model)
         self._is_view = False
         self._open()
@@ -93,7 +92,7 @@ class Settings:
     progress: bool | None
 
     @property
-    def health_timeout(self) -> float:
+    def connect_timeout(self) -> float:
         return min(self.timeout, _CONNECT_SECONDS)
 
     def __post_init__(self) -> None:
@@ -115,7 +114,7 @@ class Settings:
         try:
             return make(
                 headers={"authorization": f"Bearer {self.api_key}"} if self.api_key else {},
-                timeout=httpx2.Timeout(self.timeout, connect=min(self.timeout, _CONNECT_SECONDS)),
+                timeout=httpx2.Timeout(self.timeout, connect=self.connect_timeout),
                 limits=httpx2.Limits(max_connections=None, max_keepalive_connections=self.max_in_flight),
                 # reading all certificates takes 36 ms, and only HTTPS needs them
                 verify=any(httpx2.URL(url).scheme == "https" for url in self.urls),
@@ -126,7 +125,6 @@ class Settings:
 
 
 def _parse_urls(base_url: object) -> tuple[str, ...]:
-    """Return the base URLs without duplicates. Raises InvalidRequest."""
     urls = (base_url,) if isinstance(base_url, str) else base_url
     if not isinstance(urls, tuple | list) or not urls:
         raise InvalidRequest(f"must be a URL or a list of URLs, is {urls!r}.", param="base_url")
@@ -151,14 +149,12 @@ def join_url(url: str, path: str) -> str:
     return url + (path[3:] if version in ("/v1", "/v2") and url.endswith(version) else path)
 
 
-def read_reply(
-    endpoints: Endpoints, url: str, status: int, headers: Mapping[str, str], content: bytes
-) -> Reply | WhimbrelError:
+def read_reply(endpoints: Endpoints, url: str, status: int, reply: Reply) -> Reply | WhimbrelError:
     """Return the response of the server at `url` as a reply or an error. A reply marks the server as up."""
     if status != 200:
-        return to_error(url, status, headers, content)
+        return to_error(url, status, reply.headers, reply.content)
     endpoints.mark_up(url)
-    return Reply(content, headers)
+    return reply
 
 
 def url_of_health(url: str) -> str:

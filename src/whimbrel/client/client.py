@@ -7,29 +7,26 @@ from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from threading import Event, Lock, Semaphore, Thread
 from time import monotonic
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Self
 
 import httpx2
 
 from whimbrel.client import base, client_verbs
 from whimbrel.client.base import Advance, BaseClient, ServerHealth, Settings
-from whimbrel.client.client_verbs import Target
+from whimbrel.client.client_verbs import P, R, Verb
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-def _sync_method(verb: Callable[Concatenate[Target, P], Task[R]]) -> Callable[Concatenate[Client, P], R]:
+def _sync_method(verb: Verb[P, R]) -> Callable[Concatenate[Client, P], R]:
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
         result, num_truncated = self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
         warn_of_truncation(num_truncated, options)
@@ -62,13 +59,10 @@ class Client(BaseClient):
 
     def health(self) -> list[ServerHealth]:
         """Return whether each server is ready, in the order of the base URLs. Tries once, and raises nothing for a server."""
-        connections = self._connections
-        if connections is None:
-            raise client_closed()
-        found: list[ServerHealth] = []
+        connections, found = self._open_connections(), list[ServerHealth]()
         for url in self._settings.urls:
             try:
-                answer = connections.http.get(base.url_of_health(url), timeout=self._settings.health_timeout)
+                answer = connections.http.get(base.url_of_health(url), timeout=self._settings.connect_timeout)
             except httpx2.RequestError as error:
                 answer = error
             found.append(base.health_of(url, answer))
@@ -92,29 +86,32 @@ class Client(BaseClient):
     def _open(self) -> None:
         self._connections: _Connections | None = _Connections(self._settings)
 
-    def _run(self, verb: Callable[Concatenate[Target, P], Task[R]], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
-        """Return the result of a verb, and how many texts the servers cut."""
+    def _open_connections(self) -> _Connections:
         connections = self._connections
         if connections is None:
             raise client_closed()
         if connections.pid != os.getpid():  # after a fork: connections and locks are those of the parent
             connections = self._connections = _Connections(self._settings)
-        task = verb(self._target, *args, **options)
-        parts, fanout = self._send(connections, task)
-        if task.is_list and len(parts) > 1 and any(fanout.listwise):
-            parts, fanout = self._send(connections, replace(task, whole=True))
-        return task.combine(parts), sum(fanout.truncated)
+        return connections
 
-    def _send(self, connections: _Connections, task: Task[Any]) -> tuple[list[Any], _Fanout]:
+    def _run(self, verb: Verb[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
+        """Return the result of a verb, and how many texts the servers cut."""
+        connections = self._open_connections()
+        task = verb(self._target, *args, **options)
+        parts = self._send(connections, task)
+        if task.needs_whole(parts):
+            parts = self._send(connections, replace(task, whole=True))
+        return task.combine(parts)
+
+    def _send(self, connections: _Connections, task: Task[Any]) -> list[Part]:
         spans = list(task.spans(self._settings.max_items))
-        with connections.open_call() as end, base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
+        with connections.keep_open() as end, base.progress_bar(self._settings.progress, len(task.items), len(spans)) as advance:
             fanout = _Fanout(task, connections, advance, end)
-            parts = fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
-        return parts, fanout
+            return fanout.send_all(spans) if len(spans) > 1 else flatten([fanout.send(*span) for span in spans])
 
 
 class _Connections:
-    """Connections of one process to the servers, counted by reference. The last of the client and its requests closes them."""
+    """Connections of one process to the servers. The last call closes them if the client is closed before it."""
 
     def __init__(self, settings: Settings) -> None:
         self.pid = os.getpid()
@@ -124,44 +121,34 @@ class _Connections:
         self.slots = Semaphore(settings.max_in_flight)
         """Limit on the requests in flight of long lists. Single requests are not counted."""
         self._lock = Lock()
-        self._num_references = 1
+        self._is_closed = False
         self._calls: set[Event] = set()
 
     @contextmanager
-    def reference(self) -> Generator[None]:
-        """Keep the connections open. Raises Unavailable if they are closed."""
-        with self._lock:
-            if not self._num_references:
-                raise client_closed()
-            self._num_references += 1
-        try:
-            yield
-        finally:
-            self._release()
-
-    @contextmanager
-    def open_call(self) -> Generator[Event]:
-        """Register a verb call. The event is set when the call ends or the client is closed. Raises Unavailable."""
+    def keep_open(self) -> Generator[Event]:
+        """Keep the connections open. The event is set when the block ends or the client is closed. Raises Unavailable."""
         end = Event()
-        with self.reference():
+        with self._lock:
+            if self._is_closed:
+                raise client_closed()
             self._calls.add(end)
-            try:
-                yield end
-            finally:
+        try:
+            yield end
+        finally:
+            end.set()
+            with self._lock:
                 self._calls.discard(end)
-                end.set()
+                is_last = self._is_closed and not self._calls
+            if is_last:
+                self.http.close()
 
     def close(self) -> None:
-        """End all calls and release the client's reference."""
-        for end in tuple(self._calls):
-            end.set()
-        self._release()
-
-    def _release(self) -> None:
         with self._lock:
-            self._num_references -= 1
-            is_last = not self._num_references
-        if is_last:
+            self._is_closed = True
+            calls = tuple(self._calls)
+        for end in calls:
+            end.set()
+        if not calls:
             self.http.close()
 
 
@@ -171,47 +158,39 @@ class _Fanout:
     connections: _Connections
     advance: Advance
     end: Event
-    truncated: list[int] = field(default_factory=list[int])
-    """Texts that the server cut, for each reply."""
-    listwise: list[bool] = field(default_factory=list[bool])
-    """True for each reply whose scores depend on all documents of the list."""
 
-    def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Any]:
-        """Send several requests at a time and return the parts. After an error no more requests begin.
-
-        The threads are daemons, and an interrupt does not wait for them: a response may be minutes away.
-        """
-        futures: list[Future[list[Any]]] = [Future() for _ in spans]
+    def send_all(self, spans: Sequence[tuple[int, int]]) -> list[Part]:
+        """Send several requests at a time and return the parts. After an error no more requests begin."""
+        futures: list[Future[list[Part]]] = [Future() for _ in spans]
         queue = deque(zip(futures, spans, strict=True))
         for _ in range(min(self.connections.settings.max_in_flight, len(spans))):
             Thread(target=self._work, args=(queue,), name="whimbrel-client", daemon=True).start()
+        # the threads are daemons, and an interrupt does not wait for them: a response may be minutes away
         done, _ = wait(futures, return_when=FIRST_EXCEPTION)
         for future in futures:
             if future in done and (error := future.exception()):
                 raise error
         return flatten([future.result() for future in futures])
 
-    def _work(self, queue: deque[tuple[Future[list[Any]], tuple[int, int]]]) -> None:
+    def _work(self, queue: deque[tuple[Future[list[Part]], tuple[int, int]]]) -> None:
         while True:
             try:
                 future, span = queue.popleft()
             except IndexError:
                 return
             try:
-                with self.connections.reference(), self.connections.slots:
+                with self.connections.keep_open(), self.connections.slots:
                     future.set_result(self.send(*span))
             except BaseException as error:
                 future.set_exception(error)
 
-    def send(self, start: int, stop: int) -> list[Any]:
+    def send(self, start: int, stop: int) -> list[Part]:
         """Send the items from `start` to `stop` and return their parts: several if the server took only halves."""
         try:
             reply = self._post_with_retries(self.task.write(self.task.items[start:stop]))
         except WhimbrelError as error:
             return flatten([self.send(*half) for half in self.task.split(error, start, stop)])
         part = self.task.part(reply, stop - start)
-        self.truncated.append(reply.num_truncated)
-        self.listwise.append(reply.is_listwise)
         self.advance(stop - start)
         return [part]
 
@@ -238,4 +217,5 @@ class _Fanout:
                         raise TimeoutError
         except (httpx2.RequestError, TimeoutError) as error:
             return to_failure(url, error, seconds)
-        return base.read_reply(self.connections.endpoints, url, response.status_code, response.headers, b"".join(chunks))
+        reply = Reply(b"".join(chunks), response.headers)
+        return base.read_reply(self.connections.endpoints, url, response.status_code, reply)

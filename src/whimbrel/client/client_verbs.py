@@ -6,12 +6,12 @@ Whimbrel's own.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, Unpack
+from typing import Any, Concatenate, Final, Literal, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from whimbrel.client.dialects import cohere, openai, tei, whimbrel
-from whimbrel.client.request_bodies import check_count
+from whimbrel.client.request_bodies import OutputNames, check_count
 from whimbrel.client.responses import Ranking
-from whimbrel.client.task import Task
+from whimbrel.client.task import Task, get_task
 from whimbrel.errors import InvalidRequest
 from whimbrel.outputs.entities import Aggregation
 from whimbrel.outputs.spans import read_entity_labels
@@ -20,22 +20,16 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera
 from whimbrel.types.request import OutputName
 from whimbrel.types.result import Classes, Entity, Explanation, ListedModel, Outputs, Ragged, Ranked, Sparse, Tokens
+from whimbrel.wire.whole_numbers import decode_json
 
 DialectName: TypeAlias = Literal["whimbrel", "openai", "tei", "cohere"]
-Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputName | Sequence[OutputName], TextOptions], Task[Outputs]]
+Encode: TypeAlias = Callable[[str | None, str | Iterable[Any], OutputNames, TextOptions], Task[Outputs]]
 Rerank: TypeAlias = Callable[[str | None, Any, Any, ScoreOptions], Task[Ranking]]
 
 _ENCODE: Final[dict[str, Encode]] = {
     "whimbrel": whimbrel.encode, "openai": openai.encode, "tei": tei.encode, "cohere": cohere.encode
 }  # fmt: skip
 _RERANK: Final[dict[str, Rerank]] = {"whimbrel": whimbrel.rerank, "tei": tei.rerank, "cohere": cohere.rerank}
-
-
-def encoder_of(dialect: str) -> Encode:
-    """Return the function that requests vectors in a dialect. Raises InvalidRequest."""
-    if dialect not in _ENCODE:
-        raise InvalidRequest(f"{dialect!r} is not known; it takes {', '.join(_ENCODE)}.", param="dialect")
-    return _ENCODE[dialect]
 
 
 def _require(dialect: str, known: Iterable[str], verb: str) -> None:
@@ -45,10 +39,19 @@ def _require(dialect: str, known: Iterable[str], verb: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Dialect of the servers, and the name of the model there."""
+    """Dialect of the servers, and the name of the model there. Raises InvalidRequest."""
 
     dialect: str
     model: str | None
+
+    def __post_init__(self) -> None:
+        if self.dialect not in _ENCODE:
+            raise InvalidRequest(f"{self.dialect!r} is not known; it takes {', '.join(_ENCODE)}.", param="dialect")
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Verb: TypeAlias = Callable[Concatenate[Target, P], Task[R]]
 
 
 def embed(to: Target, texts: str | Iterable[str], **options: Unpack[TextOptions]) -> Task[Float32Array]:
@@ -186,10 +189,10 @@ def tokenize(to: Target, texts: str | Iterable[str]) -> Task[list[Tokens]]:
 def models(to: Target) -> Task[list[ListedModel]]:
     """Return the models that the server serves, by all their names."""
     _require(to.dialect, ["whimbrel", "openai"], "models")
-    return openai.models()
+    return get_task("/v1/models", openai.read_models)
 
 
 def info(to: Target) -> Task[dict[str, Any]]:
     """Return what the server says of its models: of Whimbrel the card and the plan of each, under `models`."""
     _require(to.dialect, ["whimbrel", "tei"], "info")
-    return tei.info()
+    return get_task("/info", lambda content: decode_json(dict[str, Any], content))

@@ -86,15 +86,12 @@ class RetryPolicy:
         return {"x-stainless-retry-count": f"{self._num_retries}", "x-stainless-read-timeout": f"{timeout:g}"}
 
     def next_delay(self, url: str, error: WhimbrelError) -> float:
-        """Return the seconds until the next try, after the server at `url` failed. Raises the error if no try is left.
-
-        Failover to a server that is up does not count as a retry, once for each other server.
-        """
+        """Return the seconds until the next try, after the server at `url` failed. Raises the error if no try is left."""
         if not _is_transient(error):
             raise error
         retry_after = error.retry_after if isinstance(error, Overloaded | Unavailable) else 0.0
         is_other_up = self._endpoints.mark_failed(url, retry_after)
-        if is_other_up and self._failovers_left:
+        if is_other_up and self._failovers_left:  # does not count as a retry, once for each other server
             self._failovers_left -= 1
             return 0.0
         self._num_retries += 1

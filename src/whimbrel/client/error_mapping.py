@@ -33,6 +33,7 @@ _BATCH_TOO_LARGE: Final = "maximum allowed batch size"
 """Words of TEI's message, which has no status of its own."""
 _PREFIX: Final = re.compile(r"((?:inputs?|texts|queries|query|documents)(?:\[\d+\])*): ")
 """Location at the start of a message."""
+_LOCATION: Final = re.compile(r"(\w+)(?:\[(\d{1,9})\])?((?:[\[.].*)?)", re.DOTALL)
 
 
 def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) -> WhimbrelError:
@@ -124,9 +125,6 @@ def _location(param: str) -> Location:
     """Parse a location such as input[3]. Any other text counts as the name of a field."""
     match = _LOCATION.fullmatch(param)
     return Location(match[1], int(match[2]) if match[2] else None, path=match[3]) if match else Location(param)
-
-
-_LOCATION: Final = re.compile(r"(\w+)(?:\[(\d{1,9})\])?((?:[\[.].*)?)", re.DOTALL)
 
 
 def _seconds(header: str | None, default: float) -> float:

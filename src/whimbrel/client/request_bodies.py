@@ -1,4 +1,4 @@
-"""Request bodies: checks and encoding of texts, pairs and vectors. Errors name the caller's own arguments."""
+"""Requests: checks and encoding of texts, pairs and vectors. Errors name the caller's own arguments."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final, TypeAlias, cast
@@ -7,17 +7,26 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.client.responses import Ranking, ScoredRow, join_rankings, ranking_of
+from whimbrel.client.task import JSON, Reply, Task
 from whimbrel.errors import InvalidRequest, Locate, Location, locate_pairs
 from whimbrel.outputs.stored_vectors import as_vector_list
-from whimbrel.types.options import ScoreOptions, TextOptions, as_list
+from whimbrel.types.options import ScoreOptions, TextOptions, as_list, as_strings
 from whimbrel.types.request import OutputName
 from whimbrel.wire.json_base64 import to_json
 
+_DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}
 Json: TypeAlias = dict[str, Any]
+OutputNames: TypeAlias = OutputName | Sequence[OutputName]
+ReadRows: TypeAlias = Callable[[bytes], Sequence[ScoredRow]]
+Writer: TypeAlias = Callable[[Sequence[Any]], bytes]
+"""Function that encodes some of the items as a body. Raises InvalidRequest."""
 
 
-def encode_items(fields: Json, name: str, items: Sequence[Any]) -> bytes:
-    return encode_body(fields, {name: items})
+def item_writer(name: str, **fields: Any) -> Writer:
+    """Return the function that writes items as the field `name`, beside the `fields` that are not None."""
+    others = set_fields(**fields)
+    return lambda items: encode_body(others, {name: items})
 
 
 def encode_body(fields: Json, inputs: Json, write: Callable[[Json], bytes] = to_json) -> bytes:
@@ -38,11 +47,6 @@ def check_count(value: object, param: str) -> None:
         raise InvalidRequest(f"must be a positive number, is {value!r}.", param=param)
 
 
-def check_query(query: object) -> None:
-    if not isinstance(query, str):
-        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
-
-
 def set_fields(**fields: Any) -> Json:
     """Return the fields that are not None, structs as dicts."""
     return {
@@ -50,14 +54,6 @@ def set_fields(**fields: Any) -> Json:
         for name, value in fields.items()
         if value is not None
     }
-
-
-def locate_input(location: Location) -> Location:
-    return Location("input", location.item)
-
-
-locate_document: Final = locate_pairs("query", "documents", single=(True, False))
-"""Function from a server's location to the caller's query or document of a rerank."""
 
 
 def _is_unicode(item: object) -> bool:
@@ -79,7 +75,7 @@ def text_list(texts: str | Iterable[Any]) -> list[Any]:
     return items
 
 
-def choose_output(dialect: str, outputs: OutputName | Sequence[OutputName], known: Iterable[str]) -> OutputName:
+def choose_output(dialect: str, outputs: OutputNames, known: Iterable[str]) -> OutputName:
     """Return the single requested output of another server's API. Default: dense. Raises InvalidRequest."""
     names = (outputs,) if isinstance(outputs, str) else tuple(outputs)
     if len(names) > 1:
@@ -92,20 +88,29 @@ def choose_output(dialect: str, outputs: OutputName | Sequence[OutputName], know
 
 def reject_options(dialect: str, options: TextOptions | ScoreOptions, known: Sequence[str]) -> None:
     """Raise InvalidRequest if another server's API lacks one of the options."""
+    flags = ("late_chunking", "split_long", "muvera")
     for name, value in options.items():
-        is_default = value is None or (value is False and name in _FLAGS) or (value is True and name == "truncate")
+        is_default = value is None or (value is False and name in flags) or (value is True and name == "truncate")
         if name not in known and not is_default:
             raise InvalidRequest(f"the dialect {dialect} has no such option; it takes {', '.join(known)}.", param=name)
 
 
-_FLAGS: Final = ("late_chunking", "split_long", "muvera")
+def ranking_task(
+    path: str, query: object, documents: Any, write: Writer, read_rows: ReadRows, *, max_items: int | None = None
+) -> Task[Ranking]:
+    """Return the task that scores documents for a query by another server's API. Raises InvalidRequest."""
+    if not isinstance(query, str):
+        raise InvalidRequest(f"must be a string, is {type(query).__name__}.", param="query")
+
+    def read(reply: Reply, count: int) -> Ranking:
+        return ranking_of(read_rows(reply.content), count)
+
+    texts, locate = as_strings(documents, "documents"), locate_pairs("query", "documents", single=(True, False))
+    return Task(path, texts, write, read, join_rankings, JSON, locate, is_list=True, may_be_empty=True, max_items=max_items)
 
 
 def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[tuple[Any, Any]], Locate]:
-    """Return pairs that can be encoded, and the function that locates their parts in errors. Raises InvalidRequest.
-
-    `inputs` are queries and documents by the names of the caller's arguments.
-    """
+    """Return pairs of the `inputs`, by the caller's names for them, and the function that locates their parts in errors."""
     output = options.get("score_by") or "dense"
     (queries, is_one), (documents, is_one_document) = (_side(texts, name, output) for name, texts in inputs.items())
     if is_one:
@@ -117,14 +122,12 @@ def build_pairs(inputs: Mapping[str, Any], options: ScoreOptions) -> tuple[list[
 
 
 def _side(texts: object, name: str, output: OutputName) -> tuple[list[Any], bool]:
-    """Return one side of the pairs as texts or encoded vectors, and whether it is a single item outside a list.
-
-    An array of two dimensions holds a vector per text, unless it is the one query or `output` has a vector per token.
-    """
+    """Return one side of the pairs as texts or encoded vectors, and whether it is a single item outside a list."""
     if isinstance(texts, str):
         return [texts], True
     if name == "query" and isinstance(texts, np.ndarray | tuple):
         return [_encode_vectors(cast(object, texts), Location(name))], True
+    # an array of two dimensions holds a vector per text, unless `output` has a vector per token
     vectors = as_vector_list(texts, "sparse" if isinstance(texts, tuple) else output)
     is_single = vectors is not None and len(vectors) == 1 and vectors[0] is texts
     items = list[Any](as_list(cast(Any, texts), name)) if vectors is None else vectors
@@ -149,6 +152,3 @@ def _encode_vectors(vectors: object, location: Location) -> Json:
     data = np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
     shape = [len(array), array.shape[-1] * (8 if kind == "binary" else 1)]
     return {"data": data, "dtype": kind} | ({"shape": shape} if array.ndim == 2 else {})
-
-
-_DTYPES: Final = {"float32": "float32", "float16": "float16", "int8": "int8", "uint8": "binary"}

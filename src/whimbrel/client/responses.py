@@ -3,33 +3,41 @@
 Nothing a server sends is trusted: types, shapes, offsets and finite values are checked. Functions raise ValueError.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from whimbrel.client.request_bodies import locate_document
-from whimbrel.client.task import Reply, Task
+from whimbrel.client.task import Reply
 from whimbrel.outputs.scoring import classes_of
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.batch import offsets_of
-from whimbrel.types.options import as_strings
 from whimbrel.types.result import Classes, Entity, Explanation, Outputs, Ragged, Ranked, Sparse
 from whimbrel.wire.raw import Block, read_blocks
 from whimbrel.wire.whole_numbers import decode_json
 
+T = TypeVar("T")
+Row = TypeVar("Row", bound="IndexedRow")
+Rows = TypeVar("Rows", bound=Sized)
+_Arrays: TypeAlias = Mapping[str, NDArray[Any]]
+
 
 class IndexedRow(msgspec.Struct):
-    """Row of a response, with the index of its input."""
-
     index: int
+    """Index of its input."""
 
 
 class ScoredRow(IndexedRow):
     score: float
+
+
+class Data(msgspec.Struct, Generic[T]):
+    """Body with its rows in a field `data`."""
+
+    data: list[T]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -46,10 +54,6 @@ class Ranking:
         """Return the index and the score of each document, best first, at most `top_n`."""
         best = np.lexsort((self.places_N, -self.order_N))[:top_n]
         return [Ranked(*each) for each in zip(best.tolist(), self.scores_N[best].tolist(), strict=True)]
-
-
-Row = TypeVar("Row", bound=IndexedRow)
-_Arrays: TypeAlias = Mapping[str, NDArray[Any]]
 
 
 class _Metadata(msgspec.Struct):
@@ -74,14 +78,18 @@ def check_outputs(outputs: Outputs, requested: Sequence[str], count: int) -> Out
             if name in requested:
                 raise ValueError(f"it has no {name}")
             continue
-        if len(output) != count:
-            raise ValueError(f"{len(output)} rows of {name} for {count} inputs")
-        values = _values(output)
+        values = _values(check_count(output, count, f" of {name}"))
         if 0 in values.shape[1:]:
             raise ValueError(f"{name} has no columns")
         if not np.isfinite(values).all():
             raise ValueError(f"{name} has numbers that are NaN or infinite")
     return outputs
+
+
+def check_count(rows: Rows, count: int, kind: str = "") -> Rows:
+    if len(rows) != count:
+        raise ValueError(f"{len(rows)} rows{kind} for {count} inputs")
+    return rows
 
 
 def _values(output: Float32Array | Sparse | Ragged) -> Float32Array:
@@ -149,25 +157,11 @@ def join_rankings(parts: list[Ranking]) -> Ranking:
     return Ranking(scores_N, order_N, np.concatenate([np.empty(0, np.int64), *places]))
 
 
-def ranking_task(
-    path: str,
-    documents: Any,
-    write: Callable[[Sequence[Any]], bytes],
-    read_rows: Callable[[bytes], Sequence[ScoredRow]],
-    max_items: int | None = None,
-) -> Task[Ranking]:
-    """Return the task that scores documents for a query by another server's API, whose answers are in the server's order."""
-
-    def read(reply: Reply, count: int) -> Ranking:
-        rows, places_N = read_rows(reply.content), np.empty(count, np.int64)
-        scores_N = scores_of(rows, count)
-        places_N[[row.index for row in rows]] = np.arange(count)
-        return Ranking(scores_N, scores_N, places_N)
-
-    texts = as_strings(documents, "documents")
-    return Task(
-        path, texts, write, read, join_rankings, locate=locate_document, is_list=True, may_be_empty=True, max_items=max_items
-    )
+def ranking_of(rows: Sequence[ScoredRow], count: int) -> Ranking:
+    """Return the ranking of rows in the order of another server."""
+    scores_N, places_N = scores_of(rows, count), np.empty(count, np.int64)
+    places_N[[row.index for row in rows]] = np.arange(count)
+    return Ranking(scores_N, scores_N, places_N)
 
 
 def scores_of(rows: Sequence[ScoredRow], count: int) -> Float32Array:
@@ -190,17 +184,13 @@ class _Score(ScoredRow):
     logit: float | None = None
 
 
-class _ScoreResponse(msgspec.Struct):
-    data: list[_Score]
-
-
 def read_scores(reply: Reply, count: int) -> Float32Array:
-    return scores_of(decode_json(_ScoreResponse, reply.content).data, count)
+    return scores_of(decode_json(Data[_Score], reply.content).data, count)
 
 
 def read_ranking(reply: Reply, count: int) -> Ranking:
     """Return the ranking by logits, or by scores where there are no others."""
-    rows = sort_by_index(decode_json(_ScoreResponse, reply.content).data, count)
+    rows = sort_by_index(decode_json(Data[_Score], reply.content).data, count)
     scores_N, logits = scores_of(rows, count), [row.logit for row in rows if row.logit is not None]
     order_N = float_array(logits, 1) if len(logits) == count else scores_N
     return Ranking(scores_N, order_N, np.arange(count))
@@ -208,7 +198,7 @@ def read_ranking(reply: Reply, count: int) -> Ranking:
 
 def read_explanations(reply: Reply, count: int) -> list[Explanation]:
     explanations: list[Explanation] = []
-    for row in sort_by_index(decode_json(_ScoreResponse, reply.content).data, count):
+    for row in sort_by_index(decode_json(Data[_Score], reply.content).data, count):
         if (each := row.explanation) is None:
             raise ValueError("there is no explanation")
         maxima, places = np.array(each.maxima, np.float32), np.array(each.places, np.int32)
@@ -225,9 +215,8 @@ class _ClassifyResponse(msgspec.Struct):
 
 def read_classes(reply: Reply, count: int) -> Classes:
     response = decode_json(_ClassifyResponse, reply.content)
-    if len(response.scores) != count:
-        raise ValueError(f"{len(response.scores)} rows for {count} inputs")
-    classes = classes_of(response.labels, float_array(response.scores, 2).reshape(count, len(response.labels)))
+    scores = check_count(response.scores, count)
+    classes = classes_of(response.labels, float_array(scores, 2).reshape(count, len(response.labels)))
     if response.order is None:
         return classes
     order_NC = np.array(response.order, np.int64)
@@ -241,9 +230,7 @@ class _TokenClassifyResponse(msgspec.Struct):
 
 
 def read_entities(reply: Reply, count: int) -> list[list[Entity]]:
-    entities = decode_json(_TokenClassifyResponse, reply.content).entities
-    if len(entities) != count:
-        raise ValueError(f"{len(entities)} rows for {count} inputs")
+    entities = check_count(decode_json(_TokenClassifyResponse, reply.content).entities, count)
     return [[replace(each, score=float(np.float32(each.score))) for each in row] for row in entities]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Generic, Literal, TypeVar, cast
+from typing import Any, Final, Generic, Literal, NamedTuple, TypeVar, cast
 
 from msgspec.structs import replace as replace_fields
 
@@ -19,24 +19,24 @@ _MAX_CHARACTERS: Final = 200_000
 """Maximum characters in one request: some 50,000 tokens, which take a CPU seconds."""
 _VECTOR_BYTES: Final = 80
 """Bytes of vectors that count as one character. It limits a request to 16 MB, half of what a server takes."""
+_PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}
+"""Part of a pair by the field in which a server has it: 0 is the query."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(NamedTuple):
     content: bytes
     headers: Mapping[str, str]
     """Header fields. Lookup must ignore the case of names."""
 
-    @property
-    def num_truncated(self) -> int:
-        """Number of texts that the server says it cut; 0 if it does not say."""
-        value = self.headers.get("x-whimbrel-truncated", "")
-        return int(value) if value.isdecimal() and value.isascii() else 0
 
-    @property
-    def is_listwise(self) -> bool:
-        """True if the server says that scores depend on all documents of a list."""
-        return self.headers.get("x-whimbrel-listwise") == "true"
+class Part(NamedTuple):
+    """Part of a result."""
+
+    value: Any
+    num_truncated: int
+    """Number of texts that the server says it cut; 0 if it does not say."""
+    is_listwise: bool
+    """True if the server says that scores depend on all documents of a list."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +53,7 @@ class Task(Generic[R]):
     """Join the parts to the result. Raises ValueError if they do not fit together."""
     media_type: str = JSON
     locate: Locate | None = None
-    """Map a server's location to that of the caller's argument. None keeps the server's location."""
+    """Map a server's location to that of the caller's argument. None: the items are the texts of one argument."""
     whole: bool = False
     """All items must be in one request."""
     is_list: bool = False
@@ -94,17 +94,23 @@ class Task(Generic[R]):
         middle = (start + stop) // 2
         return [(start, middle), (middle, stop)]
 
-    def part(self, reply: Reply, count: int) -> Any:
+    def part(self, reply: Reply, count: int) -> Part:
         """Decode a response like `read`. Raises WhimbrelError."""
+        truncated = reply.headers.get("x-whimbrel-truncated", "")
         try:
-            return self.read(reply, count)
+            num_truncated = int(truncated) if truncated.isdecimal() and truncated.isascii() else 0
+            return Part(self.read(reply, count), num_truncated, reply.headers.get("x-whimbrel-listwise") == "true")
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise _invalid_response(f"the server's answer cannot be read: {error} ({_describe(reply)}).") from None
 
-    def combine(self, parts: list[Any]) -> R:
-        """Join parts like `join`. Raises WhimbrelError."""
+    def needs_whole(self, parts: list[Part]) -> bool:
+        """Return whether the parts belong to a list that must be in one request."""
+        return self.is_list and len(parts) > 1 and any(part.is_listwise for part in parts)
+
+    def combine(self, parts: list[Part]) -> tuple[R, int]:
+        """Join parts like `join`. Returns the number of texts that the servers cut too. Raises WhimbrelError."""
         try:
-            return self.join(parts)
+            return self.join([part.value for part in parts]), sum(part.num_truncated for part in parts)
         except ValueError as error:
             message = f"the answers to parts of the list do not fit together: {error}. Do all servers serve the same model?"
             raise _invalid_response(message) from None
@@ -121,11 +127,11 @@ class Task(Generic[R]):
         item = None if location.item is None else location.item + start
         if self.locate is not None:
             return error.at(self.locate(Location("input", item, _PARTS[location.field])))
-        return error if start == 0 and location is error.location else error.at(replace_fields(location, item=item))
+        moved = replace_fields(location, field="input", item=item)
+        return error if moved == error.location else error.at(moved)
 
 
 def get_task(path: str, read: Callable[[bytes], R]) -> Task[R]:
-    """Return the task that asks for a page."""
     return Task(path, (), lambda _: b"", lambda reply, _: read(reply.content), lambda parts: parts[0], method="GET")
 
 
@@ -138,10 +144,6 @@ def _size_of(item: Any) -> int:
     if isinstance(item, dict):
         return sum(map(_size_of, cast(dict[str, Any], item).values()))
     return sum(map(_size_of, cast(Sequence[Any], item))) if isinstance(item, tuple | list) else 4
-
-
-_PARTS: Final = {"input": 1, "inputs": 1, "texts": 1, "documents": 1, "query": 0, "queries": 0}
-"""Part of a pair by the field in which a server has it: 0 is the query."""
 
 
 def _invalid_response(message: str) -> WhimbrelError:

@@ -1,16 +1,14 @@
 """Client side of Cohere's API, version 2."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
 
 from whimbrel.client import request_bodies as bodies
-from whimbrel.client.responses import Ranking, ScoredRow, check_outputs, float_array, join_outputs, ranking_task
+from whimbrel.client.responses import Ranking, ScoredRow, check_outputs, float_array, join_outputs
 from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import ScoreOptions, TextOptions
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs
 from whimbrel.wire.json_base64 import from_base64
 from whimbrel.wire.whole_numbers import decode_json
@@ -40,13 +38,12 @@ class _RerankResponse(msgspec.Struct):
     results: list[_RankedDocument]
 
 
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: bodies.OutputNames, options: TextOptions) -> Task[Outputs]:
     """Return the task that embeds texts. They are documents unless `input_type` is "query"."""
     bodies.choose_output("cohere", outputs, ("dense",))
     bodies.reject_options("cohere", options, ("input_type", "dimensions", "truncate", "max_tokens"))
-    fields = bodies.set_fields(
+    write = bodies.item_writer(
+        "texts",
         model=model,
         input_type=_INPUT_TYPES[options.get("input_type")],
         embedding_types=["base64"],
@@ -54,17 +51,14 @@ def encode(
         max_tokens=options.get("max_tokens"),
         truncate=_TRUNCATE[options.get("truncate")],
     )
-    write = partial(bodies.encode_items, fields, "texts")
-    items, locate = bodies.text_list(texts), bodies.locate_input
-    return Task("/v2/embed", items, write, _read, join_outputs, locate=locate, max_items=MAX_TEXTS)
+    return Task("/v2/embed", bodies.text_list(texts), write, _read, join_outputs, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     bodies.reject_options("cohere", options, ("max_document_tokens",))
-    bodies.check_query(query)
     bodies.check_count(limit := options.get("max_document_tokens"), "max_document_tokens")
-    write = partial(bodies.encode_items, bodies.set_fields(model=model, query=query, max_tokens_per_doc=limit), "documents")
-    return ranking_task("/v2/rerank", documents, write, lambda content: decode_json(_RerankResponse, content).results)
+    write = bodies.item_writer("documents", model=model, query=query, max_tokens_per_doc=limit)
+    return bodies.ranking_task("/v2/rerank", query, documents, write, lambda body: decode_json(_RerankResponse, body).results)
 
 
 def _read(reply: Reply, count: int) -> Outputs:

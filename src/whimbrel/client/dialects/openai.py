@@ -1,16 +1,14 @@
 """Client side of OpenAI's embeddings API, which most servers of embeddings implement."""
 
-from collections.abc import Iterable, Sequence
-from functools import partial
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from whimbrel.client.request_bodies import choose_output, encode_items, reject_options, set_fields, text_list
-from whimbrel.client.responses import IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
-from whimbrel.client.task import Reply, Task, get_task
+from whimbrel.client.request_bodies import OutputNames, choose_output, item_writer, reject_options, text_list
+from whimbrel.client.responses import Data, IndexedRow, check_outputs, float_array, join_outputs, sort_by_index
+from whimbrel.client.task import Reply, Task
 from whimbrel.types.options import TextOptions
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import ListedModel, Outputs
 from whimbrel.wire.json_base64 import from_base64
 from whimbrel.wire.whole_numbers import decode_json
@@ -20,25 +18,19 @@ class _Row(IndexedRow):
     embedding: str | list[float]
 
 
-class _Response(msgspec.Struct):
-    data: list[_Row]
-
-
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: OutputNames, options: TextOptions) -> Task[Outputs]:
     choose_output("openai", outputs, ("dense",))
     reject_options("openai", options, ("dimensions",))
-    fields = set_fields(encoding_format="base64", model=model, dimensions=options.get("dimensions"))
-    return Task("/v1/embeddings", text_list(texts), partial(encode_items, fields, "input"), _read, join_outputs)
+    write = item_writer("input", encoding_format="base64", model=model, dimensions=options.get("dimensions"))
+    return Task("/v1/embeddings", text_list(texts), write, _read, join_outputs)
 
 
 def _read(reply: Reply, count: int) -> Outputs:
-    rows = sort_by_index(decode_json(_Response, reply.content).data, count)
+    rows = sort_by_index(decode_json(Data[_Row], reply.content).data, count)
     texts = [row.embedding for row in rows if isinstance(row.embedding, str)]
-    if len(texts) == len(rows):
-        return check_outputs(Outputs(from_base64(texts)), ("dense",), count)
-    return check_outputs(Outputs(float_array([row.embedding for row in rows], 2)), ("dense",), count)  # a server without base64
+    is_base64 = len(texts) == len(rows)  # there are servers without it
+    dense = from_base64(texts) if is_base64 else float_array([row.embedding for row in rows], 2)
+    return check_outputs(Outputs(dense), ("dense",), count)
 
 
 class _Model(msgspec.Struct):
@@ -46,13 +38,5 @@ class _Model(msgspec.Struct):
     max_model_len: int | None = None
 
 
-class _Models(msgspec.Struct):
-    data: list[_Model]
-
-
-def models() -> Task[list[ListedModel]]:
-    return get_task("/v1/models", _read_models)
-
-
-def _read_models(content: bytes) -> list[ListedModel]:
-    return [ListedModel(each.id, each.max_model_len) for each in decode_json(_Models, content).data]
+def read_models(content: bytes) -> list[ListedModel]:
+    return [ListedModel(each.id, each.max_model_len) for each in decode_json(Data[_Model], content).data]

@@ -10,11 +10,10 @@ import numpy as np
 from whimbrel.client import request_bodies as bodies
 from whimbrel.client import responses
 from whimbrel.client.responses import Ranking, ScoredRow, float_array
-from whimbrel.client.task import Reply, Task, get_task
+from whimbrel.client.task import Reply, Task
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.options import ScoreOptions, TextOptions, as_strings
-from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Sparse, Tokens
 from whimbrel.wire.whole_numbers import decode_json
 
@@ -32,27 +31,22 @@ class _Entry(msgspec.Struct):
     value: float
 
 
-def encode(
-    model: str | None, texts: str | Iterable[Any], outputs: OutputName | Sequence[OutputName], options: TextOptions
-) -> Task[Outputs]:
+def encode(model: str | None, texts: str | Iterable[Any], outputs: bodies.OutputNames, options: TextOptions) -> Task[Outputs]:
     output = bodies.choose_output("tei", outputs, _PATHS)
     bodies.reject_options("tei", options, _OPTIONS if output == "dense" else _TOKEN_OPTIONS)
     same = {name: options.get(name) for name in ("dimensions", "normalize")}
     truncation = _truncation(options.get("truncate"))
-    fields = bodies.set_fields(model=model, prompt_name=options.get("prompt"), **same, **truncation)
-    write, read = partial(bodies.encode_items, fields, "inputs"), partial(_read, output)
-    items, path, locate = bodies.text_list(texts), _PATHS[output], bodies.locate_input
-    return Task(path, items, write, read, responses.join_outputs, locate=locate, max_items=MAX_TEXTS)
+    write = bodies.item_writer("inputs", model=model, prompt_name=options.get("prompt"), **same, **truncation)
+    items, read, join = bodies.text_list(texts), partial(_read, output), responses.join_outputs
+    return Task(_PATHS[output], items, write, read, join, max_items=MAX_TEXTS)
 
 
 def rerank(model: str | None, query: Any, documents: Any, options: ScoreOptions) -> Task[Ranking]:
     """Return the task that scores documents for a query. The scores are logits with `activate=False`."""
     bodies.reject_options("tei", options, ("activate", "truncate"))
-    bodies.check_query(query)
     raw_scores, truncation = options.get("activate") is False, _truncation(options.get("truncate"))
-    fields = bodies.set_fields(model=model, query=query, raw_scores=raw_scores, **truncation)
-    write, read = partial(bodies.encode_items, fields, "texts"), partial(decode_json, list[ScoredRow])
-    return responses.ranking_task("/rerank", documents, write, read, MAX_TEXTS)
+    write = bodies.item_writer("texts", model=model, query=query, raw_scores=raw_scores, **truncation)
+    return bodies.ranking_task("/rerank", query, documents, write, partial(decode_json, list[ScoredRow]), max_items=MAX_TEXTS)
 
 
 def _truncation(truncate: str | bool | None) -> bodies.Json:
@@ -90,24 +84,17 @@ class _Token(msgspec.Struct):
 
 
 def tokenize(model: str | None, texts: str | Iterable[str]) -> Task[list[Tokens]]:
-    write = partial(bodies.encode_items, bodies.set_fields(model=model), "inputs")
-    items, join, locate = as_strings(texts, "texts"), responses.flatten, bodies.locate_input
-    return Task("/tokenize", items, write, _read_tokens, join, locate=locate, may_be_empty=True, max_items=MAX_TEXTS)
+    items, write, join = as_strings(texts, "texts"), bodies.item_writer("inputs", model=model), responses.flatten
+    return Task("/tokenize", items, write, _read_tokens, join, may_be_empty=True, max_items=MAX_TEXTS)
 
 
 def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
     rows = decode_json(list[list[_Token]], reply.content)
-    if len(rows) != count:
-        raise ValueError(f"{len(rows)} rows of tokens for {count} texts")
     return [
         Tokens(
             np.array([token.id for token in row], np.int32),
             tuple(token.text for token in row),
             np.array([token.special for token in row], np.bool_),
         )
-        for row in rows
+        for row in responses.check_count(rows, count, " of tokens")
     ]
-
-
-def info() -> Task[dict[str, Any]]:
-    return get_task("/info", partial(decode_json, dict[str, Any]))
