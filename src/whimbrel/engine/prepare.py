@@ -199,8 +199,8 @@ class Preprocessor:
             raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
         params = ListParams(
             resolve_instruction(card, request),
-            request.max_query_tokens,
-            request.max_document_tokens,
+            request.max_query_tokens or tokenizer.template.max_query_tokens,
+            request.max_document_tokens or tokenizer.template.max_document_tokens,
             request.truncate or "right",
             card.adapter(None, request.adapter),
         )

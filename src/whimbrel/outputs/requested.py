@@ -55,9 +55,8 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
     if request.score_by is not None and "scores" in outputs:
         raise InvalidRequest("this model scores pairs itself, and compares no vectors.", param="score_by")
     if request.instruction is not None and card.template is None and card.list_template is None:
-        raise InvalidRequest(
-            "this model takes no instruction. What is to stand before a text is a prompt.", param="instruction"
-        )
+        message = "this model takes no instruction. What is to stand before a text is a prompt."
+        raise InvalidRequest(message, param="instruction")
     if request.explain:
         raise InvalidRequest("is for pairs that are compared by their token vectors.", param="explain")
     if request.hypotheses and set(outputs) != {"scores"}:
@@ -93,15 +92,12 @@ def resolve_width(card: Card, request: Request, name: OutputName, *, matryoshka:
     if requested == full:
         return full
     if not matryoshka:
-        raise InvalidRequest(
-            f"{requested:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
-            "Leave dimensions out, or load the model with the option matryoshka.",
-            param="dimensions",
-        )
+        reason = f"but this model does not say that its vectors of {full:,} may be cut"
+        remedy = "Leave dimensions out, or load the model with the option matryoshka."
+        raise InvalidRequest(f"{requested:,} are asked for, {reason}. {remedy}", param="dimensions")
     if stated and requested not in stated:
-        raise InvalidRequest(
-            f"{requested:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions"
-        )
+        sizes = ", ".join(map(str, stated))
+        raise InvalidRequest(f"{requested:,} are asked for; this model's are {sizes}.", param="dimensions")
     if not 1 <= requested <= full:
         raise InvalidRequest(f"{requested:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
     return requested
@@ -148,11 +144,9 @@ def stated_pooling(output: Output, request: Request) -> StatedPooling | None:
 def _activated_before(stated: StatedPooling, request: Request) -> bool:
     """Return whether the checkpoint pools normalised vectors. Raises InvalidRequest if the request forbids it."""
     if stated.normalized and request.normalize is False:
-        side = "queries" if request.input_type == "query" else "documents"
-        more = "" if request.input_type == "query" else "; give token_pooling too"
-        raise InvalidRequest(
-            f"this checkpoint pools the vectors of {side}, which are normalised for that{more}.", param="normalize"
-        )
+        side, more = ("queries", "") if request.input_type == "query" else ("documents", "; give token_pooling too")
+        message = f"this checkpoint pools the vectors of {side}, which are normalised for that{more}."
+        raise InvalidRequest(message, param="normalize")
     return stated.normalized
 
 

@@ -16,8 +16,8 @@ import tokenizers
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_content
 from whimbrel.checkpoint.tokenizer.growth import check_growth
-from whimbrel.errors import CheckpointError, InvalidRequest, Location
-from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, Indices, check_characters, location_of
+from whimbrel.errors import CheckpointError, InvalidRequest, Location, TooLarge
+from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, Indices
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo
@@ -127,14 +127,27 @@ class BackendTokenizer:
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
     def check_sizes(self, sizes: Sequence[int], indices: Indices = None) -> None:
-        check_characters(sizes, self._max_characters, indices)
+        """Raise TooLarge if texts of these sizes exceed the limits, in characters."""
+        if (total := sum(sizes)) > (limit := self._max_characters):
+            message = (
+                f"the texts have {total:,} characters, prompts included; the limit is {limit:,}. Send fewer texts at once."
+            )
+            raise TooLarge(message, param="input")
+        for index, size in enumerate(sizes):
+            if size > MAX_CHARACTERS:
+                message = f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it."
+                raise TooLarge(message, location=_location(index, indices))
 
 
 def find_surrogate(texts: Sequence[str], indices: Indices = None, **before: str) -> InvalidRequest | None:
     """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
     found = (_surrogate(text, Location(name)) for name, text in before.items())
-    of_texts = (_surrogate(text, location_of(number, indices)) for number, text in enumerate(texts))
+    of_texts = (_surrogate(text, _location(number, indices)) for number, text in enumerate(texts))
     return next((error for error in chain(found, of_texts) if error is not None), None)
+
+
+def _location(text: int, indices: Indices) -> Location:
+    return Location("input", text) if indices is None else Location("input", *indices[text])
 
 
 def _surrogate(text: str, place: Location) -> InvalidRequest | None:

@@ -17,11 +17,9 @@ from numpy.typing import NDArray
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer import validation
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
-from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds
-from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
 from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
-from whimbrel.tokenizer.static_rules import find_static_rules
+from whimbrel.tokenizer.text_rules import InstructionFinder, add_markers_and_expansion, find_static_rules, length_bounds
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, SpanPrompt, TextFormat
@@ -202,8 +200,8 @@ class Tokenizer:
         if 0 < ids.size <= prompt_tokens:
             raise InvalidRequest("the text has no tokens but its prompt's, which are not pooled.", item=index)
         ids = ids[self.known(ids)]
-        if self.static is not None:
-            ids = self.static.fill_empty(ids)
+        if self.static is not None and not ids.size:
+            ids = np.array([self.static.empty_id], np.int32)
         return Seq(
             ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=params.adapter, tower=self._tower
         )

@@ -278,7 +278,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Markers of an instruction within a text; `tokenizer/gritlm.py` finds it."""
+    """Markers of an instruction within a text; `tokenizer/text_rules.py` finds it."""
 
     opening: str
     """Start of a text with an instruction that is not empty; the instruction and a new line follow."""

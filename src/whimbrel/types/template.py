@@ -98,14 +98,6 @@ class ListTemplate:
         """Return the parts before, for each document, and after all of them."""
         return self.opening + (self.instruction if instructed else ""), self.document, self.closing
 
-    def prompt(self, query: str, documents: Sequence[str], instruction: str) -> str:
-        """Return the whole prompt of texts without markers."""
-        opening, document, closing = self.parts(instructed=bool(instruction))
-        passages = "".join(document.format(index=index, document=text) for index, text in enumerate(documents))
-        return (
-            opening.format(query=query, count=len(documents), instruction=instruction) + passages + closing.format(query=query)
-        )
-
     def clean(self, text: str) -> str:
         """Remove the markers from a text, as the model's own code does."""
         return text.replace(self.query_marker, "").replace(self.document_marker, "")
