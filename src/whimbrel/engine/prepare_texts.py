@@ -15,8 +15,7 @@ from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.multi_vector import resolve_reduction
 from whimbrel.outputs.requested import OutputSpec, resolve_outputs, validate_for_outputs
 from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split
-from whimbrel.tokenizer.offsets import encode_with_offsets
-from whimbrel.tokenizer.spans import encode_spans
+from whimbrel.tokenizer.offsets import encode_spans, encode_with_offsets
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.text_rules import remaining_limit
 from whimbrel.tokenizer.tokenizer import EncodeParams, Tokenizer

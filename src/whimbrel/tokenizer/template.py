@@ -18,18 +18,16 @@ import tokenizers
 
 from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
+from whimbrel.tokenizer.prefixes import FILLERS, PROBES, common_end, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
 from whimbrel.types.seq import Pair, Seq, Truncate
-from whimbrel.types.template import common_end, fields, fill, split
+from whimbrel.types.template import fields, fill, split
 
 _FILE: Final = "tokenizer.json"
-_DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
-"""Pairs whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", "Find facts. ")
 
 
@@ -86,7 +84,9 @@ class TemplateTokenizer:
         fixed = len(instruction) + sum(map(len, texts))
         self.backend.check_sizes([fixed + len(query) + len(document) for query, document in pairs])
         try:
-            rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
+            rows = self._rows(
+                [*zip(FILLERS, FILLERS, strict=True), *(self._template.parts(*pair) for pair in pairs)], form, instruction
+            )
         except InvalidRequest as error:
             indices = [(index, part) for index in range(len(pairs)) for part in range(2)]
             raise find_surrogate(list(chain(*pairs)), indices, instruction=instruction) or error from None
@@ -122,8 +122,7 @@ class TemplateTokenizer:
     def _limits(self, different: Sequence[list[Int32Array]], form: _Pieces, limit: TruncationLimit) -> _Limits:
         template, first_run = self._template, next(i for i, piece in enumerate(form) if isinstance(piece, str))
         lead = sum(map(len, form[:first_run]))
-        first, second = (np.concatenate(pieces).tolist() for pieces in different)
-        tail = common_end(first, second) + self._around.after.size
+        tail = common_end(*map(np.concatenate, different)) + self._around.after.size
         total = limit.max_length
         if template.body_length is not None:
             total = min(total, lead + template.body_length + tail)

@@ -3,11 +3,11 @@
 Static embeddings are tables of vectors. Their tokenizers add no special tokens, and may drop unknown ones. Source:
 model2vec/model.py, `StaticModel.tokenize` and `encode` (0.10).
 
-Models with instructions take them as part of the text and pool only the tokens after them: GritLM's texts are "<|user|>\\n...\\n
-<|embed|>\\n..." or "<|embed|>\\n...". If a caller sends ids, only these marks tell where the instruction ends. They are searched
-for in the host's ids, so only a number goes to the device. Source: gritlm/gritlm.py (1.0.2) leaves out the tokens of the
-instruction that it is given; the search for marks in ids is that of vllm/model_executor/models/gritlm.py (0.22.1). Where they
-differ, GritLM's own code is followed: a text without marks has no instruction, and all of its tokens are pooled.
+GritLM takes an instruction as part of the text and pools only the tokens after it: texts are "<|user|>\\n...\\n<|embed|>\\n..."
+or "<|embed|>\\n...". If a caller sends ids, only these marks tell where the instruction ends. They are searched for in the
+host's ids, so only a number goes to the device. Source: gritlm/gritlm.py (1.0.2) leaves out the tokens of the instruction that
+it is given; the search for marks in ids is that of vllm/model_executor/models/gritlm.py (0.22.1). Where they differ, GritLM's
+own code is followed: a text without marks has no instruction, and all of its tokens are pooled.
 
 Late-interaction models mark queries and documents, and expand queries. Source: lightonai/pylate, models/colbert.py,
 `ColBERT.tokenize`; Stanford's query_tokenization.py and doc_tokenization.py agree.

@@ -18,20 +18,17 @@ from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer import validation
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
-from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
+from whimbrel.tokenizer.prefixes import FILLERS, PROBES, common_end, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.text_rules import InstructionFinder, add_markers_and_expansion, find_static_rules, length_bounds
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card, SpanPrompt, TextFormat
 from whimbrel.types.plan import Plan
 from whimbrel.types.seq import Seq, TokenInfo
-from whimbrel.types.template import common_end
 
 _FILE: Final = "tokenizer.json"
 _PROBES: Final = ("a", "the quick brown fox")
 """Texts around which the post-processor must put the same tokens."""
-_FILLERS: Final = ("0", "1 2 3 4")
-"""Texts whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _NOTHING: Final = np.empty(0, np.int32)
 
 
@@ -240,8 +237,8 @@ class Tokenizer:
         if prompt and self._template.prompted is None:
             raise InvalidRequest("this model's chat template has no place for a prompt.", param="prompt")
         around = self._template.around(prompt)
-        first, second = self.backend.ids([self._template.put(text, around) for text in _FILLERS], special=False)
-        size = common_end(first.tolist(), second.tolist())
+        first, second = self.backend.ids([self._template.put(text, around) for text in FILLERS], special=False)
+        size = common_end(first, second)
         end = first[first.size - size :] if size < min(first.size, second.size) else _NOTHING
         return ChatFrame(around, end, prompt)
 

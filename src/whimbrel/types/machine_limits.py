@@ -27,14 +27,6 @@ class Limit(NamedTuple):
     file: str
 
 
-class _Mount(NamedTuple):
-    """A mounted hierarchy: the group that is its root, as /proc/self/cgroup would name it, and the folder."""
-
-    hierarchy: str
-    root: str
-    folder: str
-
-
 @dataclass(frozen=True, slots=True)
 class MachineLimits:
     """Resources of the machine, and their limits."""
@@ -138,9 +130,9 @@ def _group_folders(root: Path) -> Iterator[Path]:
     own, mounts = _own_groups(_lines(root / "proc/self/cgroup")), _mounts(_lines(root / "proc/self/mountinfo"))
     for hierarchy in _HIERARCHIES:
         found = [
-            (root / mount.folder.lstrip("/"), _path_below(own.get(hierarchy, "/"), mount.root))
-            for mount in mounts
-            if mount.hierarchy == hierarchy
+            (root / folder.lstrip("/"), _path_below(own.get(hierarchy, "/"), top))
+            for name, top, folder in mounts
+            if name == hierarchy
         ]
         for folder, path in [each for each in found if each[1] is not None] or found:
             group = folder / (path or "")  # a namespace of which only the root is known
@@ -161,15 +153,15 @@ def _own_groups(lines: list[str]) -> dict[str, str]:
     return {name: group for _, controllers, group in parts for name in controllers.split(",")}
 
 
-def _mounts(lines: list[str]) -> list[_Mount]:
-    """Return the mounted hierarchies, from lines `id parent device root folder options - type source options`."""
-    found = [_Mount(_UNIFIED, "/", "/sys/fs/cgroup")] if not lines else []
+def _mounts(lines: list[str]) -> list[tuple[str, str, str]]:
+    """Return (hierarchy, group that is its root, folder), from lines `id parent device root folder options - type ...`."""
+    found = [(_UNIFIED, "/", "/sys/fs/cgroup")] if not lines else []
     for line in lines:
         place, _, system = line.partition(" - ")
         fields, (kind, _, options) = place.split(), (*system.split(), "", "", "")[:3]
         if len(fields) >= 5 and kind in ("cgroup", "cgroup2"):
             names = [_UNIFIED] if kind == "cgroup2" else options.split(",")
-            found += [_Mount(name, _unescape(fields[3]), _unescape(fields[4])) for name in names if name in _HIERARCHIES]
+            found += [(name, _unescape(fields[3]), _unescape(fields[4])) for name in names if name in _HIERARCHIES]
     return found
 
 

@@ -245,14 +245,13 @@ def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
             f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.",
             hint=f"--dtype takes auto, which is {fast} here",
         )
-    if card.encoder.family in (FALLBACK, "static"):
-        what = "that transformers runs" if card.encoder.family == FALLBACK else "without linear layers"
-        raise SetupError(f"dtype 'int8' is not supported for a model {what}.", hint=f"--dtype takes {fast}")
-    if card.span_prompt is not None:
-        raise SetupError(
-            "dtype 'int8' is not supported for GLiNER: it is compared by sample texts, which have no labels.",
-            hint=f"--dtype takes {fast}",
-        )
+    reasons = {
+        "a model that transformers runs": card.encoder.family == FALLBACK,
+        "a model without linear layers": card.encoder.family == "static",
+        "GLiNER: it is compared by sample texts, which have no labels": card.span_prompt is not None,
+    }
+    if kind := next((kind for kind, is_refused in reasons.items() if is_refused), None):
+        raise SetupError(f"dtype 'int8' is not supported for {kind}.", hint=f"--dtype takes {fast}")
     return "int8"
 
 

@@ -6,7 +6,7 @@ as plain characters.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from string import Formatter
 
@@ -150,8 +150,3 @@ def from_examples(rendered: str, marks: dict[str, str]) -> str:
     for field, mark in marks.items():
         text = text.replace(mark, f"{{{field}}}")
     return text
-
-
-def common_end(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
