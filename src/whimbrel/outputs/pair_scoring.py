@@ -91,9 +91,8 @@ class PairSide:
     def text_indices(self, first_text: int, first_stored: int) -> Int32Array:
         """Return `index_P` with texts numbered from `first_text` on and stored vectors from `first_stored` on: (P,)."""
         num_texts = len(self.texts)
-        return np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_stored).astype(
-            np.int32
-        )
+        numbers_P = np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_stored)
+        return numbers_P.astype(np.int32)
 
 
 _PARTS: Final[tuple[InputType, InputType]] = ("query", "document")

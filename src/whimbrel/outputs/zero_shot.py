@@ -89,9 +89,7 @@ def entailment_of(card: Card) -> int:
         return card.entailment
     card.output("scores")
     names = ", ".join(card.labels[:8]) + (", ..." if len(card.labels) > 8 else "")
-    raise InvalidRequest(
-        f"need a model for natural language inference (NLI), and this one's config.json does not make it one: of several "
-        f"classes exactly one must begin with 'entail', by id2label and label2id alike. Its classes: {names}. Serve an NLI "
-        "model or, if this is one, name its classes there.",
-        param="labels",
-    )
+    need = "need a model for natural language inference (NLI), and this one's config.json does not make it one"
+    rule = "of several classes exactly one must begin with 'entail', by id2label and label2id alike"
+    remedy = "Serve an NLI model or, if this is one, name its classes there."
+    raise InvalidRequest(f"{need}: {rule}. Its classes: {names}. {remedy}", param="labels")

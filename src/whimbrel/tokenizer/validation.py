@@ -66,10 +66,8 @@ def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
             raise InvalidRequest("must be a text, or an array of token ids of one dimension.", item=index)
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
-            found = f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries."
-            remedy = (
-                "Were these ids made by another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False)."
-            )
+            found = f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries. Were these ids made by"
+            remedy = "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False)."
             raise InvalidRequest(f"{found} {remedy}", item=index, part=int(wrong[0]))
     return [ids.astype(np.int32) for ids in cast(Sequence[Int64Array], texts)]
 

@@ -523,7 +523,7 @@ def _token_outputs(outputs: Mapping[OutputName, Output], hidden_size: int) -> di
 
 def _token_scores(outputs: Mapping[OutputName, Output], hidden_size: int) -> Output | None:
     if (scores := outputs.get("scores")) is not None:
-        layers = [layer for layer in scores.head if isinstance(layer, Dense) and layer.name.startswith(_CLASSIFIERS)]
+        layers = [layer for layer in scores.head if isinstance(layer, Dense) and layer.name.startswith(("classifier", "score"))]
         if not layers or layers[0].in_features != hidden_size or layers[-1] is not scores.head[-1]:
             return None
         first = scores.head.index(layers[0])  # layers before it belong to the pooling
@@ -532,7 +532,3 @@ def _token_scores(outputs: Mapping[OutputName, Output], hidden_size: int) -> Out
     if sparse is None or not sparse.frame_ids:
         return None
     return replace(sparse, rows="token", skip_ids=())
-
-
-_CLASSIFIERS: Final = ("classifier", "score")
-"""Starts of the names of layers that give classes."""

@@ -217,34 +217,27 @@ def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype
         fast = hardware.fast_bfloat16 if on_cpu else hardware.gpu_bfloat16
         return "bfloat16" if fast else "float32"
     if value == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
-        raise SetupError(
-            f"dtype 'bfloat16' is not supported on this CPU, {cpu}.",
-            hint="--dtype takes auto or float32 here; bfloat16 needs AVX-512",
-        )
+        hint = "--dtype takes auto or float32 here; bfloat16 needs AVX-512"
+        raise SetupError(f"dtype 'bfloat16' is not supported on this CPU, {cpu}.", hint=hint)
     if value == "int8" and on_cpu:
         return _int8(card, hardware)
     if value == "float16" and card.encoder.family.startswith("t5"):
-        raise SetupError(
-            "dtype 'float16' is not supported for T5, whose hidden numbers grow beyond 65,504, float16's largest.",
-            hint="--dtype takes auto, float32 or bfloat16, in which T5 was trained",
-        )
+        reason = "whose hidden numbers grow beyond 65,504, float16's largest"
+        hint = "--dtype takes auto, float32 or bfloat16, in which T5 was trained"
+        raise SetupError(f"dtype 'float16' is not supported for T5, {reason}.", hint=hint)
     for dtype in DTYPES:
         if value == dtype and dtype != ("float16" if on_cpu else "int8"):
             return dtype
     on_this_cpu = ["auto", "float32", *(["bfloat16"] if cpu.bfloat16 != "none" else []), *(["int8"] if cpu.vnni else [])]
-    choices = on_this_cpu if on_cpu else ("auto", "float32", "bfloat16", "float16")
-    raise SetupError(
-        f"dtype {value!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
-    )
+    place, choices = ("the CPU", on_this_cpu) if on_cpu else ("a GPU", ["auto", "float32", "bfloat16", "float16"])
+    raise SetupError(f"dtype {value!r} is not supported on {place}.", hint=f"--dtype takes {', '.join(choices)}")
 
 
 def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
     fast = "bfloat16" if hardware.fast_bfloat16 else "float32"
     if not hardware.cpu.vnni:
-        raise SetupError(
-            f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.",
-            hint=f"--dtype takes auto, which is {fast} here",
-        )
+        hint = f"--dtype takes auto, which is {fast} here"
+        raise SetupError(f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.", hint=hint)
     reasons = {
         "a model that transformers runs": card.encoder.family == FALLBACK,
         "a model without linear layers": card.encoder.family == "static",
