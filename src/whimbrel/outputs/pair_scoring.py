@@ -25,10 +25,7 @@ from whimbrel.types.seq import PairTokens
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairScoring:
-    """Scoring of pairs by the similarity of vectors: text queries_P[i] against text documents_P[i].
-
-    Texts are numbered: first the seqs of the request, then the `stored` vectors.
-    """
+    """Scoring of pairs by similarity: text queries_P[i] against documents_P[i]. The seqs are numbered first, then `stored`."""
 
     output: OutputName
     similarity: Similarity

@@ -128,11 +128,9 @@ class BackendTokenizer:
 
     def check_sizes(self, sizes: Sequence[int], indices: Indices = None) -> None:
         """Raise TooLarge if texts of these sizes exceed the limits, in characters."""
-        if (total := sum(sizes)) > (limit := self._max_characters):
-            message = (
-                f"the texts have {total:,} characters, prompts included; the limit is {limit:,}. Send fewer texts at once."
-            )
-            raise TooLarge(message, param="input")
+        if (total := sum(sizes)) > self._max_characters:
+            message = f"the texts have {total:,} characters, prompts included; the limit is {self._max_characters:,}."
+            raise TooLarge(f"{message} Send fewer texts at once.", param="input")
         for index, size in enumerate(sizes):
             if size > MAX_CHARACTERS:
                 message = f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it."
@@ -141,21 +139,18 @@ class BackendTokenizer:
 
 def find_surrogate(texts: Sequence[str], indices: Indices = None, **before: str) -> InvalidRequest | None:
     """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
-    found = (_surrogate(text, Location(name)) for name, text in before.items())
-    of_texts = (_surrogate(text, _location(number, indices)) for number, text in enumerate(texts))
-    return next((error for error in chain(found, of_texts) if error is not None), None)
+    named = ((text, Location(name)) for name, text in before.items())
+    numbered = ((text, _location(number, indices)) for number, text in enumerate(texts))
+    for text, place in chain(named, numbered):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return InvalidRequest("holds a lone surrogate, which is not valid Unicode.", location=place)
+    return None
 
 
 def _location(text: int, indices: Indices) -> Location:
     return Location("input", text) if indices is None else Location("input", *indices[text])
-
-
-def _surrogate(text: str, place: Location) -> InvalidRequest | None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return InvalidRequest("holds a lone surrogate, which is not valid Unicode.", location=place)
-    return None
 
 
 def _refusal(error: BaseException, texts: Sequence[str], indices: Indices = None, prompt: str = "") -> BaseException:

@@ -77,7 +77,7 @@ class TemplateTokenizer:
     ) -> list[Seq]:
         """Tokenise pairs with an instruction, if there is one. Raises as Tokenizer.encode does."""
         pairs = check_pairs(texts_of_pairs)
-        texts = self._template.form(instruction)
+        texts = self._template.texts if instruction is None else self._template.texts_with_instruction
         if texts is None:
             raise InvalidRequest("this model takes no instruction.", param="instruction")
         form, instruction = self._forms[texts], instruction or ""

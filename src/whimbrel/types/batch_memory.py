@@ -52,10 +52,7 @@ class BatchDevice:
 
 
 def batch_bytes(card: Card, device: BatchDevice, *, max_batch_tokens: int, max_length: int, in_pieces: bool) -> int:
-    """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
-
-    0: unknown, as transformers' code runs the model.
-    """
+    """Return the bytes of the largest batch, of `max_batch_tokens` rows or one text; 0: unknown, as transformers runs it."""
     towers = card.towers or (card,)
     if any(tower.encoder.family == "hf" for tower in towers):
         return 0

@@ -18,8 +18,7 @@ from whimbrel.types.template import ListTemplate, Template, TextTemplate
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
-"""Pooling of a checkpoint that states none. "splade" makes sparse vectors with the language-modelling head, "math-shepherd" the
-rewards of steps."""
+"""Pooling of a checkpoint that states none. "splade" makes sparse vectors, "math-shepherd" the rewards of steps."""
 POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 

@@ -29,10 +29,6 @@ class Template:
     max_characters: tuple[int, int] | None = None
     """Limits in characters of a query and of a document."""
 
-    def form(self, instruction: str | None) -> tuple[str, ...] | None:
-        """Return the texts for a request with or without an instruction; None if there are none."""
-        return self.texts if instruction is None else self.texts_with_instruction
-
     def parts(self, query: str, document: str) -> tuple[str, str]:
         """Return query and document, truncated to `max_characters` and stripped."""
         if self.max_characters is not None:
