@@ -21,9 +21,8 @@ from whimbrel.errors import InvalidRequest, NonFinite, WhimbrelError
 from whimbrel.outputs.layout import ESTIMATED_BYTES, ResultLayout, build_outputs, concat_sparse
 from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.multi_vector import TokenReduction
-from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.pair_scoring import PairScoring, score_pairs
 from whimbrel.outputs.rows import BatchOutput
-from whimbrel.outputs.similarity import score_pairs
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Outputs, Sparse

@@ -87,7 +87,6 @@ class Routing:
     """Divide the weights of the chosen experts by their sum."""
     scale: float
     corrected: bool = True
-    """The weights have a correction."""
     eps: float = 1e-20
     """Added to that sum."""
 
@@ -262,7 +261,6 @@ class Output:
     keep_ids: tuple[int, ...] = ()
     """Token ids that have a row, e.g. the tags at the end of each step of a solution; empty: all."""
     keep_in_queries: bool = True
-    """Apply `keep_ids` to queries too."""
     similarity: Similarity | None = None
     """Similarity of pairs by this output, unless the card states another; None: the usual one."""
     token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
@@ -286,20 +284,10 @@ class Instruction:
 
 
 TokenizerClass: TypeAlias = Literal[
-    "tokenizer.json",
-    "AlbertTokenizer",
-    "BertTokenizer",
-    "CamembertTokenizer",
-    "DebertaV2Tokenizer",
-    "GPT2Tokenizer",
-    "GemmaTokenizer",
-    "LlamaTokenizer",
-    "MPNetTokenizer",
-    "Qwen2Tokenizer",
-    "RobertaTokenizer",
-    "T5Tokenizer",
+    "tokenizer.json", "AlbertTokenizer", "BertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer", "GPT2Tokenizer",
+    "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer",
     "XLMRobertaTokenizer",
-]
+]  # fmt: skip
 TokenizerReading: TypeAlias = Literal["transformers", "transformers-4", "file"]
 """Way to read the tokenizer's files: as transformers 5, as transformers 4, or tokenizer.json as it is (ADR 26)."""
 TOKENIZER_READINGS: Final[tuple[TokenizerReading, ...]] = ("transformers", "transformers-4", "file")
