@@ -114,24 +114,22 @@ def split_pairs(request: Request, texts: Sequence[object], output: OutputName, w
 
 
 def _side(pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
-    first: dict[str, int] = {}
-    first_stored: dict[int, int] = {}
     items = [pair[part] for pair in pairs]
-    for index, each in enumerate(items):
-        if isinstance(each, str):
-            first.setdefault(each, index)
-        else:
-            first_stored.setdefault(id(each), index)  # the pairs keep it, so nothing else has its id
-    vectors = [items[index] for index in first_stored.values()]
-    locations = [Location("input", index, part) for index in first_stored.values()]
-    stored, positions = store_vectors(vectors, locations, output, width)
-    for each, location in zip(vectors, locations, strict=True):
-        if not part and output == "multi_vector" and not len(each):
+    keys = [each if isinstance(each, str) else id(each) for each in items]  # the pairs keep them, so ids are unique
+    first: dict[str | int, int] = {}
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    texts = [key for key in first if isinstance(key, str)]
+    places = [index for key, index in first.items() if not isinstance(key, str)]
+    locations = [Location("input", index, part) for index in places]
+    stored, positions = store_vectors([items[index] for index in places], locations, output, width)
+    for index, location in zip(places, locations, strict=True):
+        if not part and output == "multi_vector" and not len(items[index]):
             raise InvalidRequest("has no vectors.", location=location)
-    numbers: dict[object, int] = {text: number for number, text in enumerate(first)}
-    numbers |= {key: len(first) + int(position) for key, position in zip(first_stored, positions, strict=True)}
-    index_P = np.array([numbers[each if isinstance(each, str) else id(each)] for each in items], np.int32)
-    return PairSide(_PARTS[part], list(first), stored, index_P, list(first.values()))
+    numbers: dict[str | int, int] = {text: number for number, text in enumerate(texts)}
+    numbers |= {keys[index]: len(texts) + int(position) for index, position in zip(places, positions, strict=True)}
+    index_P = np.array([numbers[key] for key in keys], np.int32)
+    return PairSide(_PARTS[part], texts, stored, index_P, [first[text] for text in texts])
 
 
 def _check_pairs(texts: Sequence[object]) -> list[PairInput]:

@@ -88,15 +88,10 @@ def encode_spans(
         is_word = marked >= len(before)
         is_label = (marked >= 0) & (marked < len(before) - 1) & (marked % 2 == 0)
         starts = np.concatenate((first[is_label], first[is_word])).astype(np.int32)
-        seqs.append(
-            Seq(
-                ids, index, int(np.searchsorted(word_T[:before_end], len(before))),
-                tokenizer.special.type_id, truncated=cut or len(found) > prompt.max_words,
-                spans_S2=np.stack((starts, starts + 1), axis=1),
-            )
-        )  # fmt: skip
-        kept: list[int] = marked[is_word].tolist()
-        chars: list[tuple[int, int]] = [found[word - len(before)].span() for word in kept]
+        prompt_tokens = int(np.searchsorted(word_T[:before_end], len(before)))
+        truncated, spans_S2 = cut or len(found) > prompt.max_words, np.stack((starts, starts + 1), axis=1)
+        seqs.append(Seq(ids, index, prompt_tokens, tokenizer.special.type_id, truncated=truncated, spans_S2=spans_S2))
+        chars = [found[word - len(before)].span() for word in marked[is_word].tolist()]
         chars_W2 = np.array(chars, np.int32).reshape(-1, 2)
         none = np.zeros(len(chars), np.bool_)
         offsets.append(TokenOffsets(chars_W2, none, none))

@@ -94,9 +94,8 @@ class Tokenizer:
         raw = load_tokenizer(folder, card)
         static = card.tokenizer.static
         self.card = card
-        self.backend = BackendTokenizer(
-            raw, special=static is None, max_characters=validation.MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
-        )
+        max_characters = validation.MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
+        self.backend = BackendTokenizer(raw, special=static is None, max_characters=max_characters)
         self.special = find_special_tokens(raw, card)
         self._template = card.text_template
         self.frame = lru_cache(maxsize=16)(self._make_frame)
