@@ -58,10 +58,7 @@ _UNIGRAM: Final = ("AlbertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer"
 
 
 def _exact_unigram(model: dict[str, Any]) -> tokenizers.models.Model:
-    """Return the model with exact scores, as such a class has them.
-
-    The backend's JSON parser gets one score in forty wrong in the last bit, which then decides between 0|00 and 00|0.
-    """
+    """Return the model with exact scores. The backend's JSON parser gets one in forty wrong in the last bit (0|00 or 00|0)."""
     vocab = [(token, score) for token, score in model["vocab"]]
     return tokenizers.models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
 

@@ -121,10 +121,7 @@ def spans(ends_N1: NDArray[np.integer], offsets_T2: NDArray[np.integer]) -> Int3
 
 
 def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tuple[Int32Array, int]]:
-    """Return chunks of at most `max_length` tokens, each with the number of tokens that are its own.
-
-    Each chunk has the first `before` and the last `after` tokens of the text. A text within the limit is one chunk.
-    """
+    """Return chunks with the first `before` and the last `after` tokens of a text, and the number of other tokens of each."""
     own = ids[before : ids.size - after]
     if ids.size <= max_length:
         return [(ids, own.size)]

@@ -78,10 +78,7 @@ class ListTokenizer:
         """Upper bound of a document's tokens besides its text: its marker's name counts as text here."""
 
     def encode(self, pairs: Sequence[object], params: ListParams, *, as_list: bool) -> tuple[list[Seq], ListScoring, int]:
-        """Return the seqs of all lists, their scoring, and the number of texts that were cut.
-
-        The pairs are one list if `as_list`, else each is a list of its own. Raises InvalidRequest, TooLong, TooLarge.
-        """
+        """Return the seqs of lists, their scoring, and the number of cut texts. Raises InvalidRequest, TooLong, TooLarge."""
         lists = _split_lists(check_pairs(pairs), as_list=as_list)
         instruction = self.template.clean(params.instruction or "")
         if (error := find_surrogate((), instruction=instruction)) is not None:
@@ -136,10 +133,7 @@ class ListTokenizer:
     def _shorten(
         self, texts: list[str], sizes: list[int], limit: int, truncate: Truncate, indices: Sequence[Index]
     ) -> tuple[list[str], list[int], int]:
-        """Return texts cut to `limit` tokens, their sizes, and the number of those that were cut.
-
-        Only texts whose bound exceeds the limit are tokenized; of them, the exact sizes are returned.
-        """
+        """Return texts cut to `limit` tokens, their sizes, exact where the bound exceeds the limit, and the number of cuts."""
         unknown = [i for i, size in enumerate(sizes) if size > limit or size == maxsize]
         ids = self._backend.ids([texts[i] for i in unknown], indices=[indices[i] for i in unknown], special=False)
         texts, sizes, num_cut = [*texts], [*sizes], 0

@@ -91,7 +91,8 @@ def encode_spans(
         prompt_tokens = int(np.searchsorted(word_T[:before_end], len(before)))
         truncated, spans_S2 = cut or len(found) > prompt.max_words, np.stack((starts, starts + 1), axis=1)
         seqs.append(Seq(ids, index, prompt_tokens, tokenizer.special.type_id, truncated=truncated, spans_S2=spans_S2))
-        chars = [found[word - len(before)].span() for word in marked[is_word].tolist()]
+        kept: list[int] = marked[is_word].tolist()
+        chars = [found[word - len(before)].span() for word in kept]
         chars_W2 = np.array(chars, np.int32).reshape(-1, 2)
         none = np.zeros(len(chars), np.bool_)
         offsets.append(TokenOffsets(chars_W2, none, none))

@@ -68,7 +68,8 @@ def find_template(tokenizer: tokenizers.Tokenizer, num_types: int) -> PairTempla
         type_id, shift = 0, None
     elif type_id + (shift is not None) >= num_types:
         return None
-    return PairTemplate(*(np.array(ids, np.int32) for ids in special), type_id, shift)
+    before, between, after = (np.array(ids, np.int32) for ids in special)
+    return PairTemplate(before, between, after, type_id, shift)
 
 
 def _split_pair(

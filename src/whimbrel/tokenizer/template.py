@@ -118,7 +118,8 @@ class TemplateTokenizer:
 
     def _limits(self, different: Sequence[list[Int32Array]], form: _Pieces, limit: TruncationLimit) -> _Limits:
         lead = sum(map(len, takewhile(lambda piece: not isinstance(piece, str), form)))
-        tail = common_end(*map(np.concatenate, different)) + self._around.after.size
+        first, second = (np.concatenate(pieces) for pieces in different)
+        tail = common_end(first, second) + self._around.after.size
         total = limit.max_length
         if self._template.body_length is not None:
             total = min(total, lead + self._template.body_length + tail)

@@ -145,10 +145,7 @@ class Tokenizer:
     # What `EncodeParams` are made of
 
     def prompt_tokens(self, prompt: str, *, special: bool) -> int:
-        """Return the number of leading tokens that pooling skips with this prompt.
-
-        Sentence Transformers counts the prompt alone, truncated to the limit, without a closing special token.
-        """
+        """Return the number of tokens that pooling skips: as in Sentence Transformers, the prompt without a closing token."""
         if self._includes_prompt or not prompt:
             return 0
         (ids,) = self.backend.ids([""], prompt, special=special)
