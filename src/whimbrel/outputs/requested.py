@@ -130,7 +130,11 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
     width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _APPLIES_TO["dimensions"] else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
     if name == "multi_vector" and (stated := stated_pooling(output, request)) is not None:
-        return OutputSpec(name, width, _activated_before(stated, request), entries)
+        if stated.normalized and request.normalize is False:
+            side, more = ("queries", "") if request.input_type == "query" else ("documents", "; give token_pooling too")
+            message = f"this checkpoint pools the vectors of {side}, which are normalised for that{more}."
+            raise InvalidRequest(message, param="normalize")
+        return OutputSpec(name, width, stated.normalized, entries)
     is_activated = output.activated if activated is None else activated
     with_logits = name == "scores" and is_activated and output.activation != "identity"
     return OutputSpec(name, width, is_activated, entries, with_logits=with_logits)
@@ -139,15 +143,6 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
 def stated_pooling(output: Output, request: Request) -> StatedPooling | None:
     """Return the checkpoint's pooling of these texts, unless the request replaces it. By default they count as documents."""
     return None if request.token_pooling is not None else output.token_pooling.get(request.input_type or "document")
-
-
-def _activated_before(stated: StatedPooling, request: Request) -> bool:
-    """Return whether the checkpoint pools normalised vectors. Raises InvalidRequest if the request forbids it."""
-    if stated.normalized and request.normalize is False:
-        side, more = ("queries", "") if request.input_type == "query" else ("documents", "; give token_pooling too")
-        message = f"this checkpoint pools the vectors of {side}, which are normalised for that{more}."
-        raise InvalidRequest(message, param="normalize")
-    return stated.normalized
 
 
 def _max_entries(card: Card, request: Request) -> int:

@@ -88,10 +88,9 @@ class TemplateTokenizer:
             indices = [(index, part) for index in range(len(pairs)) for part in range(2)]
             raise find_surrogate(list(chain(*pairs)), indices, instruction=instruction) or error from None
         limits = self._limits(rows[:2], form, limit)
-        seqs = [
-            self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
-            for index, pieces in enumerate(rows[2:])
-        ]
+        most = self._template.max_characters or (maxsize, maxsize)
+        shortened = [len(query) > most[0] or len(document) > most[1] for query, document in pairs]
+        seqs = [self._seq(pieces, i, form, limits, shortened=shortened[i]) for i, pieces in enumerate(rows[2:])]
         if self._max_prefix_tokens:
             seqs = self._with_prefixes(seqs, pairs, form, instruction, limits)
         return seqs if adapter < 0 else [replace(seq, adapter=adapter) for seq in seqs]

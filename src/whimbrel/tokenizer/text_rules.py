@@ -20,7 +20,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.errors import CheckpointError
-from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
+from whimbrel.tokenizer.validation import TruncationLimit
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Instruction, StaticTokenizer, TextFormat
 from whimbrel.types.seq import Seq
@@ -92,17 +92,6 @@ def _find(ids: Int32Array, mark: Int32Array) -> int:
     return place // ids.itemsize if place >= 0 else -1
 
 
-def length_bounds(form: TextFormat, least: int, most: int) -> LengthBounds:
-    """Return the length bounds of texts in a format. Without it they would have `least` to `most` tokens."""
-    expansion = form.expansion
-    least = max(least + _marker(form), 0 if expansion is None else expansion.length)
-    return LengthBounds(least, min(form.max_length, most), form.max_length if form.has_fixed_length else most)
-
-
-def remaining_limit(form: TextFormat, limit: TruncationLimit) -> TruncationLimit:
-    return replace(limit, max_length=limit.max_length - _marker(form), num_inserted=_marker(form))
-
-
 def add_markers_and_expansion(seq: Seq, form: TextFormat, *, is_query: bool) -> Seq:
     """Insert the format's marker and expansion tokens into a seq that leaves room for them."""
     ids, expansion, num_keys = seq.ids, form.expansion, 0
@@ -115,7 +104,3 @@ def add_markers_and_expansion(seq: Seq, form: TextFormat, *, is_query: bool) -> 
         filled[: ids.size] = ids
         ids, num_keys = filled, 0 if expansion.attended else ids.size
     return replace(seq, ids=ids, num_attended=num_keys, is_query=is_query)
-
-
-def _marker(form: TextFormat) -> int:
-    return 0 if form.marker_id is None else 1

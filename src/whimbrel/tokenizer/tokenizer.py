@@ -19,10 +19,10 @@ from whimbrel.tokenizer import validation
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
 from whimbrel.tokenizer.prefixes import FILLERS, PROBES, common_end, max_prefix_tokens, probed_prefix, with_prefix
-from whimbrel.tokenizer.text_rules import InstructionFinder, add_markers_and_expansion, find_static_rules, length_bounds
+from whimbrel.tokenizer.text_rules import InstructionFinder, add_markers_and_expansion, find_static_rules
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.card import Card, SpanPrompt, TextFormat
+from whimbrel.types.card import Card, TextFormat
 from whimbrel.types.plan import Plan
 from whimbrel.types.seq import Seq, TokenInfo
 
@@ -108,9 +108,7 @@ class Tokenizer:
         self._pairs = find_template(raw, num_types) if "scores" in card.outputs else None
         self._max_prefix_tokens = max_prefix_tokens(card, plan)
         self._prefix = lru_cache(maxsize=16)(self._find_prefix)
-        self._check_text_formats()
-        if card.span_prompt is not None:
-            _check_label_token(raw, card.span_prompt)
+        self._check_card()
 
     def encode(self, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
         """Tokenise texts, or use ids unchanged. Raises InvalidRequest, TooLarge and TooLong."""
@@ -155,7 +153,10 @@ class Tokenizer:
     def lengths(self, form: TextFormat | None = None) -> LengthBounds:
         """Return the length bounds of a text in a format."""
         least, most = self.special.num_tokens + 1, self._max_length
-        return LengthBounds(least, most, most) if form is None else length_bounds(form, least, most)
+        if form is None:
+            return LengthBounds(least, most, most)
+        least = max(least + form.num_inserted, 0 if form.expansion is None else form.expansion.length)
+        return LengthBounds(least, min(form.max_length, most), form.max_length if form.has_fixed_length else most)
 
     def pair_lengths(self) -> LengthBounds:
         """Return the length bounds of a pair. Raises InvalidRequest if the model takes none."""
@@ -238,22 +239,19 @@ class Tokenizer:
         end = first[first.size - size :] if size < min(first.size, second.size) else _NOTHING
         return ChatFrame(around, end, prompt)
 
-    def _check_text_formats(self) -> None:
-        """Raise CheckpointError if a text cannot have the default length, or has no place for its marker."""
-        forms = self.card.text_formats.values()
+    def _check_card(self) -> None:
+        """Raise CheckpointError if texts cannot have the default length or their marker, or if labels have another token."""
+        forms, prompt = self.card.text_formats.values(), self.card.span_prompt
         for bounds in map(self.lengths, (None, *forms)):
             if bounds.default < bounds.minimum:
                 reason = f"every text has {bounds.minimum} tokens or more"
                 raise CheckpointError(f"max length {bounds.default} leaves no room: {reason}.", file=_FILE)
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
-
-
-def _check_label_token(raw: tokenizers.Tokenizer, prompt: SpanPrompt) -> None:
-    """Raise CheckpointError if the token before each label has not the id by which the model finds it."""
-    if (found := raw.token_to_id(prompt.label_token)) != prompt.label_id:
-        message = f"{prompt.label_token!r} has the id {found}, and class_token_index is {prompt.label_id}."
-        raise CheckpointError(message, file=_FILE, hint="save the model and its tokenizer together, with the package gliner")
+        if prompt is not None and (found := self.backend.raw.token_to_id(prompt.label_token)) != prompt.label_id:
+            message = f"{prompt.label_token!r} has the id {found}, and class_token_index is {prompt.label_id}."
+            hint = "save the model and its tokenizer together, with the package gliner"
+            raise CheckpointError(message, file=_FILE, hint=hint)
 
 
 def _cut_chat(ids: Int32Array, limit: TruncationLimit, frame: ChatFrame) -> Int32Array:

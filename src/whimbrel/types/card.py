@@ -373,6 +373,10 @@ class TextFormat:
     expansion: QueryExpansion | None = None
 
     @property
+    def num_inserted(self) -> int:
+        return 0 if self.marker_id is None else 1
+
+    @property
     def has_fixed_length(self) -> bool:
         """True if short texts are filled up to the limit, so that all have the same length."""
         return self.expansion is not None and self.expansion.length == self.max_length

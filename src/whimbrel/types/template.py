@@ -37,11 +37,6 @@ class Template:
             query, document = query.strip(), document.strip()
         return query, document
 
-    def truncates_chars(self, query: str, document: str) -> bool:
-        """Return whether query or document exceeds `max_characters`."""
-        limits = self.max_characters
-        return limits is not None and (len(query) > limits[0] or len(document) > limits[1])
-
 
 @dataclass(frozen=True, slots=True)
 class TextTemplate:
