@@ -156,17 +156,8 @@ def score_pairs(outputs: Outputs, comparison: PairScoring) -> Float32Array:
     """Return the score of each pair, (P,). It is not finite if the vectors are too large."""
     with np.errstate(over="ignore", invalid="ignore"):
         if comparison.output == "dense":
-            return _score_dense(_dense_vectors(outputs, comparison), comparison)
+            return _score_dense(outputs, comparison)
         return _score_sparse(_sparse_vectors(outputs, comparison), comparison)
-
-
-def _dense_vectors(outputs: Outputs, comparison: PairScoring) -> Float32Array:
-    """Return the vectors of all texts: first the computed ones, then the stored ones."""
-    computed = [] if outputs.dense is None else [outputs.dense]
-    stored = [to_float32(each) for each in comparison.stored]
-    if comparison.similarity == "cosine":
-        stored = [_normalize(rows_ND) for rows_ND in stored]
-    return computed[0] if computed and not stored else np.concatenate([*computed, *stored])
 
 
 def _normalize(rows_ND: Float32Array) -> Float32Array:
@@ -176,7 +167,12 @@ def _normalize(rows_ND: Float32Array) -> Float32Array:
     return (wide_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
 
 
-def _score_dense(dense_ND: Float32Array, comparison: PairScoring) -> Float32Array:
+def _score_dense(outputs: Outputs, comparison: PairScoring) -> Float32Array:
+    computed = [] if outputs.dense is None else [outputs.dense]
+    stored = [to_float32(each) for each in comparison.stored]
+    if comparison.similarity == "cosine":
+        stored = [_normalize(rows_ND) for rows_ND in stored]
+    dense_ND = computed[0] if computed and not stored else np.concatenate([*computed, *stored])
     scores_P = np.empty(comparison.num_pairs, np.float32)
     for start in range(0, comparison.num_pairs, _PAIRS_AT_A_TIME):
         some = slice(start, start + _PAIRS_AT_A_TIME)

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, ClassVar, Final, Literal, TypeAlias, TypedDict, cast
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypedDict, cast, get_args
 
 from whimbrel.errors import SetupError
 from whimbrel.types.batch_memory import BatchDevice, batch_bytes
@@ -17,7 +17,7 @@ from whimbrel.types.card import FALLBACK, Card, TokenizerReading
 from whimbrel.types.hardware import Cpu, Hardware
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-DTYPES: Final = ("float32", "bfloat16", "float16", "int8")
+DTYPES: Final[tuple[Dtype, ...]] = get_args(Dtype)
 
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
