@@ -39,10 +39,8 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
         if card.tokenizer.reading == "transformers" and card.tokenizer.tokenizer_class in _UNIGRAM:
             tokenizer.model = _exact_unigram(content["model"])
         tokenizer.encode(_RARE)
-    except CheckpointError:
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_backend_error(error):
+        if isinstance(error, CheckpointError) or not (isinstance(error, Exception) or _is_backend_error(error)):
             raise
         raise CheckpointError(f"cannot be read by tokenizers {tokenizers.__version__}: {error}.", file=_FILE) from None
     tokenizer.no_padding()
