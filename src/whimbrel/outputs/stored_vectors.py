@@ -91,8 +91,7 @@ def store_vectors(
 
 def _read(vectors: object, output: OutputName, width: int) -> tuple[NDArray[Any], Int32Array | None]:
     """Return the rows of a text's vectors, and the entries of sparse ones."""
-    arrays = cast("tuple[object, ...]", vectors) if isinstance(vectors, tuple) else (vectors,)
-    if any(isinstance(array, np.ma.MaskedArray) for array in arrays):
+    if _is_masked(vectors):
         raise InvalidRequest("is a masked array; send what is not masked as a plain one.")
     if output == "sparse":
         ids, weights = _entries(vectors, width)
@@ -156,6 +155,11 @@ def _entries(vectors: object, vocab_size: int) -> tuple[Int32Array, Float32Array
         raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.")
     with np.errstate(over="ignore"):
         return ids.astype(np.int32), weights[order].astype(np.float32)
+
+
+def _is_masked(value: object) -> bool:
+    arrays = cast("tuple[object, ...]", value) if isinstance(value, tuple) else (value,)
+    return any(isinstance(array, np.ma.MaskedArray) for array in arrays)
 
 
 def _is_sparse(value: object) -> bool:

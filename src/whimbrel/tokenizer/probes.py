@@ -63,8 +63,10 @@ _NOT_RUN: Final = ("decoder", "padding", "truncation", "version")
 
 
 def _ids(tokenizer: tokenizers.Tokenizer, probe: Probe, card: Card) -> list[int]:
-    texts = (probe,) if isinstance(probe, str) else probe
-    return tokenizer.encode(*texts, add_special_tokens=card.tokenizer.static is None).ids
+    special = card.tokenizer.static is None
+    if isinstance(probe, str):
+        return tokenizer.encode(probe, add_special_tokens=special).ids
+    return tokenizer.encode(*probe, add_special_tokens=special).ids
 
 
 def _words(tokenizer: tokenizers.Tokenizer, probe: Probe, card: Card) -> str:
