@@ -30,8 +30,7 @@ import httpx2
 import numpy as np
 from common import default_plan, note, options, print_setting, print_table
 
-from whimbrel.types.machine_limits import usable_memory
-from whimbrel.types.waiting_memory import share_waiting_memory
+from whimbrel.types.machine_limits import share_waiting_memory, usable_memory
 from whimbrel_bench.processes import mebibytes
 from whimbrel_bench.server import Serving, serving
 

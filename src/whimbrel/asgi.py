@@ -21,9 +21,8 @@ from whimbrel.server.app import app as server_app
 from whimbrel.server.app.limits import ServerLimits, read_server_limits
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.settings_table import read_settings
-from whimbrel.types.machine_limits import usable_memory
+from whimbrel.types.machine_limits import share_waiting_memory, usable_memory
 from whimbrel.types.plan import Options
-from whimbrel.types.waiting_memory import share_waiting_memory
 
 
 def create_app(

@@ -126,7 +126,6 @@ class InvalidRequest(WhimbrelError, ValueError, status=400, code="invalid_value"
     """The request is wrong; sending it again will not help."""
 
     def __init__(self, statement: str, *, hint: Hint | None = None, **place: Unpack[Place]) -> None:
-        """The message is the `statement`, followed by the sentence of the `hint`."""
         super().__init__(statement if hint is None else statement + hint.sentence(), **place)
         self.statement = statement
         self.hint = hint

@@ -15,8 +15,7 @@ from sentence_transformers.multi_vector_encoder.modules.token_pooling import Hie
 
 import whimbrel.outputs.token_pooling
 from whimbrel.errors import InvalidRequest
-from whimbrel.outputs.token_pooling import pool_tokens
-from whimbrel.outputs.ward import ward_linkage
+from whimbrel.outputs.token_pooling import pool_tokens, ward_linkage
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Ragged
 

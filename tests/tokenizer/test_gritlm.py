@@ -20,7 +20,7 @@ from parity import Parity
 from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError, InvalidRequest
-from whimbrel.tokenizer.gritlm import InstructionFinder
+from whimbrel.tokenizer.text_rules import InstructionFinder
 from whimbrel.types.request import Request
 
 TASK = "<|user|>\nGiven a scientific paper title, retrieve the paper's abstract\n<|embed|>\n"

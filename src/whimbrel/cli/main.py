@@ -130,9 +130,8 @@ def show(model: ModelArgument = None, *, as_json: AsJson = False, **given: Any) 
     from whimbrel.checkpoint.locate import resolve_checkpoint
     from whimbrel.checkpoint.reader import read_card
     from whimbrel.engine.prepare import Preprocessor
-    from whimbrel.types.machine_limits import usable_memory
+    from whimbrel.types.machine_limits import share_waiting_memory, usable_memory
     from whimbrel.types.plan import Options, make_plan
-    from whimbrel.types.waiting_memory import share_waiting_memory
 
     checkpoint = resolve_checkpoint(model, weights=False)
     arguments = engine_arguments(given)

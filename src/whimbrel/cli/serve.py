@@ -27,9 +27,8 @@ from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
 from whimbrel.telemetry import logs
 from whimbrel.telemetry import otel as spans
-from whimbrel.types.machine_limits import usable_memory, usable_processors
+from whimbrel.types.machine_limits import WaitingMemory, share_waiting_memory, usable_memory, usable_processors
 from whimbrel.types.plan import Options
-from whimbrel.types.waiting_memory import WaitingMemory, share_waiting_memory
 
 
 def serve(models: Sequence[str], settings: Settings) -> int:

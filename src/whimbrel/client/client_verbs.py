@@ -13,8 +13,7 @@ from whimbrel.client.request_bodies import OutputNames, check_count
 from whimbrel.client.responses import Ranking
 from whimbrel.client.task import Task, get_task
 from whimbrel.errors import InvalidRequest
-from whimbrel.outputs.entities import Aggregation
-from whimbrel.outputs.spans import read_entity_labels
+from whimbrel.outputs.entities import Aggregation, read_entity_labels
 from whimbrel.outputs.zero_shot import read_zero_shot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, check_options, reject_muvera, require, require_muvera

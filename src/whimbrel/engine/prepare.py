@@ -188,9 +188,13 @@ class Preprocessor:
             raise InvalidRequest(message, param="max_tokens")
         if not request.add_special_tokens:
             raise InvalidRequest("this model's tokens around texts belong to its template.", param="add_special_tokens")
-        instruction, adapter = resolve_instruction(card, request), card.adapter(None, request.adapter)
-        limits = request.max_query_tokens, request.max_document_tokens
-        params = ListParams(instruction, *limits, request.truncate or "right", adapter)
+        params = ListParams(
+            resolve_instruction(card, request),
+            request.max_query_tokens or tokenizer.template.max_query_tokens,
+            request.max_document_tokens or tokenizer.template.max_document_tokens,
+            request.truncate or "right",
+            card.adapter(None, request.adapter),
+        )
         seqs, scoring, num_cut = tokenizer.encode(request.texts, params, as_list=request.listwise)
         scoring = replace(scoring, returns_vectors="multi_vector" in outputs, normalized=bool(request.normalize))
         width = resolve_width(card, request, "multi_vector", matryoshka=self._plan.matryoshka)

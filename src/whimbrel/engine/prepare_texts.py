@@ -15,9 +15,7 @@ from whimbrel.outputs.merge import ReturnRows, ReturnRowsWithOffsets
 from whimbrel.outputs.multi_vector import resolve_reduction
 from whimbrel.outputs.requested import OutputSpec, resolve_outputs, validate_for_outputs
 from whimbrel.tokenizer.chunking import encode_document, encode_fixed_chunks, encode_split
-from whimbrel.tokenizer.colbert import remaining_limit
-from whimbrel.tokenizer.offsets import encode_with_offsets
-from whimbrel.tokenizer.spans import encode_spans
+from whimbrel.tokenizer.offsets import encode_spans, encode_with_offsets
 from whimbrel.tokenizer.template import TemplateTokenizer
 from whimbrel.tokenizer.tokenizer import EncodeParams, Tokenizer
 from whimbrel.tokenizer.validation import has_ids
@@ -120,9 +118,10 @@ def resolve_params(
         return params
     if card.text_template is not None:
         return replace(params, frame=tokenizer.frame(prompt))
+    num_inserted = 0 if form is None else form.num_inserted
     return replace(
         params,
-        limit=limit if form is None else remaining_limit(form, limit),
+        limit=replace(limit, max_length=limit.max_length - num_inserted, num_inserted=num_inserted),
         prompt=prompt,
         prompt_tokens=tokenizer.prompt_tokens(prompt, special=request.add_special_tokens),
     )

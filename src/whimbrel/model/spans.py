@@ -14,7 +14,7 @@ from torch import Tensor
 from whimbrel.model.ops.linear import Linear
 from whimbrel.model.pooling import HeadFunction, apply_heads, guard_rows
 from whimbrel.model.weights import Weights
-from whimbrel.outputs.spans import word_spans
+from whimbrel.outputs.entities import word_spans
 from whimbrel.types.heads import Activation, SpanHead
 
 _SPANS: Final = "span_rep_layer.span_rep_layer"

@@ -18,12 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, NonFinite, WhimbrelError
-from whimbrel.outputs.layout import ResultLayout, build_outputs, concat_sparse, estimated_bytes
+from whimbrel.outputs.layout import ESTIMATED_BYTES, ResultLayout, build_outputs, concat_sparse
 from whimbrel.outputs.merge import ReturnRows
 from whimbrel.outputs.multi_vector import TokenReduction
-from whimbrel.outputs.pair_scoring import PairScoring
+from whimbrel.outputs.pair_scoring import PairScoring, score_pairs
 from whimbrel.outputs.rows import BatchOutput
-from whimbrel.outputs.similarity import score_pairs
 from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Outputs, Sparse
@@ -81,7 +80,7 @@ class RowsFinisher(Finisher):
         self._sparse_rows: dict[int, tuple[Int32Array, Float32Array]] = {}
         self._finish = finish
         self.finishes_slowly = isinstance(finish, TokenReduction | VectorScores)
-        self.num_bytes = estimated_bytes(layout) * num_seqs
+        self.num_bytes = 0 if layout.dynamic_output is None else ESTIMATED_BYTES * num_seqs
 
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
         for slot, array_PD in zip(self._layout.by_name.values(), self._arrays.values(), strict=True):

@@ -13,9 +13,9 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.outputs.entities import count_marks, num_span_rows
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
-from whimbrel.outputs.spans import count_marks, num_span_rows
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.card import Card, Output
@@ -26,8 +26,8 @@ from whimbrel.types.seq import Seq
 _ALIGN: Final = 64
 _FLOAT_BYTES: Final = 4
 _RAGGED: Final = ("multi_vector", "token_scores", "hidden", "token_dense", "token_matches")
-_ESTIMATED_ENTRIES: Final = 256
-"""Estimated entries per text of an output over the whole vocabulary, for accounts of memory."""
+ESTIMATED_BYTES: Final = 256 * 2 * _FLOAT_BYTES
+"""Estimated bytes per text of an output over the whole vocabulary, for accounts of memory: 256 entries and weights."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,11 +111,6 @@ def _aligned(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGN) * _ALIGN
 
 
-def estimated_bytes(layout: ResultLayout) -> int:
-    """Return the estimated bytes per text of the output that has no slot."""
-    return _ESTIMATED_ENTRIES * 2 * _FLOAT_BYTES if layout.dynamic_output else 0
-
-
 def _count_rows(output: Output, seqs: Sequence[Seq]) -> tuple[Int64Array, Int32Array | None]:
     """Return the number of rows of each seq, and the vocabulary ids of an output with a row per entry."""
     if output.rows in ("text", "vocabulary"):
@@ -141,7 +136,10 @@ def build_outputs(layout: ResultLayout, memory: NDArray[np.uint8], entries: Spar
         name: Ragged(array, layout.by_name[name].offsets_N1) if name in _RAGGED else array for name, array in arrays.items()
     }
     if "sparse" in arrays:
-        entries = _drop_zeros(layout.by_name["sparse"], arrays["sparse"])
+        slot, weights_P = layout.by_name["sparse"], arrays["sparse"][:, 0]
+        assert slot.ids_P is not None
+        mask_P = weights_P != 0
+        entries = Sparse(slot.ids_P[mask_P], weights_P[mask_P], offsets_of(mask_P)[slot.offsets_N1])
     if entries is not None and (spec := layout.spec("sparse")) is not None and spec.max_entries:
         entries = top_k_entries(entries, spec.max_entries)
     if "scores" in arrays and layout.by_name["scores"].spec.with_logits:
@@ -168,13 +166,6 @@ def concat_sparse(rows: Mapping[int, tuple[Int32Array, Float32Array]]) -> Sparse
     ids = np.concatenate([ids for ids, _ in ordered])
     weights = np.concatenate([weights for _, weights in ordered])
     return Sparse(ids, weights, offsets_of(np.fromiter((len(ids) for ids, _ in ordered), np.int64, len(ordered))))
-
-
-def _drop_zeros(slot: ArraySlot, weights_P1: Float32Array) -> Sparse:
-    assert slot.ids_P is not None
-    weights_P = weights_P1[:, 0]
-    mask_P = weights_P != 0
-    return Sparse(slot.ids_P[mask_P], weights_P[mask_P], offsets_of(mask_P)[slot.offsets_N1])
 
 
 def token_mask(

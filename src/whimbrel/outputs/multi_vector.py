@@ -42,16 +42,12 @@ class TokenReduction(ReturnRows):
             most = MAX_TOKENS + min(pooling.num_protected_tokens for pooling in clustered)
             if (too_long := np.flatnonzero(counts_N > most)).size:
                 index = int(too_long[0])
-                raise InvalidRequest(
-                    f"has {counts_N[index]:,} token vectors; at most {most:,} are pooled. Give max_tokens, or token_pooling 1.",
-                    item=index,
-                )
+                message = f"has {counts_N[index]:,} token vectors; at most {most:,} are pooled."
+                raise InvalidRequest(f"{message} Give max_tokens, or token_pooling 1.", item=index)
         if self.muvera is not None and counts_N.size * self.muvera.num_dims > _MAX_REQUEST_NUMBERS:
-            raise TooLarge(
-                f"{counts_N.size:,} texts of {self.muvera.num_dims:,} numbers each; the limit of a request is "
-                f"{_MAX_REQUEST_NUMBERS:,} numbers. Send fewer texts at once.",
-                param="input",
-            )
+            size = f"{counts_N.size:,} texts of {self.muvera.num_dims:,} numbers each"
+            limit = f"the limit of a request is {_MAX_REQUEST_NUMBERS:,} numbers"
+            raise TooLarge(f"{size}; {limit}. Send fewer texts at once.", param="input")
 
     def apply(self, outputs: Outputs) -> Outputs:
         """Return the outputs with reduced token vectors. Raises ComputeError, OutOfMemory."""

@@ -34,7 +34,6 @@ from whimbrel.types.result import Ragged
 
 _Float64Array = NDArray[np.float64]
 
-_CACHED: Final = 4
 _CHUNK_NUMBERS: Final = 2**18
 """Number of projected values of a chunk of texts, 2 MiB, unless one text has more."""
 _CHUNK_BUCKETS: Final = 2**16
@@ -53,7 +52,7 @@ def encode_muvera(texts: Ragged, parameters: MuveraParameters, input_type: Input
     return encoded_NE
 
 
-@lru_cache(maxsize=_CACHED)
+@lru_cache(maxsize=4)
 def draw(width: int, parameters: MuveraParameters) -> tuple[_Float64Array, _Float64Array]:
     """Return the planes (D, K), and the signs (D, P), scaled. The most recent draws are cached, because they take time."""
     generator = np.random.default_rng(parameters.seed)

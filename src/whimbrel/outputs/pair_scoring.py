@@ -1,13 +1,17 @@
-"""Pair scoring by similarity: scores of pairs from a model that has none of its own. Pure.
+"""Pair scoring by similarity: scores of pairs from a model that has none of its own. numpy only.
 
 Each distinct text is encoded once and its vectors are compared. The first text of a pair is a query and the second a document.
 The card's prompts for queries and documents apply, and a requested prompt stands before queries. Either part may be vectors
 that the caller stored.
 
-Shapes: P pairs, N distinct texts of a side.
+Dense and sparse vectors are compared here, token vectors by `model/maxsim_scorer.py`. A score has the same bits alone and among
+any others: products are summed row by row, in an order that depends only on the width. Distances are negative, so that similar
+texts score high. Source: sentence_transformers/util/similarity.py (6.2).
+
+Shapes: P pairs, N texts, D columns, V vocabulary entries.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, cast
 
@@ -15,20 +19,19 @@ import numpy as np
 
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.outputs.requested import SIMILARITIES, default_scoring_output
-from whimbrel.outputs.stored_vectors import StoredVectors, store_vectors
-from whimbrel.types.arrays import Int32Array
+from whimbrel.outputs.stored_vectors import StoredVectors, store_vectors, to_float32
+from whimbrel.types.arrays import Float32Array, Int32Array
+from whimbrel.types.batch import offsets_of, ranges
 from whimbrel.types.card import Card
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.request import InputType, OutputName, PairInput, Request, Similarity
+from whimbrel.types.result import Outputs, Sparse
 from whimbrel.types.seq import PairTokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PairScoring:
-    """Scoring of pairs by the similarity of vectors: text queries_P[i] against text documents_P[i].
-
-    Texts are numbered: first the seqs of the request, then the `stored` vectors.
-    """
+    """Scoring of pairs by similarity: text queries_P[i] against documents_P[i]. The seqs are numbered first, then `stored`."""
 
     output: OutputName
     similarity: Similarity
@@ -91,9 +94,8 @@ class PairSide:
     def text_indices(self, first_text: int, first_stored: int) -> Int32Array:
         """Return `index_P` with texts numbered from `first_text` on and stored vectors from `first_stored` on: (P,)."""
         num_texts = len(self.texts)
-        return np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_stored).astype(
-            np.int32
-        )
+        numbers_P = np.where(self.index_P < num_texts, self.index_P + first_text, self.index_P - num_texts + first_stored)
+        return numbers_P.astype(np.int32)
 
 
 _PARTS: Final[tuple[InputType, InputType]] = ("query", "document")
@@ -112,24 +114,22 @@ def split_pairs(request: Request, texts: Sequence[object], output: OutputName, w
 
 
 def _side(pairs: list[PairInput], output: OutputName, width: int, part: int) -> PairSide:
-    first: dict[str, int] = {}
-    first_stored: dict[int, int] = {}
     items = [pair[part] for pair in pairs]
-    for index, each in enumerate(items):
-        if isinstance(each, str):
-            first.setdefault(each, index)
-        else:
-            first_stored.setdefault(id(each), index)  # the pairs keep it, so nothing else has its id
-    vectors = [items[index] for index in first_stored.values()]
-    locations = [Location("input", index, part) for index in first_stored.values()]
-    stored, positions = store_vectors(vectors, locations, output, width)
-    for each, location in zip(vectors, locations, strict=True):
-        if not part and output == "multi_vector" and not len(each):
+    keys = [each if isinstance(each, str) else id(each) for each in items]  # the pairs keep them, so ids are unique
+    first: dict[str | int, int] = {}
+    for index, key in enumerate(keys):
+        first.setdefault(key, index)
+    texts = [key for key in first if isinstance(key, str)]
+    places = [index for key, index in first.items() if not isinstance(key, str)]
+    locations = [Location("input", index, part) for index in places]
+    stored, positions = store_vectors([items[index] for index in places], locations, output, width)
+    for index, location in zip(places, locations, strict=True):
+        if not part and output == "multi_vector" and not len(items[index]):
             raise InvalidRequest("has no vectors.", location=location)
-    numbers: dict[object, int] = {text: number for number, text in enumerate(first)}
-    numbers |= {key: len(first) + int(position) for key, position in zip(first_stored, positions, strict=True)}
-    index_P = np.array([numbers[each if isinstance(each, str) else id(each)] for each in items], np.int32)
-    return PairSide(_PARTS[part], list(first), stored, index_P, list(first.values()))
+    numbers: dict[str | int, int] = {text: number for number, text in enumerate(texts)}
+    numbers |= {keys[index]: len(texts) + int(position) for index, position in zip(places, positions, strict=True)}
+    index_P = np.array([numbers[key] for key in keys], np.int32)
+    return PairSide(_PARTS[part], texts, stored, index_P, [first[text] for text in texts])
 
 
 def _check_pairs(texts: Sequence[object]) -> list[PairInput]:
@@ -140,3 +140,69 @@ def _check_pairs(texts: Sequence[object]) -> list[PairInput]:
         if (count := len(cast(tuple[object, ...], pair))) != 2:
             raise InvalidRequest(f"must be a pair, has {count} parts.", item=index)
     return cast(list[PairInput], list(texts))
+
+
+_PAIRS_AT_A_TIME: Final = 4096
+
+_DENSE: Final[Mapping[Similarity, Callable[[Float32Array, Float32Array], Float32Array]]] = {
+    "cosine": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),  # the vectors have norm 1
+    "dot": lambda a_PD, b_PD: (a_PD * b_PD).sum(axis=1),
+    "euclidean": lambda a_PD, b_PD: -np.sqrt(np.square(a_PD - b_PD).sum(axis=1)),
+    "manhattan": lambda a_PD, b_PD: -np.abs(a_PD - b_PD).sum(axis=1),
+}
+
+
+def score_pairs(outputs: Outputs, comparison: PairScoring) -> Float32Array:
+    """Return the score of each pair, (P,). It is not finite if the vectors are too large."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if comparison.output == "dense":
+            return _score_dense(outputs, comparison)
+        return _score_sparse(_sparse_vectors(outputs, comparison), comparison)
+
+
+def _normalize(rows_ND: Float32Array) -> Float32Array:
+    """Divide rows by their norm, except zeros. In float64, whose squares neither overflow nor underflow."""
+    wide_ND = rows_ND.astype(np.float64)
+    norms_N1 = np.linalg.norm(wide_ND, axis=1, keepdims=True)
+    return (wide_ND / np.where(norms_N1 > 0, norms_N1, 1)).astype(np.float32)
+
+
+def _score_dense(outputs: Outputs, comparison: PairScoring) -> Float32Array:
+    computed = [] if outputs.dense is None else [outputs.dense]
+    stored = [to_float32(each) for each in comparison.stored]
+    if comparison.similarity == "cosine":
+        stored = [_normalize(rows_ND) for rows_ND in stored]
+    dense_ND = computed[0] if computed and not stored else np.concatenate([*computed, *stored])
+    scores_P = np.empty(comparison.num_pairs, np.float32)
+    for start in range(0, comparison.num_pairs, _PAIRS_AT_A_TIME):
+        some = slice(start, start + _PAIRS_AT_A_TIME)
+        a_PD, b_PD = dense_ND[comparison.queries_P[some]], dense_ND[comparison.documents_P[some]]
+        scores_P[some] = _DENSE[comparison.similarity](a_PD, b_PD)
+    return scores_P
+
+
+def _sparse_vectors(outputs: Outputs, comparison: PairScoring) -> Sparse:
+    if outputs.sparse is not None and not comparison.stored:
+        return outputs.sparse
+    stored = [Sparse(each.ids_X, each.rows_XD[:, 0], each.offsets_N1) for each in comparison.stored if each.ids_X is not None]
+    texts = stored if outputs.sparse is None else [outputs.sparse, *stored]
+    ids, weights = np.concatenate([each.ids_X for each in texts]), np.concatenate([each.weights_X for each in texts])
+    return Sparse(ids, weights, offsets_of(np.concatenate([np.diff(each.offsets_N1) for each in texts])))
+
+
+def _score_sparse(sparse: Sparse, comparison: PairScoring) -> Float32Array:
+    """Return dot products. The weights of a query are looked up by the entries of all its documents at once."""
+    scores_P = np.zeros(comparison.num_pairs, np.float32)
+    weights_V = np.zeros(int(sparse.ids_X.max(initial=-1)) + 1, np.float32)
+    starts_N, ends_N = sparse.offsets_N1[:-1], sparse.offsets_N1[1:]
+    order = np.argsort(comparison.queries_P, kind="stable")
+    order = order[(ends_N > starts_N)[comparison.documents_P[order]]]  # the others score 0
+    for pairs in np.split(order, np.flatnonzero(np.diff(comparison.queries_P[order])) + 1) if order.size else []:
+        ids, weights = sparse[int(comparison.queries_P[pairs[0]])]
+        documents = comparison.documents_P[pairs]
+        entries = ranges(starts_N[documents], ends_N[documents])
+        weights_V[ids] = weights
+        begins = np.cumsum(ends_N[documents] - starts_N[documents]) - (ends_N - starts_N)[documents]
+        scores_P[pairs] = np.add.reduceat(weights_V[sparse.ids_X[entries]] * sparse.weights_X[entries], begins)
+        weights_V[ids] = 0.0
+    return scores_P

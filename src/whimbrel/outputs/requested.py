@@ -55,9 +55,8 @@ def validate_for_outputs(card: Card, request: Request, outputs: Collection[Outpu
     if request.score_by is not None and "scores" in outputs:
         raise InvalidRequest("this model scores pairs itself, and compares no vectors.", param="score_by")
     if request.instruction is not None and card.template is None and card.list_template is None:
-        raise InvalidRequest(
-            "this model takes no instruction. What is to stand before a text is a prompt.", param="instruction"
-        )
+        message = "this model takes no instruction. What is to stand before a text is a prompt."
+        raise InvalidRequest(message, param="instruction")
     if request.explain:
         raise InvalidRequest("is for pairs that are compared by their token vectors.", param="explain")
     if request.hypotheses and set(outputs) != {"scores"}:
@@ -93,15 +92,12 @@ def resolve_width(card: Card, request: Request, name: OutputName, *, matryoshka:
     if requested == full:
         return full
     if not matryoshka:
-        raise InvalidRequest(
-            f"{requested:,} are asked for, but this model does not say that its vectors of {full:,} may be cut. "
-            "Leave dimensions out, or load the model with the option matryoshka.",
-            param="dimensions",
-        )
+        reason = f"but this model does not say that its vectors of {full:,} may be cut"
+        remedy = "Leave dimensions out, or load the model with the option matryoshka."
+        raise InvalidRequest(f"{requested:,} are asked for, {reason}. {remedy}", param="dimensions")
     if stated and requested not in stated:
-        raise InvalidRequest(
-            f"{requested:,} are asked for; this model's are {', '.join(map(str, stated))}.", param="dimensions"
-        )
+        sizes = ", ".join(map(str, stated))
+        raise InvalidRequest(f"{requested:,} are asked for; this model's are {sizes}.", param="dimensions")
     if not 1 <= requested <= full:
         raise InvalidRequest(f"{requested:,} are asked for; this model takes 1 to {full:,}.", param="dimensions")
     return requested
@@ -134,7 +130,11 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
     width = resolve_width(card, request, name, matryoshka=matryoshka) if name in _APPLIES_TO["dimensions"] else output.width
     entries = _max_entries(card, request) if name == "sparse" else 0
     if name == "multi_vector" and (stated := stated_pooling(output, request)) is not None:
-        return OutputSpec(name, width, _activated_before(stated, request), entries)
+        if stated.normalized and request.normalize is False:
+            side, more = ("queries", "") if request.input_type == "query" else ("documents", "; give token_pooling too")
+            message = f"this checkpoint pools the vectors of {side}, which are normalised for that{more}."
+            raise InvalidRequest(message, param="normalize")
+        return OutputSpec(name, width, stated.normalized, entries)
     is_activated = output.activated if activated is None else activated
     with_logits = name == "scores" and is_activated and output.activation != "identity"
     return OutputSpec(name, width, is_activated, entries, with_logits=with_logits)
@@ -143,17 +143,6 @@ def _resolve_output(card: Card, request: Request, name: OutputName, *, matryoshk
 def stated_pooling(output: Output, request: Request) -> StatedPooling | None:
     """Return the checkpoint's pooling of these texts, unless the request replaces it. By default they count as documents."""
     return None if request.token_pooling is not None else output.token_pooling.get(request.input_type or "document")
-
-
-def _activated_before(stated: StatedPooling, request: Request) -> bool:
-    """Return whether the checkpoint pools normalised vectors. Raises InvalidRequest if the request forbids it."""
-    if stated.normalized and request.normalize is False:
-        side = "queries" if request.input_type == "query" else "documents"
-        more = "" if request.input_type == "query" else "; give token_pooling too"
-        raise InvalidRequest(
-            f"this checkpoint pools the vectors of {side}, which are normalised for that{more}.", param="normalize"
-        )
-    return stated.normalized
 
 
 def _max_entries(card: Card, request: Request) -> int:

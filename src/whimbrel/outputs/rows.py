@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.outputs.entities import count_marks, num_span_rows
 from whimbrel.outputs.layout import ResultLayout, entry_keys, token_mask
 from whimbrel.outputs.requested import OutputSpec
-from whimbrel.outputs.spans import count_marks, num_span_rows
 from whimbrel.types.arrays import Float32Array, Int32Array, Int64Array
 from whimbrel.types.batch import Batch, lengths_of, offsets_of, ranges
 from whimbrel.types.card import Card, Output

@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from whimbrel.errors import InvalidRequest, Locate, locate_pairs
-from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, find_entities
+from whimbrel.outputs.entities import AGGREGATIONS, Aggregation, choose_entities, find_entities, read_entity_labels
 from whimbrel.outputs.requested import can_score, default_scoring_output
-from whimbrel.outputs.spans import EntityLabels, choose_entities, read_entity_labels, word_spans
 from whimbrel.outputs.stored_vectors import as_vector_list
 from whimbrel.outputs.zero_shot import ZeroShot, entailment_of, read_zero_shot
 from whimbrel.types.arrays import Float32Array
@@ -187,7 +186,7 @@ def token_classify(
         raise InvalidRequest(f"{aggregation!r} is not known; it takes {', '.join(AGGREGATIONS)}.", param="aggregation")
     strings = as_list(texts)
     if labels is not None or threshold is not None:
-        return _find_spans(card, strings, read_entity_labels(labels, threshold, aggregation), options)
+        return _find_spans(card, strings, options, labels=labels, threshold=threshold, aggregation=aggregation)
     request = _request(card, "token_scores", strings, options, return_offsets=True)
 
     def postprocess(result: Result) -> list[list[Entity]]:
@@ -197,7 +196,10 @@ def token_classify(
     return Operation(request, postprocess)
 
 
-def _find_spans(card: Card, texts: list[str], wanted: EntityLabels, options: ScoreOptions) -> Operation[list[list[Entity]]]:
+def _find_spans(
+    card: Card, texts: list[str], options: ScoreOptions, *, labels: Iterable[str] | None, threshold: object, aggregation: str
+) -> Operation[list[list[Entity]]]:
+    wanted = read_entity_labels(labels, threshold, aggregation)
     if options.get("activate") is False:
         raise InvalidRequest("the threshold is for scores, not for logits; leave it out.", param="activate")
     head = card.output("token_scores").spans
@@ -208,12 +210,7 @@ def _find_spans(card: Card, texts: list[str], wanted: EntityLabels, options: Sco
 
     def postprocess(result: Result) -> list[list[Entity]]:
         scores, offsets = require(result.outputs.token_scores), require(result.token_offsets)
-        found: list[list[Entity]] = []
-        for i, text in enumerate(texts):
-            chars_W2 = offsets[i].chars_T2
-            spans_S2 = word_spans(len(chars_W2), head.max_words)
-            found.append(choose_entities(text, scores[i].reshape(-1, len(wanted.labels)), spans_S2, chars_W2, wanted))
-        return found
+        return [choose_entities(text, scores[i], offsets[i].chars_T2, wanted, head.max_words) for i, text in enumerate(texts)]
 
     return Operation(request, postprocess)
 
@@ -226,10 +223,8 @@ def _pair(first: list[Any], second: list[Any]) -> list[Pair]:
     if len(first) == 1:
         first = first * len(second)
     if len(first) != len(second):
-        raise InvalidRequest(
-            f"{len(first):,} queries and {len(second):,} documents; there must be one query, or one for each document.",
-            param="documents",
-        )
+        counts = f"{len(first):,} queries and {len(second):,} documents"
+        raise InvalidRequest(f"{counts}; there must be one query, or one for each document.", param="documents")
     return list(zip(first, second, strict=True))
 
 

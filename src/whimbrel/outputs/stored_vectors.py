@@ -65,7 +65,12 @@ def store_vectors(
     """Concatenate the vectors of texts by dtype. Return them, and the position of each text among them. `width` is the number
     of columns, or the size of the vocabulary. Raises InvalidRequest.
     """
-    texts = [_read(each, location, output, width) for each, location in zip(vectors, locations, strict=True)]
+    texts = list[tuple[NDArray[Any], Int32Array | None]]()
+    for each, location in zip(vectors, locations, strict=True):
+        try:
+            texts.append(_read(each, output, width))
+        except InvalidRequest as error:
+            raise error.at(location) from None
     by_dtype: dict[str, list[int]] = {}
     for index, (rows, _) in enumerate(texts):
         by_dtype.setdefault(rows.dtype.name, []).append(index)
@@ -84,30 +89,28 @@ def store_vectors(
     return tuple(blocks), positions_N
 
 
-def _read(vectors: object, location: Location, output: OutputName, width: int) -> tuple[NDArray[Any], Int32Array | None]:
+def _read(vectors: object, output: OutputName, width: int) -> tuple[NDArray[Any], Int32Array | None]:
     """Return the rows of a text's vectors, and the entries of sparse ones."""
     if _is_masked(vectors):
-        raise InvalidRequest("is a masked array; send what is not masked as a plain one.", location=location)
+        raise InvalidRequest("is a masked array; send what is not masked as a plain one.")
     if output == "sparse":
-        ids, weights = _entries(vectors, width, location)
+        ids, weights = _entries(vectors, width)
         return weights[:, None], ids
     if not isinstance(vectors, np.ndarray):
         kind = "ids and weights" if isinstance(vectors, tuple) else type(vectors).__name__
-        raise InvalidRequest(f"must be a string or an array of {output}, is {kind}.", location=location)
+        raise InvalidRequest(f"must be a string or an array of {output}, is {kind}.")
     rows = np.asarray(cast(NDArray[Any], vectors))
     kind = "float32" if rows.dtype == np.float64 else rows.dtype.name
     if kind not in _TYPES:
-        raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.", location=location)
+        raise InvalidRequest(f"the array is of {rows.dtype.name}; it takes {', '.join(_TYPES)}.")
     ndim = _ROWS[output]
     if rows.ndim != ndim:
         shape = "(width,)" if ndim == 1 else "(tokens, width)"
-        raise InvalidRequest(f"the array has the shape {rows.shape}; a text's {output} is {shape}.", location=location)
+        raise InvalidRequest(f"the array has the shape {rows.shape}; a text's {output} is {shape}.")
     if kind == "uint8" and width % 8:
-        raise InvalidRequest(f"bits come in eights; this model's vectors have {width:,} columns.", location=location)
+        raise InvalidRequest(f"bits come in eights; this model's vectors have {width:,} columns.")
     if (columns := rows.shape[-1] * (8 if kind == "uint8" else 1)) != width:
-        raise InvalidRequest(
-            f"the vectors have {columns:,} columns; those they are compared with have {width:,}.", location=location
-        )
+        raise InvalidRequest(f"the vectors have {columns:,} columns; those they are compared with have {width:,}.")
     with np.errstate(over="ignore"):  # infinity is found later
         return rows.reshape(-1, rows.shape[-1]).astype(kind, order="C", copy=False), None
 
@@ -132,28 +135,24 @@ def entry_bounds(blocks: Iterable[StoredVectors], first: int) -> Int64Array:
     return np.cumsum([first, *map(len, blocks)])
 
 
-def _entries(vectors: object, vocab_size: int, location: Location) -> tuple[Int32Array, Float32Array]:
+def _entries(vectors: object, vocab_size: int) -> tuple[Int32Array, Float32Array]:
     """Return (ids, weights) of a sparse vector, by ascending id."""
     if not _is_sparse(vectors):
-        raise InvalidRequest("must be a string, or a pair of arrays: the entries and their weights.", location=location)
+        raise InvalidRequest("must be a string, or a pair of arrays: the entries and their weights.")
     ids, weights = cast("tuple[NDArray[Any], NDArray[Any]]", vectors)
     if ids.ndim != 1 or weights.ndim != 1:
-        raise InvalidRequest(
-            f"arrays of entries and weights have one dimension, not {ids.ndim} and {weights.ndim}.", location=location
-        )
+        raise InvalidRequest(f"arrays of entries and weights have one dimension, not {ids.ndim} and {weights.ndim}.")
     if ids.dtype.kind not in "iu" or weights.dtype.kind != "f":
-        raise InvalidRequest(
-            f"entries are integers and weights floats, not {ids.dtype} and {weights.dtype}.", location=location
-        )
+        raise InvalidRequest(f"entries are integers and weights floats, not {ids.dtype} and {weights.dtype}.")
     if ids.size != weights.size:
-        raise InvalidRequest(f"{ids.size:,} entries have {weights.size:,} weights.", location=location)
+        raise InvalidRequest(f"{ids.size:,} entries have {weights.size:,} weights.")
     order = np.argsort(ids, kind="stable")
     ids = cast(Int64Array, ids[order])
     if ids.size and not 0 <= ids[0] <= ids[-1] < vocab_size:
         wrong = ids[0] if ids[0] < 0 else ids[-1]
-        raise InvalidRequest(f"entry {wrong:,} is outside the vocabulary of {vocab_size:,}.", location=location)
+        raise InvalidRequest(f"entry {wrong:,} is outside the vocabulary of {vocab_size:,}.")
     if (ids[1:] == ids[:-1]).any():
-        raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.", location=location)
+        raise InvalidRequest(f"entry {ids[:-1][ids[1:] == ids[:-1]][0]:,} is there twice.")
     with np.errstate(over="ignore"):
         return ids.astype(np.int32), weights[order].astype(np.float32)
 

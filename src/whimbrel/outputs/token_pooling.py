@@ -11,28 +11,31 @@ Published results lose nothing at a factor of 2 and a few per cent at 4 (arXiv 2
 Distances are float32, as in the source. If several differ only in their last bits, e.g. those of repeated tokens, rounding
 decides which pair is merged first: another processor or linear algebra library may merge another pair.
 
-Memory and time grow with the square of a document's tokens. Pooling one document does not stop other threads: scipy holds
-Python's lock while it clusters, so longer documents are clustered by `ward.py`, which releases it.
+Memory and time grow with the square of a document's tokens. Promise: clustering one long document delays neither other requests
+nor the event loop. scipy is twice as fast for some thousand rows, but holds Python's lock: seconds for 8,192 rows (ADR 20). So
+longer documents are clustered here.
 
-Shapes: T tokens, X tokens of all documents, D columns.
+Shapes: T tokens, X tokens of all documents, D columns, N rows to cluster, M merges.
 """
 
 from threading import Lock
 from typing import Any, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
-from whimbrel.outputs.ward import ward_linkage
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import TokenPooling
 from whimbrel.types.result import Ragged
+
+_Floats = NDArray[np.float64]
 
 _LEAST_NORM: Final = np.float32(1e-12)
 """Least divisor, as in torch.nn.functional.normalize."""
 MAX_TOKENS: Final = 8192
 """Limit in tokens of a document, without protected ones. Its distances take about a gigabyte."""
 _LONG: Final = 1024
-"""Number of tokens above which a document is clustered by `ward.py`."""
+"""Number of tokens above which a document is clustered by `ward_linkage`."""
 _one_at_a_time: Final = Lock()
 """Lock that limits the memory: one long document is clustered at a time."""
 
@@ -95,3 +98,74 @@ def _cluster_means(rows_XD: Float32Array, cluster_X: Int64Array) -> Float32Array
 
 def _normalize(rows_XD: Float32Array) -> Float32Array:
     return rows_XD / np.maximum(np.linalg.norm(rows_XD, axis=1, keepdims=True), _LEAST_NORM)
+
+
+def ward_linkage(distances_NN: _Floats) -> _Floats:
+    """Return scipy.cluster.hierarchy.linkage(squareform(distances_NN), "ward"), (N - 1, 4), bit for bit, and let others run.
+
+    Overwrites the distances, which are symmetric; N is at least 2. Raises ValueError if they, or those of merged clusters, are
+    not finite. The latter happens where vectors are not normalised, as distances are then none of a space.
+
+    Theory of operation: nearest-neighbor chains. A chain goes from any cluster to its nearest, and on from there, until two
+    clusters are each other's nearest. These are merged, and the chain continues before them. A merge brings no two clusters
+    nearer, so the rest of the chain stays valid. Among equally near clusters, the previous one in the chain is preferred, then
+    the lowest index. The new distances follow Lance and Williams, with their terms added in scipy's order.
+
+    Source: scipy/cluster/_hierarchy.pyx (1.17), nn_chain and label.
+    """
+    if not np.isfinite(distances_NN).all():
+        raise ValueError("distances must be finite.")
+    merges_M4 = _merge_pairs(distances_NN)
+    return _relabel(merges_M4[np.argsort(merges_M4[:, 2], kind="stable")])
+
+
+def _merge_pairs(distances_NN: _Floats) -> _Floats:
+    """Return (row, row, distance, size) of each merge, in the order of the chain. The higher row then represents both."""
+    num = len(distances_NN)
+    sizes_N = np.ones(num)
+    merged_N = np.zeros(num)  # infinity for rows that another represents
+    np.fill_diagonal(distances_NN, np.inf)
+    merges_M4 = np.empty((num - 1, 4))
+    chain: list[int] = []
+    for merge in merges_M4:
+        chain = chain or [int(merged_N.argmin())]
+        while True:
+            near_N = distances_NN[chain[-1]] + merged_N
+            nearest = int(near_N.argmin())
+            if len(chain) > 1 and near_N[chain[-2]] <= near_N[nearest]:
+                break
+            if len(chain) > num:  # a circle, which would never end
+                raise ValueError("the distances are none of a space.")
+            chain.append(nearest)
+        x, y = sorted((chain.pop(), chain.pop()))
+        merge[:] = x, y, distances_NN[x, y], sizes_N[x] + sizes_N[y]
+        merged_N[x] = np.inf
+        merged_distances_N = _merged_distances(distances_NN, sizes_N, x, y) + merged_N
+        if np.isnan(merged_distances_N[merged_N == 0]).any():
+            raise ValueError("the distances are none of a space.")
+        distances_NN[y] = distances_NN[:, y] = merged_distances_N
+        sizes_N[y] = merge[3]
+    return merges_M4
+
+
+def _merged_distances(distances_NN: _Floats, sizes_N: _Floats, x: int, y: int) -> _Floats:
+    to_x_N, to_y_N, apart, size_x, size_y = distances_NN[x], distances_NN[y], distances_NN[x, y], sizes_N[x], sizes_N[y]
+    share_N = 1 / (sizes_N + (size_x + size_y))
+    squares_N = (sizes_N + size_x) * share_N * to_x_N * to_x_N + (sizes_N + size_y) * share_N * to_y_N * to_y_N
+    squares_N -= sizes_N * share_N * apart * apart
+    return np.sqrt(squares_N)
+
+
+def _relabel(merges_M4: _Floats) -> _Floats:
+    """Replace rows by clusters: merge i forms the cluster N + i."""
+    from scipy.cluster.hierarchy import DisjointSet  # pyright: ignore[reportMissingTypeStubs]
+
+    num = len(merges_M4) + 1
+    rows: Any = DisjointSet(range(num))
+    clusters = list(range(num))  # by the row that a set is known by
+    for new, merge in enumerate(merges_M4, start=num):
+        first, second = (int(rows[int(row)]) for row in merge[:2])
+        rows.merge(first, second)
+        merge[:] = *sorted((clusters[first], clusters[second])), merge[2], rows.subset_size(first)
+        clusters[rows[first]] = new
+    return merges_M4

@@ -9,7 +9,7 @@ Shapes: N texts, L labels, C classes of the model.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import numpy as np
 
@@ -61,18 +61,13 @@ def read_zero_shot(labels: Iterable[str] | None, hypothesis_template: str | None
     if type(multi_label) is not bool:
         raise InvalidRequest(f"must be true or false, is {multi_label!r:.80}.", param="multi_label")
     if labels is None:
-        for param, is_given in (("hypothesis_template", hypothesis_template is not None), ("multi_label", multi_label)):
-            if is_given:
-                raise InvalidRequest("is for labels that the request gives; give labels too.", param=param)
+        if hypothesis_template is not None or multi_label:
+            param = "multi_label" if hypothesis_template is None else "hypothesis_template"
+            raise InvalidRequest("is for labels that the request gives; give labels too.", param=param)
         return None
     template = HYPOTHESIS_TEMPLATE if hypothesis_template is None else hypothesis_template
-    _check_template(template)
-    return ZeroShot(read_labels(labels), template, multi_label)
-
-
-def _check_template(template: object) -> None:
     param = "hypothesis_template"
-    if not isinstance(template, str):
+    if not isinstance(cast(object, template), str):
         raise InvalidRequest(f"must be a string, is {type(template).__name__}.", param=param)
     if len(template) > MAX_TEMPLATE:
         raise InvalidRequest(f"has {len(template):,} characters; the limit is {MAX_TEMPLATE:,}.", param=param)
@@ -81,6 +76,7 @@ def _check_template(template: object) -> None:
         raise InvalidRequest(f"{found}; write {{}} once, as in {HYPOTHESIS_TEMPLATE!r}.", param=param)
     if set("{}") & set(template.replace(_PLACE, "")):
         raise InvalidRequest(f"has other braces than those of the label's place, {{}}: {template!r:.80}.", param=param)
+    return ZeroShot(read_labels(labels), template, multi_label)
 
 
 def entailment_of(card: Card) -> int:
@@ -89,9 +85,7 @@ def entailment_of(card: Card) -> int:
         return card.entailment
     card.output("scores")
     names = ", ".join(card.labels[:8]) + (", ..." if len(card.labels) > 8 else "")
-    raise InvalidRequest(
-        f"need a model for natural language inference (NLI), and this one's config.json does not make it one: of several "
-        f"classes exactly one must begin with 'entail', by id2label and label2id alike. Its classes: {names}. Serve an NLI "
-        "model or, if this is one, name its classes there.",
-        param="labels",
-    )
+    need = "need a model for natural language inference (NLI), and this one's config.json does not make it one"
+    rule = "of several classes exactly one must begin with 'entail', by id2label and label2id alike"
+    remedy = "Serve an NLI model or, if this is one, name its classes there."
+    raise InvalidRequest(f"{need}: {rule}. Its classes: {names}. {remedy}", param="labels")

@@ -16,8 +16,8 @@ import tokenizers
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_content
 from whimbrel.checkpoint.tokenizer.growth import check_growth
-from whimbrel.errors import CheckpointError, InvalidRequest, Location
-from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, Indices, check_characters, location_of
+from whimbrel.errors import CheckpointError, InvalidRequest, Location, TooLarge
+from whimbrel.tokenizer.validation import MAX_CHARACTERS, Index, Indices
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.seq import TokenInfo
@@ -39,10 +39,8 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
         if card.tokenizer.reading == "transformers" and card.tokenizer.tokenizer_class in _UNIGRAM:
             tokenizer.model = _exact_unigram(content["model"])
         tokenizer.encode(_RARE)
-    except CheckpointError:
-        raise
     except BaseException as error:
-        if not isinstance(error, Exception) and not _is_backend_error(error):
+        if isinstance(error, CheckpointError) or not (isinstance(error, Exception) or _is_backend_error(error)):
             raise
         raise CheckpointError(f"cannot be read by tokenizers {tokenizers.__version__}: {error}.", file=_FILE) from None
     tokenizer.no_padding()
@@ -58,10 +56,7 @@ _UNIGRAM: Final = ("AlbertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer"
 
 
 def _exact_unigram(model: dict[str, Any]) -> tokenizers.models.Model:
-    """Return the model with exact scores, as such a class has them.
-
-    The backend's JSON parser gets one score in forty wrong in the last bit, which then decides between 0|00 and 00|0.
-    """
+    """Return the model with exact scores. The backend's JSON parser gets one in forty wrong in the last bit (0|00 or 00|0)."""
     vocab = [(token, score) for token, score in model["vocab"]]
     return tokenizers.models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
 
@@ -127,22 +122,30 @@ class BackendTokenizer:
         return self.raw.decode_batch([row.tolist() for row in rows], skip_special_tokens=not special)
 
     def check_sizes(self, sizes: Sequence[int], indices: Indices = None) -> None:
-        check_characters(sizes, self._max_characters, indices)
+        """Raise TooLarge if texts of these sizes exceed the limits, in characters."""
+        if (total := sum(sizes)) > self._max_characters:
+            message = f"the texts have {total:,} characters, prompts included; the limit is {self._max_characters:,}."
+            raise TooLarge(f"{message} Send fewer texts at once.", param="input")
+        for index, size in enumerate(sizes):
+            if size > MAX_CHARACTERS:
+                message = f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it."
+                raise TooLarge(message, location=_location(index, indices))
 
 
 def find_surrogate(texts: Sequence[str], indices: Indices = None, **before: str) -> InvalidRequest | None:
     """Return the error over the first text that is not Unicode, if there is one. The fields `before` are looked at first."""
-    found = (_surrogate(text, Location(name)) for name, text in before.items())
-    of_texts = (_surrogate(text, location_of(number, indices)) for number, text in enumerate(texts))
-    return next((error for error in chain(found, of_texts) if error is not None), None)
-
-
-def _surrogate(text: str, place: Location) -> InvalidRequest | None:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return InvalidRequest("holds a lone surrogate, which is not valid Unicode.", location=place)
+    named = ((text, Location(name)) for name, text in before.items())
+    numbered = ((text, _location(number, indices)) for number, text in enumerate(texts))
+    for text, place in chain(named, numbered):
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return InvalidRequest("holds a lone surrogate, which is not valid Unicode.", location=place)
     return None
+
+
+def _location(text: int, indices: Indices) -> Location:
+    return Location("input", text) if indices is None else Location("input", *indices[text])
 
 
 def _refusal(error: BaseException, texts: Sequence[str], indices: Indices = None, prompt: str = "") -> BaseException:

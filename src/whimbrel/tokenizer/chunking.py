@@ -37,9 +37,8 @@ _MAX_CHUNKS: Final = 2**14
 def encode_split(
     tokenizer: Tokenizer, texts: Sequence[object], params: EncodeParams, *, normalized: bool
 ) -> tuple[list[Seq], ChunkMerge]:
-    """Return the seqs of texts that may exceed the model's limit, and how to merge their vectors.
+    """Return the seqs of texts that may exceed the limit, and how to merge their vectors, which are `normalized` or not.
 
-    Each chunk has the special tokens and the prompt or instruction of its text. `normalized`: whether vectors are normalised.
     The parameters cut nothing. Raises as Tokenizer.encode does.
     """
     rows, _ = tokenizer.rows(texts, params)
@@ -99,7 +98,7 @@ def _fixed_spans(num_tokens: int, size: int) -> Int32Array:
 
 
 def _pieces(tokenizer: Tokenizer, ids: Int32Array, prompt: Int32Array, max_length: int) -> list[tuple[Int32Array, int]]:
-    """Split a text as `split` does. Each chunk keeps the special tokens and the prompt or instruction."""
+    """Split a text as `split` does. Each chunk has the special tokens and the prompt or instruction of its text."""
     special, before, after = tokenizer.special, 0, 0
     if special.surround(ids):
         before = special.before.size + common_start(ids[special.before.size :], prompt)
@@ -122,10 +121,7 @@ def spans(ends_N1: NDArray[np.integer], offsets_T2: NDArray[np.integer]) -> Int3
 
 
 def split(ids: Int32Array, before: int, after: int, max_length: int) -> list[tuple[Int32Array, int]]:
-    """Return chunks of at most `max_length` tokens, each with the number of tokens that are its own.
-
-    Each chunk has the first `before` and the last `after` tokens of the text. A text within the limit is one chunk.
-    """
+    """Return chunks with the first `before` and the last `after` tokens of a text, and the number of other tokens of each."""
     own = ids[before : ids.size - after]
     if ids.size <= max_length:
         return [(ids, own.size)]

@@ -35,24 +35,11 @@ _MAX_GROWTH: Final = 3
 class ListParams:
     """Parameters of the encoding of lists: everything that their tokenizer needs besides the pairs."""
 
-    instruction: str | None = None
-    max_query_tokens: int | None = None
-    """Limit of the query; None: the template's."""
-    max_document_tokens: int | None = None
-    """Limit of each document; None: the template's."""
-    truncate: Truncate = "right"
-    adapter: int = -1
-
-
-@dataclass(frozen=True, slots=True)
-class _Limits:
-    """Limits of a request's prompts, in tokens."""
-
-    query: int
-    document: int
-    fixed: int
-    """Tokens of a prompt around one empty document and an empty query."""
+    instruction: str | None
+    max_query_tokens: int
+    max_document_tokens: int
     truncate: Truncate
+    adapter: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -61,6 +48,8 @@ class _CutList:
 
     query: str
     query_tokens: int
+    fixed: int
+    """Tokens of a prompt around one empty document and an empty query."""
     documents: list[str]
     sizes: list[int]
     """Tokens of each document; where all fit into one prompt in any case, upper bounds."""
@@ -75,31 +64,28 @@ class ListTokenizer:
     def __init__(self, backend: BackendTokenizer, card: Card, plan: Plan) -> None:
         """`backend` is the checkpoint's tokenizer. Raises CheckpointError if it does not go with the template."""
         assert card.list_template is not None
-        self._template = card.list_template
+        self.template = card.list_template
         self._backend = backend
         self._max_length, self._max_request_tokens = plan.max_length, plan.max_request_tokens
-        controls, self._plain = plain_backend(backend.raw, "".join(self._template.parts(instructed=True)))
+        controls, self._plain = plain_backend(backend.raw, "".join(self.template.parts(instructed=True)))
         self._ids = {control: np.array([backend.raw.token_to_id(control)], np.int32) for control in controls}
-        forms = {instructed: self._template.parts(instructed=instructed) for instructed in (False, True)}
-        self._segments = {instructed: [split(part, controls) for part in parts] for instructed, parts in forms.items()}
+        parts = self.template.parts
+        self._segments = {each: [split(part, controls) for part in parts(instructed=each)] for each in (False, True)}
         self._check()
-        last = self._template.max_documents - 1
-        marker = self._ids[self._template.document_marker].size
-        self._passage_tokens = self._plain.ids([self._template.document.format(index=last, document="")])[0].size + marker
+        last = self.template.max_documents - 1
+        marker = self._ids[self.template.document_marker].size
+        self._passage_tokens = self._plain.ids([self.template.document.format(index=last, document="")])[0].size + marker
         """Upper bound of a document's tokens besides its text: its marker's name counts as text here."""
 
     def encode(self, pairs: Sequence[object], params: ListParams, *, as_list: bool) -> tuple[list[Seq], ListScoring, int]:
-        """Return the seqs of all lists, their scoring, and the number of texts that were cut.
-
-        The pairs are one list if `as_list`, else each is a list of its own. Raises InvalidRequest, TooLong, TooLarge.
-        """
+        """Return the seqs of lists, their scoring, and the number of cut texts. Raises InvalidRequest, TooLong, TooLarge."""
         lists = _split_lists(check_pairs(pairs), as_list=as_list)
-        instruction = self._template.clean(params.instruction or "")
+        instruction = self.template.clean(params.instruction or "")
         if (error := find_surrogate((), instruction=instruction)) is not None:
             raise error
-        limits = self._limits(params, instruction, num_lists=len(lists))
-        cut = [self._cut(first, each, limits) for first, each in lists]
-        blocks = [list(self._blocks(each, limits)) for each in cut]
+        fixed = self._fixed_tokens(instruction, num_lists=len(lists))
+        cut = [self._cut(first, each, params, fixed) for first, each in lists]
+        blocks = [list(self._blocks(each, params.max_document_tokens)) for each in cut]
         flat = [(each, block) for each, own in zip(cut, blocks, strict=True) for block in own]
         rows = self._rows([(each.query, each.documents[block]) for each, block in flat], instruction)
         numbered = enumerate(zip(flat, rows, strict=True))
@@ -108,37 +94,32 @@ class ListTokenizer:
         scoring = ListScoring(offsets_of(sizes), offsets_of(np.array([len(own) for own in blocks], np.int64)))
         return seqs, scoring, sum(each.num_cut for each in cut)
 
-    def _limits(self, params: ListParams, instruction: str, *, num_lists: int) -> _Limits:
-        """Return the limits of prompts. Raises TooLong if nothing fits beside the template."""
+    def _fixed_tokens(self, instruction: str, *, num_lists: int) -> int:
+        """Return the tokens of a prompt around empty texts. Raises TooLong if nothing fits beside them."""
         fixed = self._rows([("", [""])], instruction)[0].size
         if fixed >= self._max_length or fixed * num_lists > self._max_request_tokens:
             prompts = f"{num_lists:,} prompts have" if num_lists > 1 else "the prompt has"
             limits = f"the limits are {self._max_length:,} for each and {self._max_request_tokens:,} for all"
             remedy = "Shorten the instruction, or send fewer texts at once."
             raise TooLong(f"{prompts} {fixed:,} tokens around the texts; {limits}. {remedy}", param="instruction")
-        return _Limits(
-            params.max_query_tokens or self._template.max_query_tokens,
-            params.max_document_tokens or self._template.max_document_tokens,
-            fixed,
-            params.truncate,
-        )
+        return fixed
 
-    def _cut(self, first: int, pairs: Sequence[Pair], limits: _Limits) -> _CutList:
+    def _cut(self, first: int, pairs: Sequence[Pair], params: ListParams, fixed: int) -> _CutList:
         """Return the texts of a list, cut to their limits. Raises TooLong, InvalidRequest, TooLarge."""
         query, documents = pairs[0][0], [document for _, document in pairs]
         indices: list[Index] = [(first + i, 1) for i in range(len(documents))]
-        query_bound = [maxsize]  # the query's tokens are counted in any case
-        (query,), (query_tokens,), query_cut = self._shorten([query], query_bound, limits.query, limits, [(first, 0)])
-        limit = min(limits.document, self._max_length - limits.fixed - 2 * query_tokens)
+        side, bound = params.truncate, [maxsize]  # the query's tokens are counted in any case
+        (query,), (query_tokens,), query_cut = self._shorten([query], bound, params.max_query_tokens, side, [(first, 0)])
+        limit = min(params.max_document_tokens, self._max_length - fixed - 2 * query_tokens)
         if limit < 1:
             message = f"{query_tokens:,} tokens leave no room for a document within {self._max_length:,}."
             raise TooLong(message, item=first, part=0)
         sizes = self._bounds(documents, indices)
-        documents, sizes, num_cut = self._shorten(documents, sizes, limit, limits, indices)
-        texts = _CutList(query, query_tokens, documents, sizes, first, query_cut + num_cut)
-        if len(list(self._blocks(texts, limits))) <= -(-len(documents) // self._template.max_documents):
+        documents, sizes, num_cut = self._shorten(documents, sizes, limit, side, indices)
+        texts = _CutList(query, query_tokens, fixed, documents, sizes, first, query_cut + num_cut)
+        if len(list(self._blocks(texts, params.max_document_tokens))) <= -(-len(documents) // self.template.max_documents):
             return texts
-        _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, limits, indices)
+        _, sizes, _ = self._shorten(documents, [maxsize] * len(documents), maxsize, side, indices)
         return replace(texts, sizes=sizes)
 
     def _bounds(self, texts: Sequence[str], indices: Sequence[Index]) -> list[int]:
@@ -150,12 +131,9 @@ class ListTokenizer:
             raise find_surrogate(texts, indices) or error from None
 
     def _shorten(
-        self, texts: list[str], sizes: list[int], limit: int, limits: _Limits, indices: Sequence[Index]
+        self, texts: list[str], sizes: list[int], limit: int, truncate: Truncate, indices: Sequence[Index]
     ) -> tuple[list[str], list[int], int]:
-        """Return texts cut to `limit` tokens, their sizes, and the number of those that were cut.
-
-        Only texts whose bound exceeds the limit are tokenized; of them, the exact sizes are returned.
-        """
+        """Return texts cut to `limit` tokens, their sizes, exact where the bound exceeds the limit, and the number of cuts."""
         unknown = [i for i, size in enumerate(sizes) if size > limit or size == maxsize]
         ids = self._backend.ids([texts[i] for i in unknown], indices=[indices[i] for i in unknown], special=False)
         texts, sizes, num_cut = [*texts], [*sizes], 0
@@ -163,32 +141,32 @@ class ListTokenizer:
             sizes[i] = min(row.size, limit)
             if row.size <= limit:
                 continue
-            if limits.truncate == "never":
+            if truncate == "never":
                 item, part = indices[i]
                 kind = "document" if part else "query"
                 message = f"the {kind} has {row.size:,} tokens; the limit is {limit:,}. Pass truncate to cut it."
                 raise TooLong(message, item=item, part=part)
-            (texts[i],) = self._backend.texts([row[-limit:] if limits.truncate == "left" else row[:limit]])
+            (texts[i],) = self._backend.texts([row[-limit:] if truncate == "left" else row[:limit]])
             num_cut += 1
         return texts, sizes, num_cut
 
-    def _blocks(self, texts: _CutList, limits: _Limits) -> Iterator[slice]:
+    def _blocks(self, texts: _CutList, max_document_tokens: int) -> Iterator[slice]:
         """Yield the documents of each prompt.
 
         A prompt takes documents until it has as many as it may, or until another of the largest size might not fit. It also
         ends before a document with which it would exceed the model's length; the model's own code would run such a prompt.
         """
         whole = self._max_length - 2 * texts.query_tokens
-        start, capacity, room = 0, whole, whole - limits.fixed
+        start, capacity, room = 0, whole, whole - texts.fixed
         for index, size in enumerate(texts.sizes):
             if index > start and size + self._passage_tokens > room:
                 yield slice(start, index)
-                start, capacity, room = index, whole, whole - limits.fixed
+                start, capacity, room = index, whole, whole - texts.fixed
             capacity -= size
             room -= size + self._passage_tokens
-            if index + 1 - start >= self._template.max_documents or capacity <= limits.document:
+            if index + 1 - start >= self.template.max_documents or capacity <= max_document_tokens:
                 yield slice(start, index + 1)
-                start, capacity, room = index + 1, whole, whole - limits.fixed
+                start, capacity, room = index + 1, whole, whole - texts.fixed
         if start < len(texts.documents):
             yield slice(start, len(texts.documents))
 
@@ -210,11 +188,11 @@ class ListTokenizer:
                 else:
                     before += segment.text.format(query=query, instruction=instruction, **values)
 
-        query = self._template.clean(query)
+        query = self.template.clean(query)
         opening, document, closing = self._segments[bool(instruction)]
         add(opening, count=len(documents))
         for index, text in enumerate(documents):
-            add(document, index=index, document=self._template.clean(text))
+            add(document, index=index, document=self.template.clean(text))
         add(closing)
         return [*pieces, before]
 
@@ -228,7 +206,10 @@ class ListTokenizer:
         """Raise CheckpointError unless the pieces have the same tokens as the whole prompt, and a short one fits."""
         query, documents, instruction = _EXAMPLE
         (row,) = self._rows([(query, documents)], instruction)
-        whole = self._template.prompt(query, documents, instruction)
+        opening, document, closing = self.template.parts(instructed=True)
+        passages = "".join(document.format(index=index, document=text) for index, text in enumerate(documents))
+        opening = opening.format(query=query, count=len(documents), instruction=instruction)
+        whole = opening + passages + closing.format(query=query)
         if row.tolist() != self._backend.raw.encode(whole, add_special_tokens=False).ids:
             raise CheckpointError("cannot tokenise the parts of the model's template on their own.", file=_FILE)
         if self._rows([("", [""])], "")[0].size >= self._max_length:

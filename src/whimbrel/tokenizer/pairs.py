@@ -10,7 +10,7 @@ The limits per side, `max_query_tokens` and `max_document_tokens`, apply before 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Final, TypeAlias, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import tokenizers
@@ -59,26 +59,23 @@ class PairTemplate:
 
 def find_template(tokenizer: tokenizers.Tokenizer, num_types: int) -> PairTemplate | None:
     """Return the tokens around a pair, or None if they depend on the texts. The model has `num_types` token types."""
-    templates = [_split_pair(tokenizer, *probe) for probe in _PROBES]
-    if templates[0] is None or any(template != templates[0] for template in templates):
+    templates = {_split_pair(tokenizer, *probe) for probe in _PROBES}
+    template = templates.pop()
+    if template is None or templates:
         return None
-    before, between, after, type_id, shift = templates[0]
+    special, type_id, shift = template
     if num_types <= 1:
         type_id, shift = 0, None
     elif type_id + (shift is not None) >= num_types:
         return None
-    return PairTemplate(_array(before), _array(between), _array(after), type_id, shift)
+    before, between, after = (np.array(ids, np.int32) for ids in special)
+    return PairTemplate(before, between, after, type_id, shift)
 
 
-def _array(ids: Sequence[int]) -> Int32Array:
-    return np.array(ids, np.int32)
-
-
-_Ids: TypeAlias = tuple[int, ...]
-
-
-def _split_pair(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> tuple[_Ids, _Ids, _Ids, int, int | None] | None:
-    """Return (before, between, after, type of the first, shift) of one pair, or None if its texts are not kept whole."""
+def _split_pair(
+    tokenizer: tokenizers.Tokenizer, first: str, second: str
+) -> tuple[tuple[tuple[int, ...], ...], int, int | None] | None:
+    """Return ((before, between, after), type of the first, shift) of one pair, or None if its texts are not kept whole."""
     bodies = [tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second)]
     encoding = tokenizer.encode(first, second)
     ids, sides = encoding.ids, encoding.sequence_ids
@@ -93,7 +90,7 @@ def _split_pair(tokenizer: tokenizers.Tokenizer, first: str, second: str) -> tup
     if change is not None and not (ends[0] <= change <= starts[1] and types[change:] == [types[0] + 1] * (len(types) - change)):
         return None
     shift = None if change is None else change - ends[0]
-    return tuple(ids[: starts[0]]), tuple(ids[ends[0] : starts[1]]), tuple(ids[ends[1] :]), types[0], shift
+    return (tuple(ids[: starts[0]]), tuple(ids[ends[0] : starts[1]]), tuple(ids[ends[1] :])), types[0], shift
 
 
 def cut_pair(first: int, second: int, room: int) -> tuple[int, int]:

@@ -18,6 +18,8 @@ from whimbrel.types.seq import Seq
 
 PROBES: Final = ("a", "The")
 """Texts that begin with different tokens, also after a space."""
+FILLERS: Final = ("0", "1 2 3 4")
+"""Texts whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _MIN_TOKENS: Final = 16
 """Shorter prefixes are not worth the work of keeping them apart."""
 
@@ -32,6 +34,10 @@ def common_start(first: Int32Array, second: Int32Array) -> int:
     size = min(first.size, second.size)
     different = np.flatnonzero(first[:size] != second[:size])
     return int(different[0]) if different.size else size
+
+
+def common_end(first: Int32Array, second: Int32Array) -> int:
+    return common_start(first[::-1], second[::-1])
 
 
 def probed_prefix(probes: Sequence[Int32Array]) -> Int32Array:

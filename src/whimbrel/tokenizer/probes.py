@@ -31,10 +31,7 @@ _MAX_TOKENS: Final = 12
 
 
 def compare_with_files(folder: Path, card: Card, loaded: Sequence[tokenizers.Tokenizer]) -> str:
-    """Return how tokenizer.json, run as it is, differs from the tokenizers of the card's towers over the probe texts.
-
-    Empty if it does not. Added tokens that no model embeds do not count.
-    """
+    """Return how tokenizer.json, run as it is, differs from the towers' tokenizers over the probe texts; empty: not at all."""
     notes = (_compare(folder, tower, ours) for tower, ours in zip(card.towers or (card,), loaded, strict=True))
     return next((note for note in notes if note), "")
 

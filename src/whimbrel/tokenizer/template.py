@@ -8,7 +8,7 @@ the limit loses its end, but not the template's last tokens. Shares limits and e
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from sys import maxsize
 from typing import Final, TypeAlias
@@ -18,18 +18,16 @@ import tokenizers
 
 from whimbrel.errors import CheckpointError, Hint, InvalidRequest, TooLong
 from whimbrel.tokenizer.backend import BackendTokenizer, find_surrogate
-from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
+from whimbrel.tokenizer.prefixes import FILLERS, PROBES, common_end, max_prefix_tokens, probed_prefix, with_prefix
 from whimbrel.tokenizer.tokenizer import SpecialTokens, Tokenizer
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit, check_pairs
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
 from whimbrel.types.seq import Pair, Seq, Truncate
-from whimbrel.types.template import common_end, fields, fill, split
+from whimbrel.types.template import fields, fill, split
 
 _FILE: Final = "tokenizer.json"
-_DIFFERENT: Final = (("0", "0"), ("1 2 3 4", "1 2 3 4"))
-"""Pairs whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _EXAMPLE: Final = ("How far do birds fly?", "Some fly 10,000 km.\nThat is far", "Find facts. ")
 
 
@@ -58,15 +56,13 @@ class TemplateTokenizer:
         """The tokenizer of token ids, which stand for whole prompts."""
         self.backend = self.of_ids.backend
         self._full = self.backend.raw
-        own = (*card.template.texts, *(card.template.texts_with_instruction or ()))
-        controls, self._plain = plain_backend(self._full, "".join(map(fill, own)))
+        forms = [form for form in (card.template.texts, card.template.texts_with_instruction) if form]
+        controls, self._plain = plain_backend(self._full, "".join(map(fill, chain(*forms))))
         none = np.empty(0, np.int32)
         self._around = self.of_ids.special if card.template.add_special_tokens else SpecialTokens(none, none)
         if card.template.add_special_tokens and self._around.num_tokens == 0:
             raise CheckpointError("puts no special token around a text; this model needs it.", file=_FILE, key="post_processor")
-        self._forms = {
-            form: self._form(form, controls) for form in (card.template.texts, card.template.texts_with_instruction) if form
-        }
+        self._forms = {form: self._form(form, controls) for form in forms}
         empty = [self._rows([("", "")], form, "")[0] for form in self._forms.values()]
         least = 1 + self._around.num_tokens + max(sum(piece.size for piece in pieces) for pieces in empty)
         if plan.max_length < least:
@@ -79,22 +75,22 @@ class TemplateTokenizer:
     ) -> list[Seq]:
         """Tokenise pairs with an instruction, if there is one. Raises as Tokenizer.encode does."""
         pairs = check_pairs(texts_of_pairs)
-        texts = self._template.form(instruction)
+        texts = self._template.texts if instruction is None else self._template.texts_with_instruction
         if texts is None:
             raise InvalidRequest("this model takes no instruction.", param="instruction")
         form, instruction = self._forms[texts], instruction or ""
         fixed = len(instruction) + sum(map(len, texts))
         self.backend.check_sizes([fixed + len(query) + len(document) for query, document in pairs])
+        parts = [*zip(FILLERS, FILLERS, strict=True), *(self._template.parts(*pair) for pair in pairs)]
         try:
-            rows = self._rows([*_DIFFERENT, *(self._template.parts(*pair) for pair in pairs)], form, instruction)
+            rows = self._rows(parts, form, instruction)
         except InvalidRequest as error:
             indices = [(index, part) for index in range(len(pairs)) for part in range(2)]
             raise find_surrogate(list(chain(*pairs)), indices, instruction=instruction) or error from None
         limits = self._limits(rows[:2], form, limit)
-        seqs = [
-            self._seq(pieces, index, form, limits, shortened=self._template.truncates_chars(*pairs[index]))
-            for index, pieces in enumerate(rows[2:])
-        ]
+        most = self._template.max_characters or (maxsize, maxsize)
+        shortened = [len(query) > most[0] or len(document) > most[1] for query, document in pairs]
+        seqs = [self._seq(pieces, i, form, limits, shortened=shortened[i]) for i, pieces in enumerate(rows[2:])]
         if self._max_prefix_tokens:
             seqs = self._with_prefixes(seqs, pairs, form, instruction, limits)
         return seqs if adapter < 0 else [replace(seq, adapter=adapter) for seq in seqs]
@@ -120,17 +116,16 @@ class TemplateTokenizer:
         return self._plain.encode_pieces([filled(*pair) for pair in parts])
 
     def _limits(self, different: Sequence[list[Int32Array]], form: _Pieces, limit: TruncationLimit) -> _Limits:
-        template, first_run = self._template, next(i for i, piece in enumerate(form) if isinstance(piece, str))
-        lead = sum(map(len, form[:first_run]))
-        first, second = (np.concatenate(pieces).tolist() for pieces in different)
+        lead = sum(map(len, takewhile(lambda piece: not isinstance(piece, str), form)))
+        first, second = (np.concatenate(pieces) for pieces in different)
         tail = common_end(first, second) + self._around.after.size
         total = limit.max_length
-        if template.body_length is not None:
-            total = min(total, lead + template.body_length + tail)
+        if self._template.body_length is not None:
+            total = min(total, lead + self._template.body_length + tail)
         body = total - lead - tail
         if body < 1:
             raise InvalidRequest("leaves no room for query and document.", param="instruction")
-        return _Limits(total, int(body * template.query_share), self._around.before.size + lead, tail, limit.truncate)
+        return _Limits(total, int(body * self._template.query_share), self._around.before.size + lead, tail, limit.truncate)
 
     def _seq(self, pieces: list[Int32Array], index: int, form: _Pieces, limits: _Limits, *, shortened: bool) -> Seq:
         size = self._around.num_tokens + sum(piece.size for piece in pieces)

@@ -17,23 +17,18 @@ from numpy.typing import NDArray
 from whimbrel.errors import CheckpointError, InvalidRequest
 from whimbrel.tokenizer import validation
 from whimbrel.tokenizer.backend import BackendTokenizer, load_tokenizer
-from whimbrel.tokenizer.colbert import add_markers_and_expansion, length_bounds
-from whimbrel.tokenizer.gritlm import InstructionFinder
 from whimbrel.tokenizer.pairs import PairTemplate, find_template
-from whimbrel.tokenizer.prefixes import PROBES, max_prefix_tokens, probed_prefix, with_prefix
-from whimbrel.tokenizer.static_rules import find_static_rules
+from whimbrel.tokenizer.prefixes import FILLERS, PROBES, common_end, max_prefix_tokens, probed_prefix, with_prefix
+from whimbrel.tokenizer.text_rules import InstructionFinder, add_markers_and_expansion, find_static_rules
 from whimbrel.tokenizer.validation import LengthBounds, TruncationLimit
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.card import Card, SpanPrompt, TextFormat
+from whimbrel.types.card import Card, TextFormat
 from whimbrel.types.plan import Plan
 from whimbrel.types.seq import Seq, TokenInfo
-from whimbrel.types.template import common_end
 
 _FILE: Final = "tokenizer.json"
 _PROBES: Final = ("a", "the quick brown fox")
 """Texts around which the post-processor must put the same tokens."""
-_FILLERS: Final = ("0", "1 2 3 4")
-"""Texts whose last tokens differ, so a common end belongs to the template (as in sentence_transformers' transformer.py)."""
 _NOTHING: Final = np.empty(0, np.int32)
 
 
@@ -99,9 +94,8 @@ class Tokenizer:
         raw = load_tokenizer(folder, card)
         static = card.tokenizer.static
         self.card = card
-        self.backend = BackendTokenizer(
-            raw, special=static is None, max_characters=validation.MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
-        )
+        max_characters = validation.MAX_CHARACTERS_PER_TOKEN * plan.max_request_tokens
+        self.backend = BackendTokenizer(raw, special=static is None, max_characters=max_characters)
         self.special = find_special_tokens(raw, card)
         self._template = card.text_template
         self.frame = lru_cache(maxsize=16)(self._make_frame)
@@ -114,9 +108,7 @@ class Tokenizer:
         self._pairs = find_template(raw, num_types) if "scores" in card.outputs else None
         self._max_prefix_tokens = max_prefix_tokens(card, plan)
         self._prefix = lru_cache(maxsize=16)(self._find_prefix)
-        self._check_text_formats()
-        if card.span_prompt is not None:
-            _check_label_token(raw, card.span_prompt)
+        self._check_card()
 
     def encode(self, texts: Sequence[object], params: EncodeParams) -> list[Seq]:
         """Tokenise texts, or use ids unchanged. Raises InvalidRequest, TooLarge and TooLong."""
@@ -151,10 +143,7 @@ class Tokenizer:
     # What `EncodeParams` are made of
 
     def prompt_tokens(self, prompt: str, *, special: bool) -> int:
-        """Return the number of leading tokens that pooling skips with this prompt.
-
-        Sentence Transformers counts the prompt alone, truncated to the limit, without a closing special token.
-        """
+        """Return the number of tokens that pooling skips: as in Sentence Transformers, the prompt without a closing token."""
         if self._includes_prompt or not prompt:
             return 0
         (ids,) = self.backend.ids([""], prompt, special=special)
@@ -164,7 +153,10 @@ class Tokenizer:
     def lengths(self, form: TextFormat | None = None) -> LengthBounds:
         """Return the length bounds of a text in a format."""
         least, most = self.special.num_tokens + 1, self._max_length
-        return LengthBounds(least, most, most) if form is None else length_bounds(form, least, most)
+        if form is None:
+            return LengthBounds(least, most, most)
+        least = max(least + form.num_inserted, 0 if form.expansion is None else form.expansion.length)
+        return LengthBounds(least, min(form.max_length, most), form.max_length if form.has_fixed_length else most)
 
     def pair_lengths(self) -> LengthBounds:
         """Return the length bounds of a pair. Raises InvalidRequest if the model takes none."""
@@ -202,8 +194,8 @@ class Tokenizer:
         if 0 < ids.size <= prompt_tokens:
             raise InvalidRequest("the text has no tokens but its prompt's, which are not pooled.", item=index)
         ids = ids[self.known(ids)]
-        if self.static is not None:
-            ids = self.static.fill_empty(ids)
+        if self.static is not None and not ids.size:
+            ids = np.array([self.static.empty_id], np.int32)
         return Seq(
             ids, index, prompt_tokens, self.special.type_id, truncated=truncated, adapter=params.adapter, tower=self._tower
         )
@@ -242,27 +234,24 @@ class Tokenizer:
         if prompt and self._template.prompted is None:
             raise InvalidRequest("this model's chat template has no place for a prompt.", param="prompt")
         around = self._template.around(prompt)
-        first, second = self.backend.ids([self._template.put(text, around) for text in _FILLERS], special=False)
-        size = common_end(first.tolist(), second.tolist())
+        first, second = self.backend.ids([self._template.put(text, around) for text in FILLERS], special=False)
+        size = common_end(first, second)
         end = first[first.size - size :] if size < min(first.size, second.size) else _NOTHING
         return ChatFrame(around, end, prompt)
 
-    def _check_text_formats(self) -> None:
-        """Raise CheckpointError if a text cannot have the default length, or has no place for its marker."""
-        forms = self.card.text_formats.values()
+    def _check_card(self) -> None:
+        """Raise CheckpointError if texts cannot have the default length or their marker, or if labels have another token."""
+        forms, prompt = self.card.text_formats.values(), self.card.span_prompt
         for bounds in map(self.lengths, (None, *forms)):
             if bounds.default < bounds.minimum:
                 reason = f"every text has {bounds.minimum} tokens or more"
                 raise CheckpointError(f"max length {bounds.default} leaves no room: {reason}.", file=_FILE)
         if self.special.before.size != 1 and any(form.marker_id is not None for form in forms):
             raise CheckpointError("does not put one token before a text, after which its marker could come.", file=_FILE)
-
-
-def _check_label_token(raw: tokenizers.Tokenizer, prompt: SpanPrompt) -> None:
-    """Raise CheckpointError if the token before each label has not the id by which the model finds it."""
-    if (found := raw.token_to_id(prompt.label_token)) != prompt.label_id:
-        message = f"{prompt.label_token!r} has the id {found}, and class_token_index is {prompt.label_id}."
-        raise CheckpointError(message, file=_FILE, hint="save the model and its tokenizer together, with the package gliner")
+        if prompt is not None and (found := self.backend.raw.token_to_id(prompt.label_token)) != prompt.label_id:
+            message = f"{prompt.label_token!r} has the id {found}, and class_token_index is {prompt.label_id}."
+            hint = "save the model and its tokenizer together, with the package gliner"
+            raise CheckpointError(message, file=_FILE, hint=hint)
 
 
 def _cut_chat(ids: Int32Array, limit: TruncationLimit, frame: ChatFrame) -> Int32Array:

@@ -11,7 +11,7 @@ from typing import Final, TypeAlias, cast
 
 import numpy as np
 
-from whimbrel.errors import Hint, InvalidRequest, Location, TooLarge, TooLong
+from whimbrel.errors import Hint, InvalidRequest, TooLong
 from whimbrel.types.arrays import Int32Array, Int64Array
 from whimbrel.types.seq import Pair, Truncate
 
@@ -66,27 +66,10 @@ def check_ids(texts: Sequence[object], vocab_size: int) -> list[Int32Array]:
             raise InvalidRequest("must be a text, or an array of token ids of one dimension.", item=index)
         wrong = np.flatnonzero((ids < 0) | (ids >= vocab_size))
         if wrong.size:
-            found = f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries."
-            remedy = (
-                "Were these ids made by another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False)."
-            )
+            found = f"Token id {ids[wrong[0]]} is out of vocabulary, which has {vocab_size:,} entries. Were these ids made by"
+            remedy = "another model's tokenizer? Send text (LangChain: check_embedding_ctx_length=False)."
             raise InvalidRequest(f"{found} {remedy}", item=index, part=int(wrong[0]))
     return [ids.astype(np.int32) for ids in cast(Sequence[Int64Array], texts)]
-
-
-def location_of(text: int, indices: Indices) -> Location:
-    return Location("input", text) if indices is None else Location("input", *indices[text])
-
-
-def check_characters(sizes: Sequence[int], limit: int, indices: Indices = None) -> None:
-    """Raise TooLarge if texts of these sizes exceed the limit, in characters. Errors locate them by `indices`."""
-    if (total := sum(sizes)) > limit:
-        message = f"the texts have {total:,} characters, prompts included; the limit is {limit:,}. Send fewer texts at once."
-        raise TooLarge(message, param="input")
-    for index, size in enumerate(sizes):
-        if size > MAX_CHARACTERS:
-            message = f"the text has {size:,} characters, its prompt included; the limit is {MAX_CHARACTERS:,}. Split it."
-            raise TooLarge(message, location=location_of(index, indices))
 
 
 @dataclass(frozen=True, slots=True)

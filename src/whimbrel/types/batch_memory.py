@@ -52,10 +52,7 @@ class BatchDevice:
 
 
 def batch_bytes(card: Card, device: BatchDevice, *, max_batch_tokens: int, max_length: int, in_pieces: bool) -> int:
-    """Return the bytes of the largest batch: of `max_batch_tokens` rows, or one text of `max_length` tokens.
-
-    0: unknown, as transformers' code runs the model.
-    """
+    """Return the bytes of the largest batch, of `max_batch_tokens` rows or one text; 0: unknown, as transformers runs it."""
     towers = card.towers or (card,)
     if any(tower.encoder.family == "hf" for tower in towers):
         return 0
@@ -138,11 +135,10 @@ def _disentangled(encoder: Encoder, spec: Disentangled, rows: int, device: Batch
 def _masks(encoder: Encoder, rows: int, piece: int, queries: int, device: BatchDevice) -> int:
     """Return the bytes of the masks of pieces: of those that are kept for later layers, and of the largest while it is made."""
     biased = device.biases(encoder)
-    has_masks = biased or (encoder.softcap is None and device.masks)
-    if not has_masks:
+    if not biased and (encoder.softcap is not None or not device.masks):
         return 0
-    limits = {rows if biased or (window is None and not device.on_cpu) else window or MAX_MASKED_KEYS for window in (
-        layer.window for layer in encoder.layers)}  # fmt: skip
+    windows = [layer.window for layer in encoder.layers]
+    limits = {rows if biased or (window is None and not device.on_cpu) else window or MAX_MASKED_KEYS for window in windows}
     kept = [min(rows - piece, limit) for limit in limits]
     heads = encoder.num_heads if biased else 1
     cached = sum(heads * min(rows, each + 3 * piece) * (piece + 5 * each // 8) for each in kept)
@@ -154,9 +150,8 @@ def _mlp(encoder: Encoder, piece: int, device: BatchDevice) -> int:
     block = min(piece, MAX_BLOCK) if device.on_cpu else piece
     chosen = max(1, encoder.experts_per_token)
     inner = chosen * encoder.intermediate_size * (3 if encoder.gated else 2)
-    return block * ((2 * _FLOAT + device.dtype_bytes) * encoder.hidden_size + (device.dtype_bytes + _FLOAT) * inner) + (
-        _FLOAT * piece * encoder.hidden_size
-    )
+    width, dtype_bytes = encoder.hidden_size, device.dtype_bytes
+    return block * ((2 * _FLOAT + dtype_bytes) * width + (dtype_bytes + _FLOAT) * inner) + _FLOAT * piece * width
 
 
 def _head_width(encoder: Encoder) -> int:
@@ -165,19 +160,15 @@ def _head_width(encoder: Encoder) -> int:
 
 def _output(output: Output, card: Card, rows: int, max_batch_tokens: int) -> int:
     texts = max(1, max_batch_tokens // _LEAST_TEXT)
-    widths = [
-        card.encoder.hidden_size,
-        *(head.out_features for head in output.heads if isinstance(head, Dense | SparseAutoencoder)),
-    ]
-    through = 3 * _FLOAT * rows * max(widths) if output.token_head else 0
+    layers = [head.out_features for head in output.heads if isinstance(head, Dense | SparseAutoencoder)]
+    widest = max(card.encoder.hidden_size, *layers, 0)
+    through = 3 * _FLOAT * rows * widest if output.token_head else 0
     if output.vocabulary is not None:
         decoded = (min(rows, MAX_BLOCK) + 2 * texts) * output.vocabulary.out_features
-        return through + _FLOAT * (decoded + 2 * rows * max(widths))
-    num_rows = texts if output.rows in ("text", "none") else rows
-    spans = (
-        0 if output.spans is None or card.span_prompt is None else span_bytes(output.spans, card.span_prompt.max_words, rows)
-    )
-    return through + spans + 3 * _FLOAT * num_rows * max(output.width, *widths)
+        return through + _FLOAT * (decoded + 2 * rows * widest)
+    num_rows, prompt = texts if output.rows in ("text", "none") else rows, card.span_prompt
+    spans = 0 if output.spans is None or prompt is None else span_bytes(output.spans, prompt.max_words, rows)
+    return through + spans + 3 * _FLOAT * num_rows * max(output.width, widest)
 
 
 def span_bytes(head: SpanHead, max_words: int, rows: int) -> int:

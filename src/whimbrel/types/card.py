@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, get_args
 
 from whimbrel.errors import InvalidRequest
 from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation, SpanHead
@@ -16,10 +16,9 @@ from whimbrel.types.request import InputType, OutputName, Similarity
 from whimbrel.types.template import ListTemplate, Template, TextTemplate
 
 PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-POOLING_MODES: Final[tuple[PoolingMode, ...]] = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
+POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
 PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
-"""Pooling of a checkpoint that states none. "splade" makes sparse vectors with the language-modelling head, "math-shepherd" the
-rewards of steps."""
+"""Pooling of a checkpoint that states none. "splade" makes sparse vectors, "math-shepherd" the rewards of steps."""
 POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
 
 
@@ -27,7 +26,7 @@ FALLBACK: Final = "hf"
 """Family of an Encoder that transformers runs."""
 
 RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
-RERANKERS: Final[tuple[RerankerName, ...]] = ("qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank")
+RERANKERS: Final[tuple[RerankerName, ...]] = get_args(RerankerName)
 """Conventions of rerankers whose files do not state them; see `checkpoint/scores/conventions.py`."""
 
 
@@ -88,7 +87,6 @@ class Routing:
     """Divide the weights of the chosen experts by their sum."""
     scale: float
     corrected: bool = True
-    """The weights have a correction."""
     eps: float = 1e-20
     """Added to that sum."""
 
@@ -263,7 +261,6 @@ class Output:
     keep_ids: tuple[int, ...] = ()
     """Token ids that have a row, e.g. the tags at the end of each step of a solution; empty: all."""
     keep_in_queries: bool = True
-    """Apply `keep_ids` to queries too."""
     similarity: Similarity | None = None
     """Similarity of pairs by this output, unless the card states another; None: the usual one."""
     token_pooling: Mapping[InputType, StatedPooling] = field(default_factory=dict[InputType, StatedPooling])
@@ -278,7 +275,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Instruction:
-    """Markers of an instruction within a text; `tokenizer/gritlm.py` finds it."""
+    """Markers of an instruction within a text; `tokenizer/text_rules.py` finds it."""
 
     opening: str
     """Start of a text with an instruction that is not empty; the instruction and a new line follow."""
@@ -287,23 +284,13 @@ class Instruction:
 
 
 TokenizerClass: TypeAlias = Literal[
-    "tokenizer.json",
-    "AlbertTokenizer",
-    "BertTokenizer",
-    "CamembertTokenizer",
-    "DebertaV2Tokenizer",
-    "GPT2Tokenizer",
-    "GemmaTokenizer",
-    "LlamaTokenizer",
-    "MPNetTokenizer",
-    "Qwen2Tokenizer",
-    "RobertaTokenizer",
-    "T5Tokenizer",
+    "tokenizer.json", "AlbertTokenizer", "BertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer", "GPT2Tokenizer",
+    "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer",
     "XLMRobertaTokenizer",
-]
+]  # fmt: skip
 TokenizerReading: TypeAlias = Literal["transformers", "transformers-4", "file"]
 """Way to read the tokenizer's files: as transformers 5, as transformers 4, or tokenizer.json as it is (ADR 26)."""
-TOKENIZER_READINGS: Final[tuple[TokenizerReading, ...]] = ("transformers", "transformers-4", "file")
+TOKENIZER_READINGS: Final[tuple[TokenizerReading, ...]] = get_args(TokenizerReading)
 AddedToken: TypeAlias = Mapping[str, Any]
 """Token with its flags as in tokenizer.json: content, single_word, lstrip, rstrip, normalized, special, optionally id."""
 
@@ -384,6 +371,10 @@ class TextFormat:
     marker_id: int | None = None
     """Token id inserted after the first token; None: none."""
     expansion: QueryExpansion | None = None
+
+    @property
+    def num_inserted(self) -> int:
+        return 0 if self.marker_id is None else 1
 
     @property
     def has_fixed_length(self) -> bool:
@@ -523,7 +514,7 @@ def _token_outputs(outputs: Mapping[OutputName, Output], hidden_size: int) -> di
 
 def _token_scores(outputs: Mapping[OutputName, Output], hidden_size: int) -> Output | None:
     if (scores := outputs.get("scores")) is not None:
-        layers = [layer for layer in scores.head if isinstance(layer, Dense) and layer.name.startswith(_CLASSIFIERS)]
+        layers = [layer for layer in scores.head if isinstance(layer, Dense) and layer.name.startswith(("classifier", "score"))]
         if not layers or layers[0].in_features != hidden_size or layers[-1] is not scores.head[-1]:
             return None
         first = scores.head.index(layers[0])  # layers before it belong to the pooling
@@ -532,7 +523,3 @@ def _token_scores(outputs: Mapping[OutputName, Output], hidden_size: int) -> Out
     if sparse is None or not sparse.frame_ids:
         return None
     return replace(sparse, rows="token", skip_ids=())
-
-
-_CLASSIFIERS: Final = ("classifier", "score")
-"""Starts of the names of layers that give classes."""

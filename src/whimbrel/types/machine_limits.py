@@ -4,11 +4,14 @@ Affinity limits the cores, and control groups (cgroups) limit the time on them a
 hierarchy (/proc/self/cgroup). The limits of this group and of all groups above it hold, as far as they are mounted
 (/proc/self/mountinfo): so a limit is found that a container, a pod or a unit of systemd has. Both versions of cgroups are
 read, also beside each other. A file that is missing or that cannot be read limits nothing. Every limit is read here.
+
+Waiting requests may take a share of the memory, which is divided among the processes.
 """
 
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
@@ -18,6 +21,16 @@ _UNIFIED: Final = ""
 _HIERARCHIES: Final = (_UNIFIED, "cpu", "memory")
 _NO_LIMIT: Final = 2**62
 """Bytes from which on version 1 means that there is no limit."""
+_ASSUMED: Final = 2**33
+"""Bytes of memory of a machine that does not say."""
+_PART: Final = 4
+"""Waiting requests take at most a quarter of the memory: half of that in the workers, half in the engines."""
+_COPIES: Final = 4
+"""Bytes that a worker and an engine hold for each byte of a body: the body, its texts, and their tokens twice."""
+_BYTES_PER_TOKEN: Final = 8
+"""Memory of the id of a token that waits, at most: shared memory comes in powers of two."""
+_LEAST: Final = 2**25
+"""Bytes of a share on small machines, as of the largest body."""
 
 
 class Limit(NamedTuple):
@@ -25,14 +38,6 @@ class Limit(NamedTuple):
 
     value: float
     file: str
-
-
-class _Mount(NamedTuple):
-    """A mounted hierarchy: the group that is its root, as /proc/self/cgroup would name it, and the folder."""
-
-    hierarchy: str
-    root: str
-    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,28 @@ def usable_memory() -> int:
     return read_limits().usable_memory
 
 
+@dataclass(frozen=True, slots=True)
+class WaitingMemory:
+    total: int
+    """Bytes of all processes together."""
+    bodies: int
+    """Bytes of bodies in each worker. Clients whose bodies do not fit wait before they are read."""
+    results: int
+    """Bytes of token ids and results in each engine. Requests that do not fit are refused."""
+
+    @property
+    def tokens(self) -> int:
+        """Tokens that may wait in each engine."""
+        return self.results // _BYTES_PER_TOKEN
+
+
+def share_waiting_memory(memory: int, *, num_workers: int = 1, num_engines: int = 1) -> WaitingMemory:
+    """Return the shares on a machine, or in a container, of `memory` bytes; 0: unknown."""
+    total = (memory or _ASSUMED) // _PART
+    bodies, results = total // 2 // _COPIES // num_workers, total // 2 // num_engines
+    return WaitingMemory(total, max(bodies, _LEAST), max(results, _LEAST))
+
+
 def _machine_memory() -> int:
     try:
         return max(0, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
@@ -104,17 +131,11 @@ def _machine_memory() -> int:
 
 def _least(folders: list[Path], readers: Mapping[str, Callable[[Path], float]], most: float) -> Limit | None:
     """Return the least limit of all groups; None if none is below `most`."""
-    limits = [limit for folder in folders for name, read in readers.items() if (limit := _limit(folder / name, read))]
-    least = min(limits, default=None)
-    return least if least is not None and least.value < most else None
-
-
-def _limit(file: Path, read: Callable[[Path], float]) -> Limit | None:
-    try:
-        value = read(file)
-    except (OSError, ValueError, ArithmeticError):  # no such file, "max", or no number
-        return None
-    return Limit(value, str(file)) if value > 0 else None
+    limits: list[Limit] = []
+    for file, read in ((folder / name, read) for folder in folders for name, read in readers.items()):
+        with suppress(OSError, ValueError, ArithmeticError):  # no such file, "max", or no number
+            limits.append(Limit(read(file), str(file)))
+    return min((limit for limit in limits if 0 < limit.value < most), default=None)
 
 
 def _quota(file: Path) -> float:
@@ -135,12 +156,14 @@ _SIZES: Final[Mapping[str, Callable[[Path], float]]] = dict.fromkeys(
 
 def _group_folders(root: Path) -> Iterator[Path]:
     """Yield the folders of the groups of this process and of the groups above them, as far as they are mounted."""
-    own, mounts = _own_groups(_lines(root / "proc/self/cgroup")), _mounts(_lines(root / "proc/self/mountinfo"))
+    groups = [line.split(":", 2) for line in _lines(root / "proc/self/cgroup") if line.count(":") >= 2]
+    own = {name: group for _, controllers, group in groups for name in controllers.split(",")}
+    mounts = _mounts(_lines(root / "proc/self/mountinfo"))
     for hierarchy in _HIERARCHIES:
         found = [
-            (root / mount.folder.lstrip("/"), _path_below(own.get(hierarchy, "/"), mount.root))
-            for mount in mounts
-            if mount.hierarchy == hierarchy
+            (root / folder.lstrip("/"), _path_below(own.get(hierarchy, "/"), top))
+            for name, top, folder in mounts
+            if name == hierarchy
         ]
         for folder, path in [each for each in found if each[1] is not None] or found:
             group = folder / (path or "")  # a namespace of which only the root is known
@@ -155,21 +178,15 @@ def _path_below(group: str, root: str) -> PurePosixPath | None:
     return None if ".." in path.parts else path
 
 
-def _own_groups(lines: list[str]) -> dict[str, str]:
-    """Return the group of each hierarchy, from lines `number:controllers:group`."""
-    parts = [line.split(":", 2) for line in lines if line.count(":") >= 2]
-    return {name: group for _, controllers, group in parts for name in controllers.split(",")}
-
-
-def _mounts(lines: list[str]) -> list[_Mount]:
-    """Return the mounted hierarchies, from lines `id parent device root folder options - type source options`."""
-    found = [_Mount(_UNIFIED, "/", "/sys/fs/cgroup")] if not lines else []
+def _mounts(lines: list[str]) -> list[tuple[str, str, str]]:
+    """Return (hierarchy, group that is its root, folder), from lines `id parent device root folder options - type ...`."""
+    found = [(_UNIFIED, "/", "/sys/fs/cgroup")] if not lines else []
     for line in lines:
         place, _, system = line.partition(" - ")
         fields, (kind, _, options) = place.split(), (*system.split(), "", "", "")[:3]
         if len(fields) >= 5 and kind in ("cgroup", "cgroup2"):
             names = [_UNIFIED] if kind == "cgroup2" else options.split(",")
-            found += [_Mount(name, _unescape(fields[3]), _unescape(fields[4])) for name in names if name in _HIERARCHIES]
+            found += [(name, _unescape(fields[3]), _unescape(fields[4])) for name in names if name in _HIERARCHIES]
     return found
 
 

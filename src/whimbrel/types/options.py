@@ -149,9 +149,8 @@ def as_strings(texts: str | Iterable[str], param: str) -> list[str]:
 def read_labels(labels: object) -> tuple[str, ...]:
     """Return the labels that a caller gives in place of the classes of a model. Raises InvalidRequest."""
     if isinstance(labels, (str, *_NOT_LISTS)) or not _is_iterable(labels):
-        raise InvalidRequest(
-            f'must be a list of strings, as ["one", "another"]; is {type(cast(object, labels)).__name__}.', param="labels"
-        )
+        kind = type(cast(object, labels)).__name__
+        raise InvalidRequest(f'must be a list of strings, as ["one", "another"]; is {kind}.', param="labels")
     names = as_strings(cast("Iterable[str]", labels), "labels")
     if not names:
         raise InvalidRequest("is an empty list; give at least one label.", param="labels")
@@ -162,9 +161,8 @@ def read_labels(labels: object) -> tuple[str, ...]:
         if not name.strip():
             raise InvalidRequest("is empty; give a word or a phrase.", param="labels", item=index)
         if first.setdefault(name, index) != index:
-            raise InvalidRequest(
-                f"{name!r:.80} is labels[{first[name]}] too; give each label once.", param="labels", item=index
-            )
+            message = f"{name!r:.80} is labels[{first[name]}] too; give each label once."
+            raise InvalidRequest(message, param="labels", item=index)
     return tuple(map(str, first))  # numpy has strings of its own
 
 

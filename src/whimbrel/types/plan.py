@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import ClassVar, Final, Literal, TypeAlias, TypedDict
+from typing import Any, ClassVar, Final, Literal, TypeAlias, TypedDict, cast, get_args
 
 from whimbrel.errors import SetupError
 from whimbrel.types.batch_memory import BatchDevice, batch_bytes
@@ -17,7 +17,7 @@ from whimbrel.types.card import FALLBACK, Card, TokenizerReading
 from whimbrel.types.hardware import Cpu, Hardware
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-DTYPES: Final = ("float32", "bfloat16", "float16", "int8")
+DTYPES: Final[tuple[Dtype, ...]] = get_args(Dtype)
 
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
@@ -152,16 +152,11 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
     on_cpu = device == "cpu"
     memory = hardware.memory if on_cpu else hardware.gpu_memory
     dtype = _dtype(options.get("dtype", "auto"), card, on_cpu=on_cpu, hardware=hardware)
-    max_batch_tokens = _limit(
-        "max_batch_tokens",
-        options.get("max_batch_tokens"),
-        default=CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS,
-        most=MAX_BATCH_TOKENS,
-        hint=f"it takes 1 to {MAX_BATCH_TOKENS:,}",
-    )
+    usual = CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
+    max_batch_tokens = _limit(options, "max_batch_tokens", default=usual, most=MAX_BATCH_TOKENS)
     positions = card.encoder.max_positions
     hint = f"--max-length takes 1 to {positions:,}, the model's positions"
-    max_length = _limit("max_length", options.get("max_length"), default=card.max_length, most=positions, hint=hint)
+    max_length = _limit(options, "max_length", default=card.max_length, most=positions, hint=hint)
     chunked_prefill = _chunked_prefill(options.get("chunked_prefill"), card)
     return Plan(
         served_name=options.get("served_name") or card.name,
@@ -171,13 +166,13 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         num_lanes=max(1, hardware.num_cores // options.get("num_replicas", 1)) if on_cpu else 1,
         max_batch_tokens=max_batch_tokens,
         max_length=max_length,
-        max_queue_tokens=_limit("max_queue_tokens", options.get("max_queue_tokens")),
+        max_queue_tokens=_limit(options, "max_queue_tokens"),
         max_queue_seconds=_seconds("max_queue_seconds", options.get("max_queue_seconds")),
-        max_queue_bytes=_limit("max_queue_bytes", options.get("max_queue_bytes")),
-        max_request_tokens=_limit("max_request_tokens", options.get("max_request_tokens")),
+        max_queue_bytes=_limit(options, "max_queue_bytes"),
+        max_request_tokens=_limit(options, "max_request_tokens"),
         matryoshka=options.get("matryoshka", False) or card.matryoshka,
-        document_cache_bytes=_limit("document_cache_bytes", options.get("document_cache_bytes", 0), least=0),
-        prefix_cache_bytes=_prefix_cache_bytes(options.get("prefix_cache_bytes"), card, memory),
+        document_cache_bytes=_limit(options, "document_cache_bytes", default=0, least=0),
+        prefix_cache_bytes=_prefix_cache_bytes(options, card, memory),
         batch_bytes=batch_bytes(
             card,
             BatchDevice(4 if dtype in ("float32", "int8") else 2, on_cpu, bool(hardware.kernels)),
@@ -217,47 +212,39 @@ def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype
         fast = hardware.fast_bfloat16 if on_cpu else hardware.gpu_bfloat16
         return "bfloat16" if fast else "float32"
     if value == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
-        raise SetupError(
-            f"dtype 'bfloat16' is not supported on this CPU, {cpu}.",
-            hint="--dtype takes auto or float32 here; bfloat16 needs AVX-512",
-        )
+        hint = "--dtype takes auto or float32 here; bfloat16 needs AVX-512"
+        raise SetupError(f"dtype 'bfloat16' is not supported on this CPU, {cpu}.", hint=hint)
     if value == "int8" and on_cpu:
         return _int8(card, hardware)
     if value == "float16" and card.encoder.family.startswith("t5"):
-        raise SetupError(
-            "dtype 'float16' is not supported for T5, whose hidden numbers grow beyond 65,504, float16's largest.",
-            hint="--dtype takes auto, float32 or bfloat16, in which T5 was trained",
-        )
+        reason = "whose hidden numbers grow beyond 65,504, float16's largest"
+        hint = "--dtype takes auto, float32 or bfloat16, in which T5 was trained"
+        raise SetupError(f"dtype 'float16' is not supported for T5, {reason}.", hint=hint)
     for dtype in DTYPES:
         if value == dtype and dtype != ("float16" if on_cpu else "int8"):
             return dtype
     on_this_cpu = ["auto", "float32", *(["bfloat16"] if cpu.bfloat16 != "none" else []), *(["int8"] if cpu.vnni else [])]
-    choices = on_this_cpu if on_cpu else ("auto", "float32", "bfloat16", "float16")
-    raise SetupError(
-        f"dtype {value!r} is not supported on {'the CPU' if on_cpu else 'a GPU'}.", hint=f"--dtype takes {', '.join(choices)}"
-    )
+    place, choices = ("the CPU", on_this_cpu) if on_cpu else ("a GPU", ["auto", "float32", "bfloat16", "float16"])
+    raise SetupError(f"dtype {value!r} is not supported on {place}.", hint=f"--dtype takes {', '.join(choices)}")
 
 
 def _int8(card: Card, hardware: Hardware) -> Literal["int8"]:
     fast = "bfloat16" if hardware.fast_bfloat16 else "float32"
     if not hardware.cpu.vnni:
-        raise SetupError(
-            f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.",
-            hint=f"--dtype takes auto, which is {fast} here",
-        )
-    if card.encoder.family in (FALLBACK, "static"):
-        what = "that transformers runs" if card.encoder.family == FALLBACK else "without linear layers"
-        raise SetupError(f"dtype 'int8' is not supported for a model {what}.", hint=f"--dtype takes {fast}")
-    if card.span_prompt is not None:
-        raise SetupError(
-            "dtype 'int8' is not supported for GLiNER: it is compared by sample texts, which have no labels.",
-            hint=f"--dtype takes {fast}",
-        )
+        hint = f"--dtype takes auto, which is {fast} here"
+        raise SetupError(f"dtype 'int8' is not supported on this CPU, {hardware.cpu}, which has no VNNI.", hint=hint)
+    reasons = {
+        "a model that transformers runs": card.encoder.family == FALLBACK,
+        "a model without linear layers": card.encoder.family == "static",
+        "GLiNER: it is compared by sample texts, which have no labels": card.span_prompt is not None,
+    }
+    if kind := next((kind for kind, is_refused in reasons.items() if is_refused), None):
+        raise SetupError(f"dtype 'int8' is not supported for {kind}.", hint=f"--dtype takes {fast}")
     return "int8"
 
 
-def _prefix_cache_bytes(value: int | None, card: Card, memory: int) -> int:
-    size = _limit("prefix_cache_bytes", value, default=PREFIX_CACHE_BYTES, least=0)
+def _prefix_cache_bytes(options: Options, card: Card, memory: int) -> int:
+    value, size = options.get("prefix_cache_bytes"), _limit(options, "prefix_cache_bytes", default=PREFIX_CACHE_BYTES, least=0)
     if value is not None and memory and size > memory:
         hint = "it takes 0, which turns the cache off, up to a part of the memory that the model leaves free"
         raise SetupError(f"prefix_cache_bytes is {size:,}; the device has {memory:,} bytes of memory.", hint=hint)
@@ -293,12 +280,14 @@ def max_length_for(plan: Plan, card: Card, tower: Card) -> int:
 
 
 def _limit(
-    name: str, value: int | None, *, default: int = sys.maxsize, least: int = 1, most: float = inf, hint: str | None = None
+    options: Options, name: str, *, default: int = sys.maxsize, least: int = 1, most: float = inf, hint: str | None = None
 ) -> int:
+    value: int | None = cast(Mapping[str, Any], options).get(name)
     if value is None:
         return default
     if not least <= value <= most:
-        raise SetupError(f"{name} is {value:,}.", hint=hint or f"it takes {least} or more")
+        takes = f"it takes {least} or more" if most == inf else f"it takes {least} to {most:,}"
+        raise SetupError(f"{name} is {value:,}.", hint=hint or takes)
     return value
 
 

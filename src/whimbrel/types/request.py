@@ -127,7 +127,18 @@ class Request:
     """None: as the plan says, unless the request sets a limit or an end to cut. Only for dense vectors."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        _check_lists(self)
+        validate(self, _Scalars)
+        for name, kind, noun in _PARAMETERS:
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise InvalidRequest(f"must be {noun}, is {value!r:.80}.", param=name)
+        if self.prompt is not None and self.prompt_name is not None:
+            raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
+        if self.chunk_tokens is not None and self.truncate in ("right", "left"):
+            raise InvalidRequest("a text that is split into chunks of tokens is not cut.", param="truncate")
+        if self.split_long and self.truncate in ("right", "left"):
+            raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
 
     @property
     def num_inputs(self) -> int:
@@ -161,22 +172,6 @@ _PARAMETERS: Final = (("token_pooling", TokenPooling, "a TokenPooling"), ("muver
 _NOT_SCALAR: Final = ("texts", "outputs", "hypotheses", "labels", *(name for name, *_ in _PARAMETERS))
 
 _Scalars: Final = fields_struct(Request, without=_NOT_SCALAR)
-
-
-def check_fields(request: Request) -> None:
-    """Raise InvalidRequest for values that no model takes. The tokenizer checks the texts themselves."""
-    _check_lists(request)
-    validate(request, _Scalars)
-    for name, kind, noun in _PARAMETERS:
-        value = getattr(request, name)
-        if value is not None and not isinstance(value, kind):
-            raise InvalidRequest(f"must be {noun}, is {value!r:.80}.", param=name)
-    if request.prompt is not None and request.prompt_name is not None:
-        raise InvalidRequest("give prompt or prompt_name, not both.", param="prompt")
-    if request.chunk_tokens is not None and request.truncate in ("right", "left"):
-        raise InvalidRequest("a text that is split into chunks of tokens is not cut.", param="truncate")
-    if request.split_long and request.truncate in ("right", "left"):
-        raise InvalidRequest("a text that split_long runs in parts is not cut.", param="truncate")
 
 
 def _check_lists(request: Request) -> None:

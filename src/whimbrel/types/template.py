@@ -6,7 +6,7 @@ as plain characters.
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from string import Formatter
 
@@ -29,10 +29,6 @@ class Template:
     max_characters: tuple[int, int] | None = None
     """Limits in characters of a query and of a document."""
 
-    def form(self, instruction: str | None) -> tuple[str, ...] | None:
-        """Return the texts for a request with or without an instruction; None if there are none."""
-        return self.texts if instruction is None else self.texts_with_instruction
-
     def parts(self, query: str, document: str) -> tuple[str, str]:
         """Return query and document, truncated to `max_characters` and stripped."""
         if self.max_characters is not None:
@@ -40,11 +36,6 @@ class Template:
         if self.strip_inputs:
             query, document = query.strip(), document.strip()
         return query, document
-
-    def truncates_chars(self, query: str, document: str) -> bool:
-        """Return whether query or document exceeds `max_characters`."""
-        limits = self.max_characters
-        return limits is not None and (len(query) > limits[0] or len(document) > limits[1])
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +89,6 @@ class ListTemplate:
         """Return the parts before, for each document, and after all of them."""
         return self.opening + (self.instruction if instructed else ""), self.document, self.closing
 
-    def prompt(self, query: str, documents: Sequence[str], instruction: str) -> str:
-        """Return the whole prompt of texts without markers."""
-        opening, document, closing = self.parts(instructed=bool(instruction))
-        passages = "".join(document.format(index=index, document=text) for index, text in enumerate(documents))
-        return (
-            opening.format(query=query, count=len(documents), instruction=instruction) + passages + closing.format(query=query)
-        )
-
     def clean(self, text: str) -> str:
         """Remove the markers from a text, as the model's own code does."""
         return text.replace(self.query_marker, "").replace(self.document_marker, "")
@@ -158,8 +141,3 @@ def from_examples(rendered: str, marks: dict[str, str]) -> str:
     for field, mark in marks.items():
         text = text.replace(mark, f"{{{field}}}")
     return text
-
-
-def common_end(first: Sequence[int], second: Sequence[int]) -> int:
-    pairs = zip(reversed(first), reversed(second), strict=False)
-    return next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))

@@ -13,7 +13,7 @@ from whimbrel.client import responses
 from whimbrel.client.responses import Ranking
 from whimbrel.client.task import JSON, MESSAGE_PACK, Task
 from whimbrel.errors import InvalidRequest
-from whimbrel.outputs.spans import EntityLabels
+from whimbrel.outputs.entities import EntityLabels
 from whimbrel.outputs.zero_shot import ZeroShot
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.late_interaction import read_muvera, read_token_pooling
