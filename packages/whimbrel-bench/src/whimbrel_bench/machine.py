@@ -8,16 +8,19 @@ from pathlib import Path
 from whimbrel.types.machine_limits import usable_processors
 
 
-def describe_machine() -> str:
-    """Return the number of cores and the processor."""
+def processor() -> str:
+    """Return the name of the processor."""
     try:
         found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def describe_machine() -> str:
+    """Return the number of cores and the processor."""
     cores = usable_processors()
-    return (
-        f"{cores} core{'s' if cores > 1 else ''}, {found[1].strip() if found else platform.processor() or platform.machine()}"
-    )
+    return f"{cores} core{'s' if cores > 1 else ''}, {processor()}"
 
 
 def gpu_name() -> str:
