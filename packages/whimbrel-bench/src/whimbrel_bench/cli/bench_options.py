@@ -2,44 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Final
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 
 from whimbrel.errors import SetupError
-from whimbrel_bench.cli.groups import flags_of
-from whimbrel_bench.options import DatasetOptions, Load, SweepOptions, TargetOptions
+from whimbrel_bench.options import TargetOptions
 
 if TYPE_CHECKING:
     from whimbrel_bench.target import Target
 
-_PRESET_OPTIONS: Final = ("scale", "random_weights", "serve_args")
-_SETTLED: Final = (
-    "host", "port", "backend",
-    *(flag.name for options in (DatasetOptions, Load, SweepOptions) for flag in flags_of(options).values()),
-)  # fmt: skip
-"""Options of `whimbrel bench serve` that a preset settles itself."""
 
-
-def check_options(context: typer.Context, preset: str | None) -> None:
-    """Raise SetupError for options that were given and would have no effect."""
+def check_options(context: typer.Context) -> None:
+    """Raise SetupError for an option that was given and would have no effect."""
     given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
-    if preset is None:
-        _refuse(given, _PRESET_OPTIONS, "is of presets.", "name one with --preset")
-        if "sweep" in given:
-            _refuse(given, ("request_rate",), "has no effect with --sweep.", "put the rate into --sweep")
-        else:
-            _refuse(given, ("sweep_seconds",), "is of sweeps.", "name the rates with --sweep")
-    else:
-        hint = "leave it out, or leave out --preset; --url names the server"
-        _refuse(given, _SETTLED, f"has no effect: --preset {preset} settles it.", hint)
-
-
-def _refuse(given: Collection[str], names: Iterable[str], why: str, hint: str) -> None:
-    for name in names:
-        if name in given:
-            raise SetupError(f"--{name.replace('_', '-')} {why}", hint=hint)
+    if {"sweep", "request_rate"} <= given:
+        raise SetupError("--request-rate has no effect with --sweep.", hint="put the rate into --sweep")
+    if "sweep_seconds" in given and "sweep" not in given:
+        raise SetupError("--sweep-seconds is of sweeps.", hint="name the rates with --sweep")
 
 
 def check_metrics(text: str) -> None:

@@ -135,7 +135,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def progress_bar(console: Console, total: int | None, words: str) -> Generator[Callable[[int, int], None]]:
+def progress_bar(console: Console, total: int, words: str) -> Generator[Callable[[int, int], None]]:
     """Show a bar on stderr if that is a terminal. Yields a function of the numbers of requests that ended and that failed."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -147,7 +147,6 @@ def progress_bar(console: Console, total: int | None, words: str) -> Generator[C
         def show(done: int, failed: int) -> None:
             rate = done / max(perf_counter() - begin, 1e-3)
             errors = f", {failed:,} failed" if failed else ""
-            amount = f"{done:,} of {total:,}" if total is not None else f"{done:,}"
-            bar.update(task, completed=done, status=f"{amount}, {rate:,.0f}/s{errors}")
+            bar.update(task, completed=done, status=f"{done:,} of {total:,}, {rate:,.0f}/s{errors}")
 
         yield show
