@@ -20,7 +20,6 @@ REFERENCE: Final = "Sentence Transformers float32"
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 SOURCES: Final = Path(__file__).parents[2] / "src"
 _USEFUL: Final = re.compile(r"^(?!.*warning).*(error|exception|no matching distribution|refused|not found)", re.IGNORECASE)
-_MAX_REASON: Final = 240
 
 
 class PeerFailure(Exception):
@@ -134,4 +133,4 @@ def reason_of(text: str) -> str:
     """Return the last error in a text, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     useful = [line for line in lines if _USEFUL.search(line)]
-    return (useful or lines or ["no output"])[-1][:_MAX_REASON]
+    return (useful or lines or ["no output"])[-1]

@@ -18,7 +18,6 @@ import numpy as np
 
 from whimbrel.checkpoint.summary import weight_shapes
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.plan import Options
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.datasets import make_samples
 from whimbrel_bench.options import DatasetOptions
@@ -119,15 +118,15 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
     from whimbrel.telemetry import trace
 
     begin = perf_counter()
-    engine_options = Options(
+    chunks = [list(each.texts) for each in make_samples(options.dataset, model_words(options.dataset, options.model))]
+    with Engine(
+        options.model,
         device=options.device,
         dtype=dtype,
         max_length=options.max_length,
         max_batch_tokens=options.max_batch_tokens,
         max_queue_tokens=_NO_LIMIT,
-    )
-    chunks = [list(each.texts) for each in make_samples(options.dataset, model_words(options.dataset, options.model))]
-    with Engine(options.model, **engine_options) as engine:
+    ) as engine:
         loaded, load_seconds = _peak_rss(), perf_counter() - begin
         first = run_requests(engine, chunks)  # not counted: first-time work
         stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)

@@ -20,10 +20,6 @@ Shapes = dict[str, tuple[int, ...]]
 
 _BLOCK: Final = 2**22
 _MODES: Final = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-_TOKEN_WIDTH: Final = 128
-"""Width of a token's vector, for late interaction."""
-_MARKERS: Final = ("[unused0]", "[unused1]")
-"""Tokens that mark queries and documents, as ColBERT has them."""
 
 
 @dataclass(frozen=True)
@@ -165,11 +161,11 @@ def write_bert(folder: Path, size: Size, *, mode: str = "mean_tokens") -> None:
 
 def write_colbert(folder: Path, size: Size, *, query_tokens: int, document_tokens: int) -> None:
     """Write a model as colbert-ir/colbertv2.0 is: a BERT and a projection of each token."""
-    linear: Shapes = {"linear.weight": (_TOKEN_WIDTH, size.hidden)}
+    linear: Shapes = {"linear.weight": (128, size.hidden)}
     _write_bert(folder, size, linear, architecture="HF_ColBERT", positions=max(512, document_tokens), prefix="bert.")
     metadata: Json = {
-        "query_token_id": _MARKERS[0], "doc_token_id": _MARKERS[1], "query_token": "[Q]", "doc_token": "[D]",
+        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_token": "[Q]", "doc_token": "[D]",
         "query_maxlen": query_tokens, "doc_maxlen": document_tokens, "mask_punctuation": True, "attend_to_mask_tokens": False,
-        "similarity": "cosine", "dim": _TOKEN_WIDTH, "checkpoint": "bert-base-uncased",
+        "similarity": "cosine", "dim": 128, "checkpoint": "bert-base-uncased",
     }  # fmt: skip
     write_json(folder / "artifact.metadata", metadata)

@@ -96,19 +96,16 @@ class Target:
                 except httpx2.HTTPError as error:
                     reason = str(error) or type(error).__name__
                 if monotonic() >= deadline:
-                    raise self._unreachable(reason)
+                    raise SetupError(
+                        f"cannot reach {self.endpoint.url}: {reason}.",
+                        hint="start the server first, for example: whimbrel serve. --ready-check-timeout-sec N waits for it",
+                    )
                 sleep(0.2)
         if not self.model and response.status_code == 200:
             try:
                 self.model = str(orjson.loads(response.content)["data"][0]["id"])
             except (ValueError, KeyError, IndexError, TypeError):
                 self.model = ""
-
-    def _unreachable(self, reason: str) -> SetupError:
-        return SetupError(
-            f"cannot reach {self.endpoint.url}: {reason}.",
-            hint="start the server first, for example: whimbrel serve. --ready-check-timeout-sec N waits for it",
-        )
 
     def payload(self, sample: Sample) -> bytes:
         """Return the request of a sample as bytes."""

@@ -20,7 +20,7 @@ from whimbrel.cli.console import stderr_console
 from whimbrel.errors import SetupError
 from whimbrel_bench import picture, results
 from whimbrel_bench.cli.files import check_writable, write_errors, write_json
-from whimbrel_bench.machine import describe_machine, describe_software, gpu_name
+from whimbrel_bench.machine import describe_machine, describe_software
 from whimbrel_bench.options import OutputOptions
 
 if TYPE_CHECKING:
@@ -109,11 +109,10 @@ class Output:
 def describe_run(found: Sequence[Result]) -> dict[str, str]:
     """Return the conditions of runs for people, by name."""
     first = found[0].setting
-    gpu = gpu_name()
     about = {
         "model": first.model,
         "workload": f"{first.backend}, up to {max(each.setting.num_prompts for each in found):,} prompts per run",
-        "client's machine": describe_machine() + (f", {gpu}" if gpu else ""),
+        "client's machine": describe_machine(),
         "client": describe_software(),
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "command": command_line(sys.argv[1:]),

@@ -1,16 +1,38 @@
-"""Course of `whimbrel bench serve`: words, samples, warm-up and runs."""
+"""Course of `whimbrel bench serve`: servers, words, samples, warm-up and runs."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
+from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.cli.output import Output, progress_bar
 from whimbrel_bench.datasets import make_samples
-from whimbrel_bench.options import DatasetOptions, Load, SweepOptions
+from whimbrel_bench.options import DatasetOptions, Load, SweepOptions, TargetOptions
 from whimbrel_bench.results import Result
 from whimbrel_bench.target import Target
-from whimbrel_bench.words import Words, approximate, local_words, server_words
+from whimbrel_bench.words import APPROXIMATE, Words, local_words, server_words
+
+
+def read_urls(urls: Sequence[str]) -> list[tuple[str, str]]:
+    """Return names and URLs of the servers. A URL without a name is its own. Raises SetupError."""
+    found: list[tuple[str, str]] = []
+    for value in urls:
+        name, sign, url = value.partition("=")
+        named = bool(sign) and "/" not in name and ":" not in name
+        found.append((name, url) if named else ("", value))
+    names = [name or url for name, url in found]
+    if len(set(names)) < len(names):
+        raise SetupError("a server is named twice.", hint="give each a name: --url NAME=URL")
+    return found
+
+
+def make_targets(urls: Sequence[tuple[str, str]], options: TargetOptions) -> list[Target]:
+    """Return the servers, each reachable. Raises SetupError."""
+    targets = [Target(url, options, name=name) for name, url in urls]
+    for target in targets:
+        target.connect()
+    return targets
 
 
 def run_plan(dataset: DatasetOptions, load: Load, sweep: SweepOptions, targets: Sequence[Target], output: Output) -> int:
@@ -69,7 +91,7 @@ def find_words(dataset: DatasetOptions, target: Target) -> Words | None:
     if dataset.tokenizer is not None:
         return local_words(dataset.tokenizer)
     with target.client() as client:
-        return server_words(client, target.endpoint.url, target.model) or approximate()
+        return server_words(client, target.endpoint.url, target.model) or APPROXIMATE
 
 
 def _describe(dataset: DatasetOptions, samples: Sequence[Sample], words: Words | None, target: Target) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from whimbrel.cli.shared_options import need, option
-from whimbrel_bench.cli.bench_options import check_metrics, check_options, make_targets, read_urls
+from whimbrel.errors import SetupError
 from whimbrel_bench.cli.groups import spread
 from whimbrel_bench.options import RESULTS_PANEL, SERVER_PANEL, DatasetOptions, Load, OutputOptions, SweepOptions, TargetOptions
 
@@ -32,12 +32,12 @@ def serve(
 ) -> None:
     """Load a server and measure latency and throughput."""
     need("httptools")
-    check_options(context)
-    check_metrics(percentile_metrics)
+    _check_options(context)
+    _check_metrics(percentile_metrics)
     dataset.check()
     from whimbrel.cli import console
     from whimbrel_bench.cli.output import Output
-    from whimbrel_bench.cli.runs import run_plan
+    from whimbrel_bench.cli.runs import make_targets, read_urls, run_plan
 
     output = Output(files)
     output.check()
@@ -45,3 +45,22 @@ def serve(
         targets = make_targets(read_urls(urls or [f"http://{host}:{port}"]), target)
         code = run_plan(dataset, replace(load, seed=dataset.seed), sweep, targets, output)
     raise typer.Exit(code)
+
+
+def _check_options(context: typer.Context) -> None:
+    """Raise SetupError for an option that was given and would have no effect."""
+    given = {name for name in context.params if getattr(context.get_parameter_source(name), "name", "") == "COMMANDLINE"}
+    if {"sweep", "request_rate"} <= given:
+        raise SetupError("--request-rate has no effect with --sweep.", hint="put the rate into --sweep")
+    if "sweep_seconds" in given and "sweep" not in given:
+        raise SetupError("--sweep-seconds is of sweeps.", hint="name the rates with --sweep")
+
+
+def _check_metrics(text: str) -> None:
+    """Raise SetupError for metrics that these models do not have."""
+    others = [name for name in (part.strip() for part in text.split(",")) if name and name != "e2el"]
+    if others:
+        raise SetupError(
+            f"--percentile-metrics {text}: {', '.join(others)} is of models that generate tokens.",
+            hint="pooling models have e2el, the latency of whole requests",
+        )

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 PROBES: Final = frozenset({"/metrics", "/health", "/health/live", "/health/ready", "/ping", "/info", "/load"})
 MEMORY: Final = "process_resident_memory_bytes"
-_PREFIX: Final = "whimbrel_"
 _START: Final = "process_start_time_seconds"
 _START_TOLERANCE: Final = 1.5
 """Seconds by which two workers may differ over the start of one process: each computes it from the system's clock."""
@@ -59,7 +58,7 @@ def read_page(text: str, *, received: float) -> Page:
         samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
     except (ValueError, LookupError, AttributeError) as error:  # the parser's, for text of another kind
         raise ValueError(f"not in Prometheus' text format: {error}") from None
-    if not any(sample.name.startswith(_PREFIX) for sample in samples):
+    if not any(sample.name.startswith("whimbrel_") for sample in samples):
         raise ValueError("no metrics of Whimbrel")
     known = [each for each in samples if isfinite(each.value) and each.labels.get("route") not in PROBES]
     starts = {sample.labels.get("process", ""): sample.value for sample in known if sample.name == _START}

@@ -135,8 +135,8 @@ def render(servers: Sequence[ServerFigures], total: Figures, *, width: int) -> R
 
 
 _COLUMNS: Final[Sequence[tuple[str, int, Callable[[Figures], str]]]] = (
-    ("REQ/S", 0, lambda each: number(_all(each.requests_per_second))),
-    ("FAILED/S", 100, lambda each: number(_failed(each.requests_per_second))),
+    ("REQ/S", 0, lambda each: number(_requests(each))),
+    ("FAILED/S", 100, lambda each: number(_requests(each, "ok"))),
     ("TEXTS/S", 75, lambda each: number(each.texts_per_second)),
     ("TOKENS/S", 0, lambda each: number(each.tokens_per_second)),
     ("QUEUE", 0, lambda each: number(each.queue_tokens)),
@@ -227,12 +227,9 @@ def _share(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.0%}"
 
 
-def _all(outcomes: Mapping[str, float] | None) -> float | None:
-    return None if outcomes is None else sum(outcomes.values())
-
-
-def _failed(outcomes: Mapping[str, float] | None) -> float | None:
-    return None if outcomes is None else sum(rate for name, rate in outcomes.items() if name != "ok")
+def _requests(figures: Figures, but: str = "") -> float | None:
+    rates = figures.requests_per_second
+    return None if rates is None else sum(rate for outcome, rate in rates.items() if outcome != but)
 
 
 def _request(figures: Figures) -> Latency:
