@@ -36,6 +36,7 @@ def setting(run: Run, peers: Sequence[Peer]) -> dict[str, Any]:
         "hardware": {"cpu": processor(), "cores": NUM_CORES, "features": features},
         "others_cores": round(others_cores(), 2),
         "python": sys.version.split()[0],
+        "torch": torch.__version__,
         "rounds": run.rounds,
         "versions": {name: table[name].get("packages", []) + table[name].get("alone", []) for name in sorted(environments)},
         "failures": run.failures,
