@@ -79,11 +79,8 @@ soak: $(VENV)/.whimbrel-dev
 bench: $(VENV)/.whimbrel-dev
 	$(BIN)/python benchmarks/engine.py
 	$(BIN)/python benchmarks/server.py
-	$(BIN)/python benchmarks/wire.py
 	$(BIN)/python benchmarks/latency.py
-	$(BIN)/python benchmarks/kills.py
 	$(BIN)/python benchmarks/overload.py
-	$(BIN)/python benchmarks/maxsim.py
 
 peers: $(VENV)/.whimbrel-dev
 	$(BIN)/python benchmarks/peers --out benchmarks/results/peers.json $(ARGS)

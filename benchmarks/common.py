@@ -1,4 +1,4 @@
-"""Shared by all scripts: texts, the packaged model's plan and tokens, contenders in turns, tables and conditions."""
+"""Shared by all scripts: texts, the packaged model's plan and tokens, tables and conditions."""
 
 import argparse
 import json
@@ -8,13 +8,11 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from itertools import accumulate
 from pathlib import Path
-from statistics import median
-from time import perf_counter, sleep
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -92,41 +90,6 @@ def options(doc: str | None, **defaults: Any) -> argparse.ArgumentParser:
         else:
             parser.add_argument(flag, type=type(default), default=default, help="default: %(default)s")
     return parser
-
-
-def turns(*contenders: Callable[[], object], rounds: int, pause: float = 0.0) -> list[list[float]]:
-    """Return the seconds of each contender in each round. They take turns, after a round that is not counted.
-
-    A contender that returns a float has timed itself. `pause` is the seconds before each call: OpenMP threads spin for some
-    milliseconds after their work is done.
-    """
-    found: list[list[float]] = [[] for _ in contenders]
-    for number in range(rounds + 1):
-        note(f"round {number} of {rounds}")
-        for contender, seconds in zip(contenders, found, strict=True):
-            sleep(pause)
-            started = perf_counter()
-            own = contender()
-            if number:
-                seconds.append(own if isinstance(own, float) else perf_counter() - started)
-    return found
-
-
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[str]:
-    """Return cells: the ratio of the medians, of the fastest rounds, and the smallest and largest of one round."""
-    each = [b / a for a, b in zip(ours, theirs, strict=True)]
-    between = f"{min(each):.2f} to {max(each):.2f}"
-    return [f"{median(theirs) / median(ours):.2f}", f"{min(theirs) / min(ours):.2f}", between]
-
-
-def min_cosine(a_ND: Any, b_ND: Any) -> float:
-    """Return the smallest cosine between rows of the same index; of scores their correlation."""
-    a, b = np.asarray(a_ND, np.float64), np.asarray(b_ND, np.float64)
-    if a.shape != b.shape:
-        return float("nan")
-    if a.ndim == 1 or a.shape[1] == 1:
-        return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
-    return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
 
 
 @contextmanager

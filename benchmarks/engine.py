@@ -5,14 +5,12 @@
 
 The first command runs the packaged all-MiniLM-L6-v2 on texts of mixed lengths. The second is for a GPU: random weights of real
 sizes, on texts of one length in a single call, and one text at a time. There the engine also gets the texts in requests
-of 256 from eight threads, and Sentence Transformers also runs 256 texts at a time, beside its default of 32. `--quick` takes
+of 256 from eight threads, beside Sentence Transformers with 256 texts at a time in place of 32, its default. `--quick` takes
 small models and few texts, to try it on a CPU.
 
 Each contender has its own process, because the engine sets torch's intra-op threads to one. Sentence Transformers has a thread
-per core, and sorts texts by length as it does. They take turns, A B A B, after a round that is not counted. The ratio is the
-median of the best of Sentence Transformers' seconds over that of the engine in one call: above 1 the engine is faster. "Rounds"
-are the smallest and the largest ratio of one round, "fastest" is the ratio of the fastest rounds. If the ratio is far above
-"fastest", other work used the cores. That slows Sentence Transformers more, because its threads wait for one another.
+per core, and sorts texts by length as it does. They are compared as by `whimbrel bench compare`: vectors first, then rounds in
+turns. The ratio is the median of Sentence Transformers' seconds over that of the engine: above 1 the engine is faster.
 """
 
 import tempfile
@@ -35,16 +33,14 @@ from common import (
     count_tokens,
     default_plan,
     make_texts,
-    min_cosine,
     note,
     options,
     print_setting,
     print_table,
-    ratios,
-    turns,
 )  # fmt: skip
 
 from whimbrel.types.arrays import Float32Array
+from whimbrel_bench.compare import compare
 from whimbrel_bench.datasets import DatasetOptions, make_samples
 from whimbrel_bench.processes import Worker
 from whimbrel_bench.random_models import Size, write_bert, write_qwen3
@@ -64,6 +60,7 @@ _REQUEST: Final = 256
 _THREADS: Final = 8
 _ALONE: Final = 64
 """Texts that are sent one at a time."""
+_LEAST_COSINE: Final = 0.98
 
 
 class Workload(NamedTuple):
@@ -125,20 +122,31 @@ def sized_workloads(model: str, folder: str, tokens: int, amount: int) -> list[W
     ]
 
 
-def measure(workload: Workload, engine: Worker, peer: Worker, rounds: int, *, threads: bool) -> list[str]:
+class Side(NamedTuple):
+    """A library with a workload."""
+
+    name: str
+    worker: Worker
+    how: int
+    """Threads of the engine, or texts that Sentence Transformers takes at a time."""
+    calls: Calls
+
+    def vectors(self) -> list[Float32Array]:
+        return list(self.worker.ask((self.how, self.calls))[1])
+
+    def round(self) -> float:
+        return self.worker.ask((self.how, self.calls))[0]
+
+
+def measure(workload: Workload, engine: Worker, peer: Worker, threads: int, size: int, rounds: int) -> list[str]:
     """Return a row of the table."""
-    note(workload.name)
-    contenders = [(engine, 1), (peer, 32), *([(engine, _THREADS), (peer, 256)] if threads else [])]
-    vectors = [worker.ask((how, workload.calls))[1] for worker, how in contenders]
-    cosine = min(min_cosine(vectors[0], each) for each in vectors[1:])
-    seconds = turns(*(partial(ask, *each, workload.calls) for each in contenders), rounds=rounds)
-    rates = [f"{workload.tokens / median(each):,.0f}" for each in seconds]
-    best = min(seconds[1::2], key=median)
-    return [workload.name, f"{workload.tokens:,}", *rates, *ratios(seconds[0], best), f"{cosine:.6f}"]
-
-
-def ask(worker: Worker, how: int, calls: Calls) -> float:
-    return worker.ask((how, calls))[0]
+    name = workload.name if threads == 1 else f"{workload.name}, {threads} threads; {size} at a time"
+    note(name)
+    sides = Side("Sentence Transformers", peer, size, workload.calls), Side("the engine", engine, threads, workload.calls)
+    found = compare(*sides, rounds=rounds, threshold=_LEAST_COSINE, on_round=lambda number: note(f"round {number}"))
+    theirs, ours = (f"{workload.tokens / median(each):,.0f}" for each in found.rounds)
+    ratio, between = f"{found.ratio.value:.2f}", f"{found.ratio.low:.2f} to {found.ratio.high:.2f}"
+    return [name, f"{workload.tokens:,}", ours, theirs, ratio, between, f"{found.min_cosine:.6f}"]
 
 
 def prepare(model: str, folder: Path, lengths: list[int], *, quick: bool) -> tuple[str, list[Workload]]:
@@ -152,16 +160,16 @@ def prepare(model: str, folder: Path, lengths: list[int], *, quick: bool) -> tup
 
 def main() -> None:
     args = options(__doc__, rounds=7, models=_PACKAGED, tokens="32,128,512", quick=False).parse_args()
-    plan, threads, lengths = default_plan(args.dtype), args.models != _PACKAGED, list(map(int, args.tokens.split(",")))
+    plan, lengths = default_plan(args.dtype), list(map(int, args.tokens.split(",")))
+    ways = [(1, 32)] if args.models == _PACKAGED else [(1, 32), (_THREADS, 256)]
     rows: list[list[str]] = []
     for name in args.models.split(","):
         with tempfile.TemporaryDirectory() as temporary:
             folder, workloads = prepare(name, Path(temporary), lengths, quick=args.quick)
             engine, peer = Worker(make_engine, folder, plan.dtype), Worker(make_sentence_transformers, folder, plan.dtype)
-            rows += [measure(each, engine, peer, args.rounds, threads=threads) for each in workloads]
+            rows += [measure(each, engine, peer, *way, args.rounds) for each in workloads for way in ways]
     header = ["workload", "tokens", "engine, tokens/s", "Sentence Transformers, tokens/s"]
-    header += ["engine, 8 threads", "Sentence Transformers, 256 at a time"] if threads else []
-    print_table([*header, "ratio", "fastest", "rounds", "smallest cosine"], rows)
+    print_table([*header, "ratio", "95 % interval", "smallest cosine"], rows)
     print_setting(plan, sentence_transformers=version("sentence-transformers"), rounds=args.rounds)
 
 

@@ -36,6 +36,7 @@ from whimbrel_bench.server import Serving, serving
 
 _CLIENT: Final = Path(__file__).parent / "indexing_client.py"
 _EVERY: Final = 0.25
+_MEMORY: Final = "smaps_rollup", "Pss"
 _QUERY: Final = {"input": "where do curlews winter", "encoding_format": "base64"}
 
 
@@ -65,13 +66,8 @@ class Watch:
 
     async def _memory(self, server: Serving) -> None:
         while True:
-            self.most_memory = max(self.most_memory, await asyncio.to_thread(memory_of, server.pid))
+            self.most_memory = max(self.most_memory, await asyncio.to_thread(mebibytes, server.pid, *_MEMORY))
             await asyncio.sleep(1.0)
-
-
-def memory_of(pid: int) -> float:
-    """Return the proportional set size of a process and its children, in MiB."""
-    return mebibytes(pid, "smaps_rollup", "Pss")
 
 
 async def watch_alone(server: Serving, seconds: float) -> Watch:
@@ -123,7 +119,7 @@ def main() -> None:
     for name in args.clients.split(","):
         for threads in map(int, args.threads.split(",")):
             with serving(*serve) as server, other_work(args.beside):
-                at_rest = memory_of(server.pid)
+                at_rest = mebibytes(server.pid, *_MEMORY)
                 beside, told = asyncio.run(watch_job(server, name, threads, args))
             for reason, count in told["reasons"].items():
                 note(f"{name}, {threads} threads: {count} times {reason}")

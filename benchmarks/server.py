@@ -25,7 +25,7 @@ from common import (
     print_setting,
     print_table,
     served,
-)  # fmt: skip
+)
 
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.compare import ServerContender, compare, engine_contenders

@@ -5,7 +5,7 @@
                             [--table peers.toml]
 
 The table of peers is peers.toml. Its environments are built below --build by pip, once. Checkpoints are written there too
-(models.py) and exported to ONNX and OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
+(models.py) and exported to OpenVINO. A peer that cannot be installed, exported, started or run is a row with the
 reason, and its log is kept. After Ctrl-C the rounds so far are reported.
 
 Engines: each peer has a process of its own for each checkpoint, all warmed up, and one works at a time on all cores while
@@ -14,8 +14,8 @@ Transformers in float32.
 Servers: each has a port of its own, and one gets load at a time.
 
 A ratio is the peer's median over that of Whimbrel in bfloat16; of engines, in float32 where a processor has no bfloat16.
-Above 1 Whimbrel is faster. Bare ONNX Runtime and OpenVINO run in a loop of ours that sorts texts by length and runs a batch on
-each core (adapters/batches.py).
+Above 1 Whimbrel is faster. Bare OpenVINO runs in a loop of ours that sorts texts by length and runs a batch on each core
+(adapters/run_openvino.py).
 """
 
 import argparse
@@ -51,7 +51,7 @@ def run_engines(run: Run, peers: list[Peer], args: argparse.Namespace) -> None:
         for peer in peers:
             with run.noting(f"{peer.name}, {model}"):
                 if task in peer.tasks:
-                    run.builder.export(peer.exports, folder, task, texts)
+                    run.builder.export(peer, folder, task, texts)
                     able.append(peer)
         measure_engines(run, folder, able, workloads)
 

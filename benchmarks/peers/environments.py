@@ -20,7 +20,6 @@ REFERENCE: Final = "Sentence Transformers float32"
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 SOURCES: Final = Path(__file__).parents[2] / "src"
 _USEFUL: Final = re.compile(r"^(?!.*warning).*(error|exception|no matching distribution|refused|not found)", re.IGNORECASE)
-_MAX_REASON: Final = 240
 
 
 class PeerFailure(Exception):
@@ -38,6 +37,7 @@ class Peer:
     tasks: tuple[str, ...]
     options: dict[str, Any] = field(default_factory=dict[str, Any])
     exports: str = ""
+    """Script in adapters/ that exports a checkpoint for the peer, or ""."""
     server: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -46,7 +46,6 @@ class Table:
     """Contents of peers.toml."""
 
     environments: dict[str, dict[str, Any]]
-    exports: dict[str, dict[str, str]]
     peers: list[Peer]
 
 
@@ -54,7 +53,7 @@ def read_table(path: Path) -> Table:
     """Read peers.toml. Raises TypeError if a peer has an unknown key or lacks one."""
     content = tomllib.loads(path.read_text())
     peers = [Peer(**(row | {"tasks": tuple(row["tasks"])})) for row in content["peers"]]
-    return Table(content["environments"], content.get("exports", {}), peers)
+    return Table(content["environments"], peers)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,28 +106,19 @@ class Builder:
                 run_step([*command, *wanted[key]], log, what="install")
         stamp.write_text(json.dumps(wanted))
 
-    def export(self, name: str, folder: Path, task: str, texts: Path) -> None:
-        """Export a checkpoint for a runtime, if it has a name, unless that is done. Raises PeerFailure."""
-        if not name:
+    def export(self, peer: Peer, folder: Path, task: str, texts: Path) -> None:
+        """Export a checkpoint for a peer, if it needs that, unless it is done. Raises PeerFailure."""
+        if not peer.exports:
             return
-        wanted = self.table.exports[name]
-        source = (ADAPTERS / wanted["script"]).read_text()
-        stamp, log = folder / f"exported-by-{name}", self.build / "logs" / f"export-{name}-{folder.name}.log"
-        if stamp.exists() and stamp.read_text() == source:
+        script = ADAPTERS / peer.exports
+        stamp, log = folder / f"exported-by-{script.stem}", self.build / "logs" / f"{script.stem}-{folder.name}.log"
+        if stamp.exists() and stamp.read_text() == script.read_text():
             return
-        note(f"exporting {folder.name}: {name}")
-        self.install(wanted["environment"])
-        command = [str(self.python(wanted["environment"])), str(ADAPTERS / wanted["script"]), str(folder), task, str(texts)]
+        note(f"exporting {folder.name}: {script.name}")
         log.unlink(missing_ok=True)
-        run_step(command, log, what="export", variables=self.variables(wanted["environment"]))
-        stamp.write_text(source)
-
-    def versions(self, name: str) -> dict[str, str]:
-        """Return the versions of all packages of an environment."""
-        command = [str(self.python(name)), "-m", "pip", "list", "--format", "json"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        rows: list[dict[str, str]] = json.loads(done.stdout or "[]")
-        return {row["name"].lower(): row["version"] for row in rows}
+        command = [str(self.python(peer.environment)), str(script), str(folder), task, str(texts)]
+        run_step(command, log, what="export", variables=self.variables(peer.environment))
+        stamp.write_text(script.read_text())
 
 
 def run_step(command: Sequence[str], log: Path, *, what: str, variables: dict[str, str] | None = None) -> None:
@@ -143,4 +133,4 @@ def reason_of(text: str) -> str:
     """Return the last error in a text, else its last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     useful = [line for line in lines if _USEFUL.search(line)]
-    return (useful or lines or ["no output"])[-1][:_MAX_REASON]
+    return (useful or lines or ["no output"])[-1]

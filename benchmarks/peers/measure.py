@@ -5,10 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import perf_counter
-from typing import Final, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
-from common import min_cosine, note
+from common import note
 from environments import Builder, Peer, PeerFailure
 from numpy.typing import NDArray
 
@@ -101,6 +101,16 @@ class Run:
             self.failures[name] = str(failure)[:240]
 
 
+def _min_cosine(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """Return the smallest cosine between rows of the same index; of scores their correlation."""
+    if a.shape != b.shape:
+        return float("nan")
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    if a.ndim == 1 or a.shape[1] == 1:
+        return float(np.corrcoef(a.ravel(), b.ravel())[0, 1])
+    return float(((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1)).min())
+
+
 def measure(
     run: Run, kind: str, contenders: Sequence[Contender], workloads: Sequence[tuple[str, str, int]], *, reference: str
 ) -> None:
@@ -130,7 +140,7 @@ def measure(
         expected = next((result for row, result in results if row.peer.name == reference), None)
         for row, result in results if expected is not None else ():
             same = np.array_equal(result.sizes, expected.sizes)
-            row.cosine = min_cosine(result.rows, expected.rows) if same else float("nan")
+            row.cosine = _min_cosine(result.rows, expected.rows) if same else float("nan")
         parts.append([row for row, _ in results])
     run.measured[kind] += [row for part in parts for row in part]
     for turn in range(run.rounds):

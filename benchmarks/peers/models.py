@@ -3,7 +3,7 @@
 - `minilm`: the packaged all-MiniLM-L6-v2, its own weights, and a limit of 512 tokens.
 - `bge-base`: random weights in the layout and shape of BAAI/bge-base-en-v1.5.
 - `cross-encoder`: the packaged model's layers under a random head, as cross-encoder/ms-marco-MiniLM-L6-v2 is laid out.
-- `colbert`: the packaged model's layers under a random projection, as colbert-ir/colbertv2.0 is laid out.
+- `colbert`: random weights in the layout of colbert-ir/colbertv2.0 and the packaged model's shape.
 - `splade`: the packaged model's layers under a random decoder, as naver/splade-v3 is laid out.
 - `modernbert`: random weights in the shape of answerdotai/ModernBERT-base, with mean pooling and the packaged tokenizer.
 - `qwen3`, `qwen3-reranker`: random weights in the shape of Qwen3-Embedding-0.6B and of its reranker with one class, of whose 28
@@ -26,7 +26,6 @@ from whimbrel_bench import random_models
 from whimbrel_bench.random_models import Size
 
 MAX_TOKENS: Final = 512
-COLBERT_WIDTH: Final = 128
 WIDTH: Final = 384
 VOCABULARY: Final = 30_522
 """Sizes of the packaged model."""
@@ -57,6 +56,16 @@ def _write_minilm(folder: Path) -> None:
 
 def _write_bge_base(folder: Path) -> None:
     random_models.write_bert(folder, Size(768, 3072, 12, 12), mode="cls_token")
+    _widen(folder)
+
+
+def _write_colbert(folder: Path) -> None:
+    random_models.write_colbert(folder, Size(WIDTH, 1536, 6, 12), query_tokens=32, document_tokens=MAX_TOKENS)
+    _widen(folder)
+
+
+def _widen(folder: Path) -> None:
+    """Make float32 of random bfloat16 weights."""
     weights = load_file(folder / "model.safetensors")
     save_file({name: each.float() for name, each in weights.items()}, folder / "model.safetensors", {"format": "pt"})
 
@@ -65,18 +74,6 @@ def _write_cross_encoder(folder: Path) -> None:
     labels = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     head = _linear("bert.pooler.dense", WIDTH) | _linear("classifier", 1, scale=4.0)  # scores that differ
     _write_packaged(folder, {"architectures": ["BertForSequenceClassification"]} | labels, head)
-
-
-def _write_colbert(folder: Path) -> None:
-    head = _linear("linear", COLBERT_WIDTH) | _linear("bert.pooler.dense", WIDTH, scale=0.0)
-    del head["linear.bias"]
-    _write_packaged(folder, {"architectures": ["HF_ColBERT"]}, head)
-    metadata = {
-        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_token": "[Q]", "doc_token": "[D]",
-        "query_maxlen": 32, "doc_maxlen": MAX_TOKENS, "mask_punctuation": True, "attend_to_mask_tokens": False,
-        "similarity": "cosine", "dim": COLBERT_WIDTH, "checkpoint": "bert-base-uncased",
-    }  # fmt: skip
-    random_models.write_json(folder / "artifact.metadata", metadata)
 
 
 def _write_splade(folder: Path) -> None:

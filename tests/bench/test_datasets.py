@@ -13,7 +13,7 @@ from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample, find_backend, make_body, read_url
 from whimbrel_bench.datasets import DatasetOptions, make_samples
 from whimbrel_bench.target import Target, TargetOptions
-from whimbrel_bench.words import Words, approximate, local_words, select_words, server_words
+from whimbrel_bench.words import APPROXIMATE, Words, local_words, select_words, server_words
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_the_servers_own_tokenizer_counts(server: Server, words: Words) -> None:
     assert (found.words, found.num_special, found.exact) == (words.words, 2, True)
     with fake_server(always(answer())) as fake, Target(fake.url, TargetOptions()).client() as client:
         assert server_words(client, fake.url, "m") is None
-    assert not approximate().exact
+    assert not APPROXIMATE.exact
 
 
 def test_a_tokenizer_that_joins_words_is_refused() -> None:

@@ -18,8 +18,7 @@ from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.cli.offline import report
 from whimbrel_bench.compare import check_same, compare, engine_contenders
 from whimbrel_bench.datasets import DatasetOptions, make_samples
-from whimbrel_bench.flops import flops_per_token
-from whimbrel_bench.offline import OfflineOptions, compared, measure, run_offline, to_json
+from whimbrel_bench.offline import OfflineOptions, compared, flops_per_token, measure, run_offline, to_json
 from whimbrel_bench.words import local_words
 
 
@@ -33,12 +32,12 @@ def test_dtypes_side_by_side() -> None:
     results = [result for dtype in ("float32", "bfloat16") if (result := run_offline(options(), dtype))]
     assert [each.dtype for each in results] == ["float32", "bfloat16"]
     for each in results:
-        assert each.num_tokens == 8 * 16
-        assert each.num_requests == 4
-        assert len(each.rounds) == 2
-        assert each.stages["compute"] > 0
-        assert each.stages["tokenize"] > 0
-        assert each.peak_bytes >= each.loaded_bytes > 50e6
+        assert each.tokens == 8 * 16
+        assert each.requests == 4
+        assert len(each.round_seconds) == 2
+        assert each.stage_seconds["compute"] > 0
+        assert each.stage_seconds["tokenize"] > 0
+        assert each.peak_rss_bytes >= each.loaded_rss_bytes > 50e6
         assert each.share_of_peak is not None
         assert 0 < each.share_of_peak < 1.5
     ((one, other, lowest, mean),) = compared(results)
@@ -85,7 +84,7 @@ def test_ctrl_c_leaves_the_rounds_before() -> None:
 
     result = run_offline(options(rounds=10_000), "float32", on_round=stop)
     assert result is not None
-    assert (result.interrupted, len(result.rounds), result.num_requests) == (True, 2, 4)
+    assert (result.interrupted, len(result.round_seconds), result.requests) == (True, 2, 4)
 
 
 def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_an_engine_measures_in_this_process_too() -> None:
     assert result.output == "dense"
     assert len(result.vectors) == 8
     assert not result.interrupted
-    assert [(one.interrupted, one.num_requests, one.peak_flops) for one in each] == [(True, 2, None), (True, 4, None)]
+    assert [(one.interrupted, one.requests, one.peak_flops_per_second) for one in each] == [(True, 2, None), (True, 4, None)]
     assert "2 rounds (2 of float32: stopped early)" in report([each[-1]])
     assert "not measured" in report([each[-1]])
     assert to_json([each[-1]])["runs"][0]["share_of_peak"] is None

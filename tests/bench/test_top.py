@@ -30,7 +30,8 @@ from rich.console import Console
 from serving import Server
 from waiting import wait_for
 from whimbrel import __version__
-from whimbrel_bench.top.page import Page, Rates, quantile, rates_between, read_page
+from whimbrel_bench.top.page import Page, quantile, rates_between, read_page, together
+from whimbrel_bench.top.page import summed as sums_of
 from whimbrel_bench.top.table import STAGES, make_figures, render
 from whimbrel_bench.top.watch import Watch, open_http, total
 
@@ -189,14 +190,21 @@ def page(count: float, *, started: float = 100.0, received: float = 0.0) -> Page
     return read_page(PAGE.format(count=count, started=started), received=received)
 
 
+def requests(before: Page, after: Page) -> dict[str, float]:
+    """Return the rates of requests by outcome."""
+    return sums_of(rates_between(before, after), "whimbrel_requests_total", "outcome")
+
+
 def test_counters_that_fall_count_from_zero() -> None:
-    assert rates_between(page(10), page(16, received=2.0)).requests == {"ok": 3.0}
-    assert rates_between(page(10), page(6, received=2.0)).requests == {"ok": 3.0}
-    assert rates_between(page(10), page(16, started=160.0, received=2.0)).requests == {"ok": 8.0}
-    assert rates_between(page(10), page(16, started=100.01, received=2.0)).requests == {"ok": 3.0}
-    figures = make_figures([page(10)], rates_between(page(0, started=50.0), page(12, received=1.0)))
+    assert requests(page(10), page(16, received=2.0)) == {"ok": 3.0}
+    assert requests(page(10), page(6, received=2.0)) == {"ok": 3.0}
+    assert requests(page(10), page(16, started=160.0, received=2.0)) == {"ok": 8.0}
+    assert requests(page(10), page(16, started=100.01, received=2.0)) == {"ok": 3.0}
+    figures = make_figures(page(10).samples, rates_between(page(0, started=50.0), page(12, received=1.0)))
     assert figures.prefix_cache_hit_ratio == 0.75
     assert figures.queue_tokens == 0  # NaN says nothing
+    two = together([page(1).samples, page(2).samples])
+    assert sums_of(two, "whimbrel_prefix_cache_hits_total", model="m") == {"": 3.0}
 
 
 def test_quantiles_are_prometheus_s() -> None:
@@ -204,10 +212,8 @@ def test_quantiles_are_prometheus_s() -> None:
     assert [quantile(q, buckets) for q in (0.0, 0.125, 0.25, 0.5, 0.75, 0.99)] == [0.0, 0.5, 1.0, 1.5, 2.0, 4.0]
     assert quantile(0.5, {}) is None
     assert quantile(0.5, dict.fromkeys(buckets, 0.0)) is None
-    mine, theirs = Rates(), Rates()
-    mine.buckets["queue"], theirs.buckets["queue"] = {1.0: 1.0, 2.0: 2.0, 9.0: 3.0}, {1.0: 4.0, 3.0: 4.0, 9.0: 5.0}
-    mine.add(theirs)
-    assert mine.buckets["queue"] == {1.0: 5.0, 9.0: 8.0}
+    mixed = {1.0: 5.0, 2.0: 2.0, 3.0: 4.0, 9.0: 8.0}  # of two servers with bounds of their own at 2 and 3
+    assert [quantile(q, mixed) for q in (0.25, 0.99)] == [quantile(q, {1.0: 5.0, 9.0: 8.0}) for q in (0.25, 0.99)]
 
 
 @pytest.mark.parametrize(

@@ -76,11 +76,8 @@ def test_the_table_of_peers_is_well_formed() -> None:
         assert peer["environment"] in table["environments"]
         assert (FOLDER / "adapters" / f"{peer['adapter']}.py").exists()
         assert set(peer["tasks"]) <= TASKS
-        assert peer.get("exports", "onnx") in table["exports"]
+        assert (FOLDER / "adapters" / peer.get("exports", "")).exists()
         assert set(peer.get("server", {"paths": []})["paths"]) <= set(peer["tasks"])
-    for export in table["exports"].values():
-        assert export["environment"] in table["environments"]
-        assert (FOLDER / "adapters" / export["script"]).exists()
 
 
 def test_no_environment_leaves_the_version_of_torch_open() -> None:
@@ -88,7 +85,7 @@ def test_no_environment_leaves_the_version_of_torch_open() -> None:
     environments = tomllib.loads((FOLDER / "peers.toml").read_text())["environments"]
     installed = {name: row["packages"] for name, row in environments.items() if not row.get("interpreter")}
     assert all(any("==" in package for package in packages) for packages in installed.values())
-    assert all("torch==2.13.0" in packages for name, packages in installed.items() if name != "fastembed")
+    assert all("torch==2.13.0" in packages for packages in installed.values())
 
 
 def test_a_peer_that_cannot_be_installed_is_a_row(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Sentence Transformers with its defaults, on torch, ONNX Runtime or OpenVINO."""
+"""Sentence Transformers with its defaults, on torch or OpenVINO."""
 
 from collections.abc import Callable
 from typing import Any

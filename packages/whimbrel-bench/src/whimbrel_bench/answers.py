@@ -34,19 +34,20 @@ class Shape:
 
 def check_first(backend: Backend, media_type: str, body: bytes, num_texts: int | None) -> Shape:
     """Return the shape of answers from the first. `num_texts` is None if there may be fewer rows. Raises SetupError."""
+    words = excerpt(body) or "an empty body"
     kind = media_type.partition(";")[0].strip().lower().encode("latin-1", "replace")
     if kind.startswith(b"text/"):
-        raise _unsuitable(f"is {kind.decode()}: {_words(body)}")
+        raise _unsuitable(f"is {kind.decode()}: {words}")
     if kind not in (_JSON, b""):
         return Shape(kind)
     try:
         answer = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        raise _unsuitable(f"is no JSON ({error}): {_words(body)}") from None
+        raise _unsuitable(f"is no JSON ({error}): {words}") from None
     try:
         rows = len(backend.rows(answer))
     except (KeyError, TypeError, IndexError, AttributeError, StopIteration):
-        raise _unsuitable(f"has no vectors or scores: {_words(body)}") from None
+        raise _unsuitable(f"has no vectors or scores: {words}") from None
     if num_texts is not None and rows != num_texts:
         raise _unsuitable(f"has {_rows(rows, num_texts)}")
     return Shape(kind, num_texts is not None and body.count(ROW_MARK) == rows)
@@ -62,10 +63,6 @@ def _rows(rows: int, texts: int) -> str:
     return f"{rows:,} {'row' if rows == 1 else 'rows'} for {texts:,} {'text' if texts == 1 else 'texts'}"
 
 
-def _words(body: bytes) -> str:
-    return excerpt(body) or "an empty body"
-
-
 def excerpt(body: bytes) -> str:
     """Return the beginning of a body as one line that does nothing to a terminal."""
     words = " ".join(body[:300].decode("utf-8", "replace").split())
@@ -78,16 +75,13 @@ def refusal(answer: Answer, shape: Shape | None = None, num_texts: int = 0) -> s
         return f"HTTP {answer.status}: {excerpt(answer.head)}".rstrip(": ")
     kind = answer.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if shape is not None and kind != shape.media_type:
-        return f"HTTP 200 with {_name(kind)}, where the first answer was {_name(shape.media_type)}"
+        found, first = (excerpt(each) or "no content type" for each in (kind, shape.media_type))
+        return f"HTTP 200 with {found}, where the first answer was {first}"
     if kind == _JSON and not _may_be_json(answer):
         return "HTTP 200 with a body that is no JSON"
     if shape is not None and shape.counts_rows and answer.num_rows != num_texts:
         return f"HTTP 200 with {_rows(answer.num_rows, num_texts)}"
     return ""
-
-
-def _name(kind: bytes) -> str:
-    return excerpt(kind) or "no content type"
 
 
 def _may_be_json(answer: Answer) -> bool:

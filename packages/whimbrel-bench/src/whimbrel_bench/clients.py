@@ -7,9 +7,9 @@ import asyncio
 import gc
 import signal
 import ssl
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import ceil, inf, isfinite
 from multiprocessing import get_context, parent_process
 from multiprocessing.connection import Connection, wait
@@ -41,44 +41,26 @@ def choose_processes(rate: float, concurrency: int | None, num_requests: int) ->
     return max(1, min(wanted, usable_processors() // 2, num_requests))
 
 
-@dataclass(frozen=True)
-class _Worker:
-    """A client process, seen from the parent, and the end of the pipe through which it reports."""
-
-    process: Any
-    pipe: Connection
-
-    def receive(self, *, is_stopped: bool) -> Report | tuple[int, int]:
-        """Return the report, or the numbers of requests that have ended and that have failed. Raises WhimbrelError."""
-        try:
-            return self.pipe.recv()
-        except (EOFError, OSError):
-            self.process.join(_PATIENCE)
-            if is_stopped:  # before it had begun
-                return Report(interrupted=True)
-            raise WhimbrelError(f"a client process died (exit code {self.process.exitcode}).") from None
-
-
 def run_load(job: Job, *, processes: int = 1, progress: Progress | None = None) -> list[Report]:
     """Run a job in client processes and return their reports. Indices are those of the job's payloads. Raises WhimbrelError."""
     processes = min(processes, len(job.payloads), job.concurrency or processes)
     parts = [list(range(number, len(job.payloads), processes)) for number in range(processes)]
     context = get_context("spawn")
     ready = context.Barrier(processes)
-    workers: list[_Worker] = []
+    workers: dict[Connection, Any] = {}
     try:
         for number, part in enumerate(parts):
             pipe, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_work, args=(theirs, _share(job, part, number, processes), ready), daemon=True)
             process.start()
             theirs.close()
-            workers.append(_Worker(process, cast(Connection, pipe)))
+            workers[cast(Connection, pipe)] = process
         reports = _collect(workers, progress)
     finally:
-        for worker in workers:
-            worker.process.terminate()
-            worker.process.join(_PATIENCE)
-            worker.pipe.close()
+        for pipe, process in workers.items():
+            process.terminate()
+            process.join(_PATIENCE)
+            pipe.close()
     for report, part in zip(reports, parts, strict=True):
         report.outcomes = [each._replace(payload=part[each.payload]) for each in report.outcomes]
         report.bodies = {part[each]: body for each, body in report.bodies.items()}
@@ -97,33 +79,43 @@ def _share(job: Job, part: Sequence[int], number: int, processes: int) -> Job:
     return replace(job, payloads=payloads, num_texts=num_texts, schedule=schedule, concurrency=concurrency)
 
 
-def _collect(workers: Sequence[_Worker], progress: Progress | None) -> list[Report]:
-    reports: dict[int, Report] = {}
-    counts = [(0, 0)] * len(workers)
-    left = {worker.pipe: number for number, worker in enumerate(workers)}
+def _collect(workers: Mapping[Connection, Any], progress: Progress | None) -> list[Report]:
+    """Return the reports of the processes, given by the pipes through which they come. Raises WhimbrelError."""
+    reports: dict[Connection, Report] = {}
+    counts: dict[Connection, tuple[int, int]] = {}
     deadline = inf
-    while left:
+    while left := [pipe for pipe in workers if pipe not in reports]:
         try:
-            for pipe in cast("list[Connection]", wait(list(left), timeout=0.5)):
-                number = left[pipe]
-                message = workers[number].receive(is_stopped=deadline < inf)
+            for pipe in cast("list[Connection]", wait(left, timeout=0.5)):
+                message = _receive(pipe, workers[pipe], is_stopped=deadline < inf)
                 if isinstance(message, Report):
-                    reports[left.pop(pipe)] = message
+                    reports[pipe] = message
                 elif progress is not None:
-                    counts[number] = message
-                    done, failed = zip(*counts, strict=True)
-                    progress(sum(done), sum(failed))
+                    counts[pipe] = message
+                    progress(sum(done for done, _ in counts.values()), sum(failed for _, failed in counts.values()))
             if monotonic() > deadline:
                 raise WhimbrelError("a client process does not stop.")
         except KeyboardInterrupt:
             if deadline < inf:
                 raise
             deadline = monotonic() + _PATIENCE
-            for worker in workers:
-                worker.process.terminate()
+            for process in workers.values():
+                process.terminate()
+    found = [reports[pipe] for pipe in workers]
     if deadline < inf:  # also if the clients had just ended by themselves
-        reports[0] = replace(reports[0], interrupted=True)
-    return [reports[number] for number in range(len(workers))]
+        found[0] = replace(found[0], interrupted=True)
+    return found
+
+
+def _receive(pipe: Connection, process: Any, *, is_stopped: bool) -> Report | tuple[int, int]:
+    """Return the report, or the numbers of requests that have ended and that have failed. Raises WhimbrelError."""
+    try:
+        return pipe.recv()
+    except (EOFError, OSError):
+        process.join(_PATIENCE)
+        if is_stopped:  # before it had begun
+            return Report(interrupted=True)
+        raise WhimbrelError(f"a client process died (exit code {process.exitcode}).") from None
 
 
 # In a client process

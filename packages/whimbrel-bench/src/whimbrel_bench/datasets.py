@@ -3,14 +3,13 @@
 Names and meaning are those of vLLM's benchmark. The same seed gives the same samples.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Mapping, Sequence
 from math import ceil, floor
 from pathlib import Path
-from typing import Any, Final, TypeGuard, cast
+from typing import Final
 
+import msgspec
 import numpy as np
-import orjson
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.backends import Sample
@@ -27,8 +26,7 @@ def make_samples(options: DatasetOptions, words: Words | None) -> list[Sample]:
     assert words is not None
     if not 0.0 <= options.range_ratio < 1.0:
         raise SetupError(f"--random-range-ratio is {options.range_ratio}.", hint="it is at least 0 and less than 1")
-    rng = np.random.default_rng(options.seed)
-    return _random(options, words, rng)
+    return _random(options, words, np.random.default_rng(options.seed))
 
 
 def _lengths(options: DatasetOptions, words: Words, rng: np.random.Generator, *, mean: int, count: int) -> list[int]:
@@ -66,22 +64,24 @@ def _random(options: DatasetOptions, words: Words, rng: np.random.Generator) -> 
     ]
 
 
+class _Line(msgspec.Struct):
+    prompt: str | list[str]
+
+
 def _custom(line: str) -> Sample:
     """Return the sample of a line of JSONL: its `prompt` is a text, or a list of a query and its documents."""
+    prompt: str | list[str] = []
     try:
-        row: Any = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
+        prompt = msgspec.json.decode(line, type=_Line).prompt
+    except msgspec.ValidationError:
+        pass
+    except msgspec.DecodeError as error:
         raise ValueError(f"no JSON ({error})") from None
-    prompt: Any = cast("dict[str, Any]", row).get("prompt") if isinstance(row, dict) else None
     if isinstance(prompt, str):
         return Sample((prompt,))
-    if _is_texts(prompt) and len(prompt) > 1:
+    if len(prompt) > 1:
         return Sample(tuple(prompt[1:]), prompt[0])
     raise ValueError("no `prompt` that is a text, or a list of a query and at least one document")
-
-
-def _is_texts(value: object) -> TypeGuard[list[str]]:
-    return isinstance(value, list) and all(isinstance(each, str) for each in cast("list[object]", value))
 
 
 def _read_file(path: Path, read_line: Callable[[str], Sample], hint: str) -> list[Sample]:
@@ -121,10 +121,5 @@ def _repeat(rows: Sequence[Sample], options: DatasetOptions) -> list[Sample]:
         return samples
     if any(sample.query is not None for sample in samples):
         raise SetupError("prompts with documents are requests already.", hint="leave out --random-batch-size")
-    return list(_batches(samples, options.batch_size))
-
-
-def _batches(samples: Sequence[Sample], size: int) -> Iterator[Sample]:
-    rows = iter(samples)
-    while chunk := list(islice(rows, size)):
-        yield Sample(tuple(text for sample in chunk for text in sample.texts))
+    texts = [text for sample in samples for text in sample.texts]
+    return [Sample(tuple(texts[i : i + options.batch_size])) for i in range(0, len(texts), options.batch_size)]

@@ -2,43 +2,36 @@
 
 import platform
 import re
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from whimbrel.types.machine_limits import usable_processors
+from whimbrel_bench import __version__
 
 
-def describe_machine() -> str:
-    """Return the number of cores and the processor."""
+def processor() -> str:
+    """Return the name of the processor."""
     try:
         found = re.search(r"model name\s*:\s*(.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
     except OSError:
         found = None
+    return found[1].strip() if found else platform.processor() or platform.machine()
+
+
+def describe_machine() -> str:
+    """Return the number of cores, the processor, and the first GPU, if any, by its driver's own files."""
     cores = usable_processors()
-    return (
-        f"{cores} core{'s' if cores > 1 else ''}, {found[1].strip() if found else platform.processor() or platform.machine()}"
-    )
-
-
-def gpu_name() -> str:
-    """Return the name of the GPU by the driver's own files, or ""."""
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        found = re.search(r"^Model:\s*(.*)$", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-        if found:
-            return found[1].strip()
-    return ""
+    parts = [f"{cores} core{'s' if cores > 1 else ''}", processor()]
+    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))[:1]:
+        text = file.read_text(encoding="utf-8", errors="replace")
+        parts += re.findall(r"^Model:\s*(.*\S)", text, re.MULTILINE)
+    return ", ".join(parts)
 
 
 def describe_software() -> str:
     """Return the versions of Whimbrel, Python and PyTorch."""
-    parts = [f"whimbrel {_version('whimbrel')}", f"Python {platform.python_version()}"]
-    if torch := _version("torch"):
-        parts.append(f"torch {torch}")
+    parts = [f"whimbrel {__version__}", f"Python {platform.python_version()}"]
+    with suppress(PackageNotFoundError):
+        parts.append(f"torch {version('torch')}")
     return ", ".join(parts)
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""

@@ -8,18 +8,18 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from math import prod
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import numpy as np
 
+from whimbrel.checkpoint.summary import weight_shapes
 from whimbrel.types.arrays import Float32Array
-from whimbrel.types.plan import Options
 from whimbrel_bench.cosines import cosines
 from whimbrel_bench.datasets import make_samples
-from whimbrel_bench.flops import flops_per_token
 from whimbrel_bench.options import DatasetOptions
 from whimbrel_bench.processes import Worker
 from whimbrel_bench.words import model_words
@@ -35,6 +35,8 @@ _NO_LIMIT: Final = 2**31
 """Tokens in the queue: all requests are submitted at once."""
 _COMPARED: Final = 64
 """Texts whose vectors are kept for the cosines."""
+_NOT_PER_TOKEN: Final = ("embed", "pooler", "classifier", "score", "lm_head")
+"""Parts of names of weights that are looked up, or used once per text or not at all."""
 
 
 @dataclass(frozen=True)
@@ -51,39 +53,38 @@ class OfflineOptions:
 
 @dataclass(frozen=True)
 class OfflineResult:
-    """Numbers of one dtype. Times in seconds."""
+    """Numbers of one dtype, by the names of the JSON."""
 
     model: str
     dtype: str
     device: str
-    num_lanes: int
+    lanes: int
     output: str
-    num_texts: int
-    num_tokens: int
-    rounds: list[float]
-    """Seconds of each round."""
-    stages: dict[str, float]
-    """Seconds of all rounds by stage, summed over threads. `queue` is the sum of what each request waited."""
-    num_requests: int
-    peak_flops: float | None
+    texts: int
+    tokens: int
+    round_seconds: list[float]
+    stage_seconds: dict[str, float]
+    """Sums over all rounds and threads. `queue` is the sum of what each request waited."""
+    requests: int
+    peak_flops_per_second: float | None
     """None if the run was stopped before that was measured."""
-    flops_per_token: float | None
+    model_flops_per_token: float | None
     load_seconds: float
-    peak_bytes: int
-    loaded_bytes: int
+    peak_rss_bytes: int
+    loaded_rss_bytes: int
     interrupted: bool = False
     vectors: list[Float32Array] = field(default_factory=list[Float32Array], repr=False)
 
     @property
     def tokens_per_second(self) -> float:
-        return self.num_tokens / float(np.median(self.rounds))
+        return self.tokens / float(np.median(self.round_seconds))
 
     @property
     def share_of_peak(self) -> float | None:
         """Share of the measured peak that the products with weights take."""
-        if self.flops_per_token is None or self.peak_flops is None:
+        if self.model_flops_per_token is None or self.peak_flops_per_second is None:
             return None
-        return self.tokens_per_second * self.flops_per_token / self.peak_flops
+        return self.tokens_per_second * self.model_flops_per_token / self.peak_flops_per_second
 
 
 def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int], None] | None = None) -> OfflineResult | None:
@@ -97,7 +98,7 @@ def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int]
         while last is None or last.interrupted:
             last = cast(OfflineResult, worker.ask())
             if on_round is not None:
-                on_round(len(last.rounds))
+                on_round(len(last.round_seconds))
     except KeyboardInterrupt:
         pass
     finally:
@@ -117,15 +118,15 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
     from whimbrel.telemetry import trace
 
     begin = perf_counter()
-    engine_options = Options(
+    chunks = [list(each.texts) for each in make_samples(options.dataset, model_words(options.dataset, options.model))]
+    with Engine(
+        options.model,
         device=options.device,
         dtype=dtype,
         max_length=options.max_length,
         max_batch_tokens=options.max_batch_tokens,
         max_queue_tokens=_NO_LIMIT,
-    )
-    chunks = [list(each.texts) for each in make_samples(options.dataset, model_words(options.dataset, options.model))]
-    with Engine(options.model, **engine_options) as engine:
+    ) as engine:
         loaded, load_seconds = _peak_rss(), perf_counter() - begin
         first = run_requests(engine, chunks)  # not counted: first-time work
         stages: dict[str, float] = dict.fromkeys(STAGES, 0.0)
@@ -145,11 +146,31 @@ def measure(options: OfflineOptions, dtype: str) -> Generator[OfflineResult]:
         for number in range(1, options.rounds + 1):
             started = perf_counter()
             run_requests(engine, chunks)
-            result.rounds.append(perf_counter() - started)
-            result = replace(result, num_requests=len(chunks) * number, peak_bytes=_peak_rss())
+            result.round_seconds.append(perf_counter() - started)
+            result = replace(result, requests=len(chunks) * number, peak_rss_bytes=_peak_rss())
             yield result
         end()
-        yield replace(result, peak_flops=measure_peak(plan.dtype, plan.device, plan.num_lanes), interrupted=False)
+        yield replace(result, peak_flops_per_second=measure_peak(plan.dtype, plan.device, plan.num_lanes), interrupted=False)
+
+
+def flops_per_token(folder: Path, card: Card) -> float | None:
+    """Return the FLOP of one token's products with weights, counted from their shapes, of which a layer's time mostly consists.
+
+    Attention's own products are not counted, so a share of the peak is a lower bound. None if not all weights are used for each
+    token.
+    """
+    layers = card.encoder.layers
+    if card.towers or not layers or any(layer.num_experts for layer in layers) or "sparse" in card.outputs:
+        return None
+    shapes = weight_shapes([*folder.glob("*.safetensors")])
+    if shapes is None:
+        return None
+    tables = {card.encoder.vocab_size, card.encoder.max_positions}
+    return 2.0 * sum(
+        prod(shape)
+        for name, shape in shapes
+        if len(shape) == 2 and shape[0] not in tables and not any(part in name for part in _NOT_PER_TOKEN)
+    )
 
 
 def main_output(outputs: Outputs) -> str:
@@ -203,21 +224,11 @@ def compared(results: Sequence[OfflineResult]) -> list[tuple[str, str, float, fl
     return rows
 
 
-_FIELDS: Final = (
-    "model", "dtype", "device", "output", "interrupted", "tokens_per_second", "share_of_peak", "load_seconds",
-)  # fmt: skip
-"""Fields of the JSON that are called as those of a result."""
-_RENAMED: Final = {
-    "lanes": "num_lanes", "texts": "num_texts", "tokens": "num_tokens", "requests": "num_requests", "round_seconds": "rounds",
-    "stage_seconds": "stages", "peak_flops_per_second": "peak_flops", "model_flops_per_token": "flops_per_token",
-    "loaded_rss_bytes": "loaded_bytes", "peak_rss_bytes": "peak_bytes",
-}  # fmt: skip
-"""Other fields of the JSON, whose names say their units."""
-
-
 def to_json(results: Sequence[OfflineResult]) -> dict[str, Any]:
     """Return the results with names that say their units."""
-    fields = {name: name for name in _FIELDS} | _RENAMED
-    runs = [{name: getattr(each, field) for name, field in fields.items()} for each in results]
+    runs: list[dict[str, Any]] = []
+    for each in results:
+        shares = {"tokens_per_second": each.tokens_per_second, "share_of_peak": each.share_of_peak}
+        runs.append(shares | {field.name: getattr(each, field.name) for field in fields(each) if field.name != "vectors"})
     pairs = [dict(zip(("dtype", "with", "min_cosine", "mean_cosine"), row, strict=True)) for row in compared(results)]
     return {"runs": runs, "cosines": pairs}

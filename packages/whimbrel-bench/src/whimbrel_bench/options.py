@@ -184,8 +184,6 @@ class Load:
         _results("LIST", "Percentiles, e.g. 50,95,99.", "--metric-percentiles"),
         Read(str, "99", read_percentiles),
     ] = (99.0,)
-    new_connections: bool = False
-    """Every request has a connection of its own."""
     duration: float | None = None
     """Seconds for which the samples are repeated."""
     keep_bodies: bool = False

@@ -81,7 +81,7 @@ def _draw(out: Path | StringIO, results: Sequence[Result], about: Mapping[str, s
             axes.plot(across, high, "o--", color=colour, markerfacecolor="white", label=f"{name}, p{percentile}")
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(mpl.ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(mpl.ticker.FuncFormatter(_plain))
+        axes.yaxis.set_major_formatter(mpl.ticker.StrMethodFormatter("{x:,g}"))
         axes.yaxis.set_minor_formatter(mpl.ticker.NullFormatter())
         axes.set_xlim(left=0)
         axes.set_xlabel("answered requests per second")
@@ -95,7 +95,3 @@ def _draw(out: Path | StringIO, results: Sequence[Result], about: Mapping[str, s
         metadata = dict.fromkeys(("Creator", "Date", "Format", "Type")) if is_svg else None
         figure.savefig(out, format="svg" if is_svg else "png", bbox_inches="tight", metadata=metadata)
         plot.close(figure)
-
-
-def _plain(value: float, _: object) -> str:
-    return f"{value:,g}"

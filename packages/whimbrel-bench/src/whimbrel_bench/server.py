@@ -113,14 +113,11 @@ def _wait(server: Serving, ready: str, deadline: float) -> None:
 
 
 @contextmanager
-def serving(model: str | None, *arguments: str, say: Callable[[str], None] | None = None) -> Generator[Serving]:
+def serving(model: str | None, *arguments: str) -> Generator[Serving]:
     """Run `whimbrel serve` with a model and further arguments; None is the packaged model. Raises SetupError."""
 
     def command(port: int) -> list[str]:
-        words = ["serve", *([model] if model else []), "--port", str(port), *arguments]
-        if say is not None:
-            say("$ " + " ".join(["whimbrel", *words]))
-        return [sys.executable, "-m", "whimbrel", *words]
+        return [sys.executable, "-m", "whimbrel", "serve", *([model] if model else []), "--port", str(port), *arguments]
 
     limits = {"WHIMBREL_MAX_CONNECTIONS": os.environ.get("WHIMBREL_MAX_CONNECTIONS", _MANY_CONNECTIONS)}
     with running(command, limits, ready="/health/ready") as server:

@@ -3,18 +3,18 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from math import inf
+from math import inf, isfinite
 from time import monotonic, sleep
 from typing import Final
 
 import httpx2
+import numpy as np
 import orjson
 
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel_bench import clients
 from whimbrel_bench.answers import Shape, check_first, excerpt
-from whimbrel_bench.arrivals import arrival_times
 from whimbrel_bench.backends import (
     Backend,
     Endpoint,
@@ -43,6 +43,21 @@ _PATIENCE: Final = 60.0
 """Seconds for an answer without work: the names of models, tokens of words."""
 _MAY_CUT: Final = frozenset({"top_n", "top_k"})
 """Fields of a body after which an answer may have fewer rows than the request has texts."""
+
+
+def arrival_times(count: int, rate: float, *, seed: int = 0, burstiness: float = 1.0) -> list[float] | None:
+    """Return the seconds after the start at which `count` requests are due, or None for an infinite rate.
+
+    The gaps are of a gamma distribution with shape `burstiness`: exponential for 1, more even above. The last request is due at
+    count / rate, so that the rate is the one asked for, as in vLLM's benchmark.
+    """
+    if not isfinite(rate):
+        return None
+    if burstiness == inf:
+        return [(i + 1) / rate for i in range(count)]
+    gaps = np.random.default_rng(seed).gamma(burstiness, 1.0 / (rate * burstiness), size=count)
+    times = np.cumsum(gaps)
+    return (times * (count / rate / times[-1])).tolist() if count else []
 
 
 class Target:
@@ -81,19 +96,16 @@ class Target:
                 except httpx2.HTTPError as error:
                     reason = str(error) or type(error).__name__
                 if monotonic() >= deadline:
-                    raise self._unreachable(reason)
+                    raise SetupError(
+                        f"cannot reach {self.endpoint.url}: {reason}.",
+                        hint="start the server first, for example: whimbrel serve. --ready-check-timeout-sec N waits for it",
+                    )
                 sleep(0.2)
         if not self.model and response.status_code == 200:
             try:
                 self.model = str(orjson.loads(response.content)["data"][0]["id"])
             except (ValueError, KeyError, IndexError, TypeError):
                 self.model = ""
-
-    def _unreachable(self, reason: str) -> SetupError:
-        return SetupError(
-            f"cannot reach {self.endpoint.url}: {reason}.",
-            hint="start the server first, for example: whimbrel serve. --ready-check-timeout-sec N waits for it",
-        )
 
     def payload(self, sample: Sample) -> bytes:
         """Return the request of a sample as bytes."""
@@ -146,7 +158,6 @@ class Target:
             schedule=arrival_times(len(samples), load.rate, seed=load.seed, burstiness=load.burstiness),
             concurrency=load.concurrency,
             timeout=self.options.timeout,
-            new_connections=load.new_connections,
             duration=load.duration,
             usage=self.backend.usage,
             keep_bodies=load.keep_bodies,

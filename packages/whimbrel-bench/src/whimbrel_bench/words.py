@@ -43,15 +43,13 @@ class Words(NamedTuple):
     exact: bool = True
 
 
+APPROXIMATE: Final = Words(
+    CANDIDATES[:-36], 0, "one token per word is assumed, as no tokenizer is at hand: pass --tokenizer", exact=False
+)
+"""The words without a tokenizer."""
+
 Tokenize = Callable[[Sequence[str], bool], list[int]]
 """Return the numbers of tokens of texts, with or without special tokens."""
-
-
-def approximate() -> Words:
-    """Return the words without a tokenizer."""
-    return Words(
-        CANDIDATES[:-36], 0, "one token per word is assumed, as no tokenizer is at hand: pass --tokenizer", exact=False
-    )
 
 
 def select_words(tokenize: Tokenize, source: str) -> Words:

@@ -12,13 +12,10 @@ import typer
 from whimbrel.cli.flags import Device
 from whimbrel.cli.shared_options import need, option
 from whimbrel.errors import SetupError
-from whimbrel_bench.cli.bench_options import make_targets, read_urls
 from whimbrel_bench.cli.groups import spread
 from whimbrel_bench.options import LOAD_PANEL, RESULTS_PANEL, DatasetOptions, Load, TargetOptions
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from whimbrel_bench.compare import Contender
 
 _CHECKED: Final = "Requests whose results are compared before any time is taken."
@@ -58,20 +55,24 @@ def compare(
         check_writable(json_path)
     names = sides or []
     screen = console.stderr_console()
-    with console.signals_exit(), _stop_noted(screen):
-        contenders = (
-            _servers(names, dataset, target, concurrency=max_concurrency, num_checked=num_checked)
-            if any("://" in name for name in names)
-            else _engines(names, dtype or [], dataset, device=device, num_checked=num_checked)
-        )
-        with contenders as (first, second), screen.status("comparing results") as status:
-            found = comparison.compare(
-                first,
-                second,
-                rounds=rounds,
-                threshold=min_cosine,
-                on_round=lambda number: status.update(f"round {number} of {rounds}"),
+    try:
+        with console.signals_exit():
+            contenders = (
+                _servers(names, dataset, target, concurrency=max_concurrency, num_checked=num_checked)
+                if any("://" in name for name in names)
+                else _engines(names, dtype or [], dataset, device=device, num_checked=num_checked)
             )
+            with contenders as (first, second), screen.status("comparing results") as status:
+                found = comparison.compare(
+                    first,
+                    second,
+                    rounds=rounds,
+                    threshold=min_cosine,
+                    on_round=lambda number: status.update(f"round {number} of {rounds}"),
+                )
+    except KeyboardInterrupt:
+        screen.print("note: stopped before the end of a first round.", markup=False)
+        raise
     typer.echo("\n".join(comparison.describe(found)))
     if json_path is not None:
         write_json(json_path, comparison.to_json(found))
@@ -82,21 +83,11 @@ def compare(
 
 
 @contextmanager
-def _stop_noted(screen: Console) -> Generator[None]:
-    """Say after Ctrl-C that there is no result."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        screen.print("note: stopped before the end of a first round.", markup=False)
-        raise
-
-
-@contextmanager
 def _servers(
     urls: Sequence[str], dataset: DatasetOptions, options: TargetOptions, *, concurrency: int, num_checked: int
 ) -> Generator[tuple[Contender, Contender]]:
     need("httptools")
-    from whimbrel_bench.cli.runs import find_words
+    from whimbrel_bench.cli.runs import find_words, make_targets, read_urls
     from whimbrel_bench.compare import ServerContender
     from whimbrel_bench.datasets import make_samples
 

@@ -70,11 +70,11 @@ def report(results: Sequence[OfflineResult]) -> str:
     from whimbrel_bench.tables import table
 
     first = results[0]
-    lanes = f"{first.num_lanes} lane{'s' if first.num_lanes > 1 else ''}"
+    lanes = f"{first.lanes} lane{'s' if first.lanes > 1 else ''}"
     lines = [
         f"{first.model}, {first.output}, {first.device} ({lanes})",
         f"{describe_machine()}; {describe_software()}",
-        f"{first.num_texts:,} texts, {first.num_tokens:,} tokens, {_rounds(results)}",
+        f"{first.texts:,} texts, {first.tokens:,} tokens, {_rounds(results)}",
         "",
     ]
     head = ["dtype", "tokens/s", "texts/s", "of the peak", "peak TFLOP/s", "peak memory MiB", "load s"]
@@ -93,9 +93,9 @@ def report(results: Sequence[OfflineResult]) -> str:
 
 
 def _rounds(results: Sequence[OfflineResult]) -> str:
-    number = len(results[0].rounds)
+    number = len(results[0].round_seconds)
     last = results[-1]
-    stopped = f" ({len(last.rounds)} of {last.dtype}: stopped early)" if last.interrupted else ""
+    stopped = f" ({len(last.round_seconds)} of {last.dtype}: stopped early)" if last.interrupted else ""
     return f"{number} round{'s' if number > 1 else ''}{stopped}"
 
 
@@ -104,15 +104,15 @@ def _row(result: OfflineResult) -> list[str]:
     return [
         result.dtype,
         f"{result.tokens_per_second:,.0f}",
-        f"{result.tokens_per_second * result.num_texts / result.num_tokens:,.1f}",
+        f"{result.tokens_per_second * result.texts / result.tokens:,.1f}",
         "unknown" if share is None else f"{share:.0%}",
-        "not measured" if result.peak_flops is None else f"{result.peak_flops / 1e12:.3f}",
-        f"{result.peak_bytes / 2**20:,.0f}",
+        "not measured" if result.peak_flops_per_second is None else f"{result.peak_flops_per_second / 1e12:.3f}",
+        f"{result.peak_rss_bytes / 2**20:,.0f}",
         f"{result.load_seconds:.1f}",
     ]
 
 
 def _stages(result: OfflineResult) -> list[str]:
-    stages = result.stages
+    stages = result.stage_seconds
     seconds = [f"{stages[name]:.2f}" for name in ("tokenize", "pack", "compute", "collect")]
-    return [result.dtype, *seconds, f"{stages['queue'] / result.num_requests:.3f}"]
+    return [result.dtype, *seconds, f"{stages['queue'] / result.requests:.3f}"]

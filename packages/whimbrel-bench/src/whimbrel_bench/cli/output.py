@@ -20,7 +20,7 @@ from whimbrel.cli.console import stderr_console
 from whimbrel.errors import SetupError
 from whimbrel_bench import picture, results
 from whimbrel_bench.cli.files import check_writable, write_errors, write_json
-from whimbrel_bench.machine import describe_machine, describe_software, gpu_name
+from whimbrel_bench.machine import describe_machine, describe_software
 from whimbrel_bench.options import OutputOptions
 
 if TYPE_CHECKING:
@@ -109,11 +109,10 @@ class Output:
 def describe_run(found: Sequence[Result]) -> dict[str, str]:
     """Return the conditions of runs for people, by name."""
     first = found[0].setting
-    gpu = gpu_name()
     about = {
         "model": first.model,
         "workload": f"{first.backend}, up to {max(each.setting.num_prompts for each in found):,} prompts per run",
-        "client's machine": describe_machine() + (f", {gpu}" if gpu else ""),
+        "client's machine": describe_machine(),
         "client": describe_software(),
         "date": datetime.now().astimezone().strftime("%Y-%m-%d %H:%M %Z"),
         "command": command_line(sys.argv[1:]),
@@ -135,7 +134,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def progress_bar(console: Console, total: int | None, words: str) -> Generator[Callable[[int, int], None]]:
+def progress_bar(console: Console, total: int, words: str) -> Generator[Callable[[int, int], None]]:
     """Show a bar on stderr if that is a terminal. Yields a function of the numbers of requests that ended and that failed."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -147,7 +146,6 @@ def progress_bar(console: Console, total: int | None, words: str) -> Generator[C
         def show(done: int, failed: int) -> None:
             rate = done / max(perf_counter() - begin, 1e-3)
             errors = f", {failed:,} failed" if failed else ""
-            amount = f"{done:,} of {total:,}" if total is not None else f"{done:,}"
-            bar.update(task, completed=done, status=f"{amount}, {rate:,.0f}/s{errors}")
+            bar.update(task, completed=done, status=f"{done:,} of {total:,}, {rate:,.0f}/s{errors}")
 
         yield show

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from whimbrel_bench.top.page import MEMORY, Page, Rates, quantile
+from whimbrel_bench.top.page import MEMORY, Samples, quantile, summed
 
 State: TypeAlias = Literal["up", "loading", "unreachable", "refused"]
 """States of a server. refused: it answers, but not with its metrics."""
@@ -64,41 +64,48 @@ class ServerFigures(msgspec.Struct):
     figures: Figures | None = None
 
 
-def make_figures(pages: Sequence[Page], rates: Rates | None) -> Figures:
-    """Return the figures of the latest page of each server, and of their rates together."""
+def make_figures(levels: Samples, rates: Samples | None) -> Figures:
+    """Return the figures of a page's samples and of the rates at which they rose, both of one server or of several together."""
 
-    def total(name: str) -> float:
-        return sum(page.total(name) or 0.0 for page in pages)
+    def level(name: str) -> float:
+        return sum(summed(levels, f"whimbrel_{name}").values())
 
+    memory = summed(levels, MEMORY)
     figures = Figures(
-        queue_tokens=total("whimbrel_queue_tokens"),
-        requests_in_flight=total("whimbrel_requests_in_flight"),
-        engines_up=total("whimbrel_engines_up"),
-        engine_restarts=total("whimbrel_engine_restarts_total"),
-        worker_restarts=total("whimbrel_worker_restarts_total"),
-        prefix_cache_bytes=total("whimbrel_prefix_cache_bytes"),
-        memory_bytes=total(MEMORY) if any(page.total(MEMORY) is not None for page in pages) else None,
+        queue_tokens=level("queue_tokens"),
+        requests_in_flight=level("requests_in_flight"),
+        engines_up=level("engines_up"),
+        engine_restarts=level("engine_restarts_total"),
+        worker_restarts=level("worker_restarts_total"),
+        prefix_cache_bytes=level("prefix_cache_bytes"),
+        memory_bytes=sum(memory.values()) if memory else None,
     )
     if rates is not None:
-        figures.requests_per_second = {name: rate for name, rate in rates.requests.items() if rate > 0}
-        figures.texts_per_second = rates.counts["texts"]
-        figures.tokens_per_second = rates.counts["tokens"]
-        figures.truncated_per_second = rates.counts["truncated_texts"]
+
+        def rate(name: str) -> float:
+            return sum(summed(rates, f"whimbrel_{name}_total").values())
+
+        def hit_ratio(cache: str) -> float | None:
+            hits, misses = rate(f"{cache}_hits"), rate(f"{cache}_misses")
+            return hits / (hits + misses) if hits + misses > 0 else None
+
+        outcomes = summed(rates, "whimbrel_requests_total", "outcome")
+        figures.requests_per_second = {name: rate for name, rate in outcomes.items() if rate > 0}
+        figures.texts_per_second = rate("texts")
+        figures.tokens_per_second = rate("tokens")
+        figures.truncated_per_second = rate("truncated_texts")
         figures.latency_seconds = {stage: _latency(rates, stage) for stage in STAGES}
-        figures.prefix_cache_hit_ratio = _hit_ratio(rates, "prefix_cache")
-        figures.document_cache_hit_ratio = _hit_ratio(rates, "document_cache")
+        figures.prefix_cache_hit_ratio = hit_ratio("prefix_cache")
+        figures.document_cache_hit_ratio = hit_ratio("document_cache")
     return figures
 
 
-def _latency(rates: Rates, stage: str) -> Latency:
-    buckets = rates.buckets.get(stage, {})
+def _latency(rates: Samples, stage: str) -> Latency:
+    kind, labels = ("request", {}) if stage == "request" else ("stage", {"stage": stage})
+    counts = summed(rates, f"whimbrel_{kind}_seconds_bucket", "le", **labels)
+    buckets = {float(bound): count for bound, count in counts.items()}
     p50, p95, p99 = (quantile(q, buckets) for q in (0.5, 0.95, 0.99))
     return Latency(max(buckets.values(), default=0.0), p50, p95, p99)
-
-
-def _hit_ratio(rates: Rates, cache: str) -> float | None:
-    hits, misses = rates.counts[f"{cache}_hits"], rates.counts[f"{cache}_misses"]
-    return hits / (hits + misses) if hits + misses > 0 else None
 
 
 # Rows
@@ -128,8 +135,8 @@ def render(servers: Sequence[ServerFigures], total: Figures, *, width: int) -> R
 
 
 _COLUMNS: Final[Sequence[tuple[str, int, Callable[[Figures], str]]]] = (
-    ("REQ/S", 0, lambda each: number(_all(each.requests_per_second))),
-    ("FAILED/S", 100, lambda each: number(_failed(each.requests_per_second))),
+    ("REQ/S", 0, lambda each: number(_requests(each))),
+    ("FAILED/S", 100, lambda each: number(_requests(each, "ok"))),
     ("TEXTS/S", 75, lambda each: number(each.texts_per_second)),
     ("TOKENS/S", 0, lambda each: number(each.tokens_per_second)),
     ("QUEUE", 0, lambda each: number(each.queue_tokens)),
@@ -220,12 +227,9 @@ def _share(ratio: float | None) -> str:
     return "-" if ratio is None else f"{ratio:.0%}"
 
 
-def _all(outcomes: Mapping[str, float] | None) -> float | None:
-    return None if outcomes is None else sum(outcomes.values())
-
-
-def _failed(outcomes: Mapping[str, float] | None) -> float | None:
-    return None if outcomes is None else sum(rate for name, rate in outcomes.items() if name != "ok")
+def _requests(figures: Figures, but: str = "") -> float | None:
+    rates = figures.requests_per_second
+    return None if rates is None else sum(rate for outcome, rate in rates.items() if outcome != but)
 
 
 def _request(figures: Figures) -> Latency:

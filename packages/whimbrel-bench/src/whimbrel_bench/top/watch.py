@@ -11,7 +11,7 @@ import msgspec
 
 from whimbrel.client.error_mapping import redact_password, to_error, to_failure
 from whimbrel_bench.backends import check_headers
-from whimbrel_bench.top.page import Page, Rates, has_restarted, rates_between, read_page
+from whimbrel_bench.top.page import Page, Samples, has_restarted, rates_between, read_page, summed, together
 from whimbrel_bench.top.table import Figures, ServerFigures, State, make_figures
 
 TIMEOUT: Final = 5.0
@@ -27,7 +27,7 @@ class Watch:
         self.figures = ServerFigures(redact_password(url), "loading", "no answer yet.")
         self.page: Page | None = None
         """The latest page; None after a poll that found none."""
-        self.rates: Rates | None = None
+        self.rates: Samples | None = None
         """Rates between the latest two pages; None until there are two."""
         self._url = url
         self._http = http
@@ -44,7 +44,8 @@ class Watch:
         except httpx2.HTTPError as error:
             self._fail("unreachable", _failure(self._url, error))
             return
-        found = ServerFigures(old.url, "up", version=old.version, models=self.page.models() or old.models)
+        models = sorted(filter(None, summed(self.page.samples, "whimbrel_engines_up", "model")))
+        found = ServerFigures(old.url, "up", version=old.version, models=models or old.models)
         if health.status_code != 200:
             found.state = "loading"
             found.reason = to_error(self._url, health.status_code, health.headers, health.content).message
@@ -52,7 +53,7 @@ class Watch:
             found.version, found.models = await self._about(found.models)
         self.rates = rates_between(before, self.page) if before is not None else None
         found.seconds = self.page.received - before.received if before is not None else None
-        found.figures = make_figures([self.page], self.rates)
+        found.figures = make_figures(self.page.samples, self.rates)
         self.figures = found
 
     def _fail(self, state: State, reason: str) -> None:
@@ -105,11 +106,9 @@ class _Refusal(Exception):
 
 def total(watches: Sequence[Watch]) -> Figures:
     """Return the figures of all servers that answer, together."""
-    rates = Rates()
-    known = [watch.rates for watch in watches if watch.rates is not None]
-    for each in known:
-        rates.add(each)
-    return make_figures([watch.page for watch in watches if watch.page is not None], rates if known else None)
+    rates = [watch.rates for watch in watches if watch.rates is not None]
+    pages = [watch.page.samples for watch in watches if watch.page is not None]
+    return make_figures(together(pages), together(rates) if rates else None)
 
 
 def _failure(url: str, error: httpx2.HTTPError) -> str:
