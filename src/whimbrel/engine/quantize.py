@@ -21,6 +21,7 @@ from whimbrel.outputs.requested import OutputSpec
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Int8Quality, Plan
+from whimbrel.types.request import OutputName
 from whimbrel.types.result import Outputs, Ragged, Result, Sparse
 from whimbrel.types.seq import Seq
 
@@ -87,7 +88,8 @@ def _requests(preprocessor: Preprocessor, card: Card) -> list[EngineRequest]:
     """Return a request of each text and tower for the tower's first output that has rows."""
     requests: list[EngineRequest] = []
     for number, tower in enumerate(card.towers or (card,)):
-        name = next(name for name, output in tower.outputs.items() if output.rows not in ("none", "entry"))
+        with_rows: list[OutputName] = [name for name, output in tower.outputs.items() if output.rows not in ("none", "entry")]
+        name = with_rows[0]
         spec = OutputSpec(name, tower.outputs[name].width, name != "scores")
         for ids_T in preprocessor.sample(SAMPLE_TEXTS, number):
             seqs = [Seq(ids_T, 0, tower=number)]

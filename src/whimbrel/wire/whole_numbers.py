@@ -66,12 +66,13 @@ def _rewrite(message: bytes, decoder: Decoder[Any]) -> bytes | None:
     """
     form: Any = msgspec.json if isinstance(decoder, msgspec.json.Decoder) else msgspec.msgpack
     kind: Any = decoder.type
-    is_struct = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
-    raw = form.decode(message, type=_raw_fields(kind)) if is_struct else None
+    raw = None
+    if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
+        raw = form.decode(message, type=_raw_fields(kind))
     try:
         if raw is None:
             return cast(bytes, form.encode(_walk(form.decode(message))))
-        fields = zip(kind.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True)
+        fields = zip(decoder.type.__struct_encode_fields__, msgspec.structs.astuple(raw), strict=True)
         return cast(bytes, form.encode({name: _rewrite_field(value, form) for name, value in fields if len(value)}))
     except (msgspec.ValidationError, OverflowError, TypeError):  # beyond doubles, beyond 64 bits, keys of no JSON
         return None

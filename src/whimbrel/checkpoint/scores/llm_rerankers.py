@@ -64,8 +64,8 @@ _STEP_TOKENS: Final = ("\u2581+", "\u2581-", "\u2581ки")
 
 def read_reranker(folder: Path, name: str, stated: RerankerName | None, reading: TokenizerReading | None) -> Card | None:
     """Read the card of a checkpoint that scores pairs by a template. None if no file, hub id or user says that it does."""
-    implied = next((kind for kind, convention in CONVENTIONS.items() if name in convention.ids), None)
-    kind = None if has_modules(folder) else stated or implied
+    implied: list[RerankerName] = [kind for kind, convention in CONVENTIONS.items() if name in convention.ids]
+    kind = None if has_modules(folder) else stated or next(iter(implied), None)
     if has_modules(folder):
         if stated is not None:
             raise CheckpointError("says what the model does; leave out --reranker.", file=MODULES)

@@ -51,6 +51,11 @@ def library(name: str) -> Path:
     return LIBRARIES / f"kernels.{name}.so"
 
 
+def compiled() -> list[str]:
+    """Return the names of the libraries that were compiled from these sources."""
+    return [name for name in INSTRUCTION_SETS if sources_of(library(name)) == fingerprint()]
+
+
 def sources_of(path: Path) -> int | None:
     """Return the fingerprint that a library was compiled with, or None if it tells none."""
     try:
