@@ -76,7 +76,7 @@ def test_a_new_dialect_is_a_file_and_a_row(tmp_path: Path) -> None:
     shutil.copytree(FOLDER, copy)
     (copy / "tiny.py").write_text(DIALECT, encoding="utf-8")
     table = (copy / "__init__.py").read_text(encoding="utf-8")
-    for before, added in (("    tei,\n", "    tiny,\n"), ("llama_cpp.ROUTES),\n", ROW)):
+    for before, added in ((" tei,", " tiny,"), ("llama_cpp.ROUTES),\n", ROW)):
         assert table.count(before) == 1
         table = table.replace(before, before + added)
     (copy / "__init__.py").write_text(table, encoding="utf-8")

@@ -21,8 +21,7 @@ from safetensors.torch import load_file, save_file
 from checkpoints.classifiers import write_classifier
 from serving import Server
 from whimbrel import AsyncClient, Client, Engine
-from whimbrel.client.responses import Ranking, ScoredRow, join_rankings, ranking_task
-from whimbrel.client.task import Reply
+from whimbrel.client.responses import Ranking, ScoredRow, join_rankings, ranking_of
 from whimbrel.dialects import ROUTES, Route
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import Request
@@ -243,11 +242,6 @@ def test_equal_logits_keep_the_order_of_the_documents(saturated: Saturated) -> N
     ranked = saturated.ranker.rerank(QUERY, [DOCUMENTS[3], DOCUMENTS[1]] * 3)
     groups = [[each.index for each in ranked[:3]], [each.index for each in ranked[3:]]]
     assert sorted(groups) == [[0, 2, 4], [1, 3, 5]]
-
-
-def ranking_of(rows: list[ScoredRow], count: int) -> Ranking:
-    """Return the ranking of documents by the rows that another server answers."""
-    return ranking_task("/rerank", ["a"] * count, lambda _: b"", lambda _: rows).read(Reply(b"", {}), count)
 
 
 def test_rankings_of_other_servers_keep_their_order() -> None:

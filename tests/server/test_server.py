@@ -291,7 +291,7 @@ def test_a_signal_lets_requests_in_flight_finish(name: signal.Signals) -> None:
         for thread in threads:
             thread.start()
         with httpx2.Client(timeout=60, base_url=server.url) as client:
-            assert wait_for(lambda: queued(client) > 0)
+            assert wait_for(lambda: 'requests_in_flight{route="/v1/embeddings"} 2.0' in client.get("/metrics").text)
         assert server.stop(name) == 0
         for thread in threads:
             thread.join()

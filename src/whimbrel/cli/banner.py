@@ -69,7 +69,9 @@ def print_banner(
         option = f", model={name!r}" if name else ""
         client = f'client = Client("{url}"{key}{option})'
         python = f'{imports}from whimbrel import Client\n{client}\nprint(client.embed("Hello, whimbrel!"))'
-        console.print(f"\n[bold]In Python[/bold] ({escape(_interpreter())}){with_key}\n{escape(python)}\n")
+        path, here = Path(sys.executable), Path.cwd()
+        interpreter = escape(str(path.relative_to(here) if path.is_relative_to(here) else path))
+        console.print(f"\n[bold]In Python[/bold] ({interpreter}){with_key}\n{escape(python)}\n")
     if not has_key and not is_unix and not ip_address(listener.getsockname()[0]).is_loopback:
         console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
 
@@ -126,9 +128,3 @@ def _shape(output: Output, plan: Plan) -> str:
     if output.activated and output.activation != "identity":
         parts.append({"normalize": "normalised"}.get(output.activation, output.activation))
     return ", ".join(parts)
-
-
-def _interpreter() -> str:
-    """Return the path of this Python, relative to the working directory if it is inside."""
-    path = Path(sys.executable)
-    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

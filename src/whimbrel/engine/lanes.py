@@ -26,7 +26,6 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job
@@ -151,7 +150,8 @@ class Lanes:
 
     def _answer(self, tower: _TowerBatch, output: BatchOutput) -> None:
         """Deliver to every job its rows. A row that is not finite fails its job."""
-        finite_B: list[bool] = _finite_seqs(output, len(tower.items)).tolist()
+        finite = [finite_seqs(rows, output.selections[name].offsets_B1) for name, rows in output.rows.items()]
+        finite_B: list[bool] = np.logical_and.reduce([np.ones(len(tower.items), np.bool_), *finite]).tolist()
         rows: dict[Job, tuple[list[int], list[int]]] = {}
         order: list[int] = tower.batch.order_B.tolist()
         for row, item in enumerate(order):
@@ -273,11 +273,6 @@ def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
     if isinstance(rows, DeviceRows):
         return rows.rows_PD.shape == (num_rows, width) and rows.finite_P.size == num_rows
     return rows.shape == (num_rows, width) and rows.dtype == np.float32
-
-
-def _finite_seqs(output: BatchOutput, num_seqs: int) -> NDArray[np.bool_]:
-    masks = [finite_seqs(rows, output.selections[name].offsets_B1) for name, rows in output.rows.items()]
-    return masks[0] if len(masks) == 1 else np.logical_and.reduce([np.ones(num_seqs, np.bool_), *masks])
 
 
 def _failed_alone(seq: Seq, error: BaseException) -> ComputeError:

@@ -52,7 +52,10 @@ class ListScoring(ReturnRows):
         if not np.isfinite(scores_N).all():
             raise NonFinite("a score is NaN: the query's vector has no length.", item=int(np.isnan(scores_N).argmax()), part=0)
         if self.returns_vectors:
-            return Outputs(multi_vector=self._vectors(documents_ND, queries_LD, documents_L1))
+            rows_XD = np.insert(documents_ND, documents_L1[1:], queries_LD, axis=0)
+            if self.normalized:
+                rows_XD /= np.linalg.norm(rows_XD, axis=1, keepdims=True)
+            return Outputs(multi_vector=Ragged(rows_XD.astype(np.float32), offsets_of(np.diff(documents_L1) + 1)))
         return Outputs(scores=scores_N[:, None].astype(np.float32))
 
     def locate(self, seq: int, location: Location) -> Location:
@@ -69,12 +72,6 @@ class ListScoring(ReturnRows):
         with np.errstate(divide="ignore", invalid="ignore"):
             merged_LD = np.add.reduceat(queries_BD * weights_B1, starts_L) / np.add.reduceat(weights_B1, starts_L)
         return np.where((np.diff(self.blocks_L1) == 1)[:, None], queries_BD[starts_L], merged_LD)
-
-    def _vectors(self, documents_ND: _Rows, queries_LD: _Rows, documents_L1: Int64Array) -> Ragged:
-        rows_XD = np.insert(documents_ND, documents_L1[1:], queries_LD, axis=0)
-        if self.normalized:
-            rows_XD /= np.linalg.norm(rows_XD, axis=1, keepdims=True)
-        return Ragged(rows_XD.astype(np.float32), offsets_of(np.diff(documents_L1) + 1))
 
 
 def _cosines(first_ND: _Rows, second_ND: _Rows) -> _Rows:

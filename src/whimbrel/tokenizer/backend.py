@@ -8,7 +8,7 @@ import json
 from collections.abc import Iterator, Sequence
 from itertools import accumulate, chain, pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import tokenizers
@@ -37,7 +37,9 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
         check_growth(content)
         tokenizer = tokenizers.Tokenizer.from_str(json.dumps(content))
         if card.tokenizer.reading == "transformers" and card.tokenizer.tokenizer_class in _UNIGRAM:
-            tokenizer.model = _exact_unigram(content["model"])
+            model = content["model"]  # the backend's JSON parser gets one score in forty wrong in the last bit (0|00 or 00|0)
+            vocab = [(token, score) for token, score in model["vocab"]]
+            tokenizer.model = tokenizers.models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
         tokenizer.encode(_RARE)
     except BaseException as error:
         if isinstance(error, CheckpointError) or not (isinstance(error, Exception) or _is_backend_error(error)):
@@ -53,12 +55,6 @@ def load_tokenizer(folder: Path, card: Card) -> tokenizers.Tokenizer:
 
 _UNIGRAM: Final = ("AlbertTokenizer", "CamembertTokenizer", "DebertaV2Tokenizer", "XLMRobertaTokenizer")
 """Tokenizer classes that pass the scores of pieces to the backend as numbers."""
-
-
-def _exact_unigram(model: dict[str, Any]) -> tokenizers.models.Model:
-    """Return the model with exact scores. The backend's JSON parser gets one in forty wrong in the last bit (0|00 or 00|0)."""
-    vocab = [(token, score) for token, score in model["vocab"]]
-    return tokenizers.models.Unigram(vocab, model["unk_id"], model["byte_fallback"])
 
 
 class BackendTokenizer:

@@ -139,10 +139,6 @@ class LoraAdapter:
     other_base: str = ""
     """Hub id of the model that the adapter was made for, if it has another name than this one."""
 
-    @property
-    def max_rank(self) -> int:
-        return max(self.rank, *self.rank_pattern.values(), 0)
-
 
 @dataclass(frozen=True, slots=True)
 class Encoder:

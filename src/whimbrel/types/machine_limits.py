@@ -143,11 +143,11 @@ def _quota(file: Path) -> float:
     return int(quota) / int(period)
 
 
-def _quota_of_version_1(file: Path) -> float:
-    return int(file.read_text()) / int(file.with_name("cpu.cfs_period_us").read_text())  # -1: no limit
-
-
-_QUOTAS: Final = {"cpu.max": _quota, "cpu.cfs_quota_us": _quota_of_version_1}
+_QUOTAS: Final[Mapping[str, Callable[[Path], float]]] = {
+    "cpu.max": _quota,
+    # -1: no limit
+    "cpu.cfs_quota_us": lambda file: int(file.read_text()) / int(file.with_name("cpu.cfs_period_us").read_text()),
+}
 _SIZES: Final[Mapping[str, Callable[[Path], float]]] = dict.fromkeys(
     ("memory.max", "memory.high", "memory.limit_in_bytes"), lambda file: int(file.read_text())
 )

@@ -132,7 +132,8 @@ def add_adapters(encoder: Encoder, model: str, folders: Mapping[str, str]) -> En
     if not encoder.layers:
         raise SetupError(f"adapters cannot be added to models of the family {encoder.family!r}.", hint=_MERGE)
     adapters = tuple(_read_adapter(name, Path(folder).expanduser(), model) for name, folder in folders.items())
-    return replace(encoder, adapters=tuple(folders), adapter_rank=max(each.max_rank for each in adapters), lora=adapters)
+    rank = max(rank for each in adapters for rank in (each.rank, *each.rank_pattern.values()))
+    return replace(encoder, adapters=tuple(folders), adapter_rank=rank, lora=adapters)
 
 
 def _read_adapter(name: str, folder: Path, model: str) -> LoraAdapter:

@@ -83,17 +83,13 @@ def parse_decode(raw: bytes) -> Parsed[DecodeRequest]:
     return ready(body, DetokenizeRequest(rows, special=body.skip_special_tokens is False))
 
 
-def render_texts(body: DecodeRequest, texts: list[str], model: ServedModel) -> bytes:
-    return msgspec.json.encode(texts)
-
-
 ROUTES: Final = (
     TEI(
         "/tokenize", "The tokens of texts (TEI).", parse_tokenize, render_tokens, response_type=list[list[SimpleToken]],
         example='{"inputs": "What is a whimbrel?"}', discriminators=frozenset({"inputs"}),
     ),
     TEI(
-        "/decode", "The texts that token ids stand for (TEI).", parse_decode, render_texts, response_type=list[str],
-        example='{"ids": [101, 7592, 102]}', terms=TERMS.extended({"input": "ids"}),
+        "/decode", "The texts that token ids stand for (TEI).", parse_decode, lambda _, texts, __: msgspec.json.encode(texts),
+        response_type=list[str], example='{"ids": [101, 7592, 102]}', terms=TERMS.extended({"input": "ids"}),
     ),
 )  # fmt: skip

@@ -72,16 +72,15 @@ def find_shapes(
     options = [{columns: RowBlocks(tuple(sizes)) for columns, sizes in each.items()} for each in classes.values()]
     widths = {columns for _, columns in candidates}
 
+    def cost_per_row(blocks: RowBlocks) -> float:
+        counts = (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK)
+        return sum(sum(size + _BLOCK_COST for _, size in blocks.cover(num_rows)) / num_rows for num_rows in counts)
+
     def cost(rows: dict[int, RowBlocks]) -> float:
-        costs = {columns: _cost_per_row(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
+        costs = {columns: cost_per_row(blocks) * (columns + _COLUMNS_COST) for columns, blocks in rows.items()}
         return sum(min(-(-each // columns) * cost for columns, cost in costs.items()) / each for each in widths)
 
     return min(options, key=cost, default=dict[int, RowBlocks]())
-
-
-def _cost_per_row(blocks: RowBlocks) -> float:
-    counts = (*FINE_SIZES, 2 * MAX_BLOCK, 4 * MAX_BLOCK)
-    return sum(sum(size + _BLOCK_COST for _, size in blocks.cover(num_rows)) / num_rows for num_rows in counts)
 
 
 @lru_cache(maxsize=4096)

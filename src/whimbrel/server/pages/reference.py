@@ -111,7 +111,7 @@ def _template() -> Any:
     """Return the template. Its line breaks, and the spaces after them, are no part of the page."""
     import jinja2
 
-    filters = {"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _error_examples}
+    filters = {"inline": _inline, "attribute": _as_attribute, "json": _to_json, "examples": _examples}
     environment: Any = jinja2.Environment(autoescape=True, finalize=_as_html, undefined=jinja2.StrictUndefined)
     environment.filters |= filters
     environment.globals |= {"made_for": _MADE_FOR, "json_type": _JSON_TYPE, "br": Markup("<br>")}
@@ -236,9 +236,6 @@ def _to_json(value: object) -> str:
 
 
 def _examples(content: JSON) -> list[str]:
-    """Return the examples of a body, each once."""
+    """Return the examples of a body, or of an error in JSON, each once."""
+    content = content.get("content", {}).get(_JSON_TYPE, content)
     return list(dict.fromkeys(_to_json(each["value"]) for each in content.get("examples", {}).values()))
-
-
-def _error_examples(error: JSON) -> list[str]:
-    return _examples(error.get("content", {}).get(_JSON_TYPE, {}))
