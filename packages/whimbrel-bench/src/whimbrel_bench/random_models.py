@@ -97,30 +97,47 @@ def write_modules(folder: Path, mode: str, width: int, *, most: int = 32768) -> 
     write_json(folder / "1_Pooling/config.json", pooling)
 
 
-def write_qwen3(folder: Path, size: Size) -> None:
-    """Write a model as Qwen/Qwen3-Embedding-0.6B is: a decoder, the last token's state, normalised."""
+def _write_decoder(folder: Path, size: Size, config: Json, *, head_norms: bool, prefix: str) -> None:
+    """Write a decoder as Mistral and Qwen3 save it."""
     rows = max(write_tokenizer(folder), size.vocabulary)
     width, kv_heads = size.head_dim or size.hidden // size.heads, size.kv_heads or size.heads
-    config: Json = {
-        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
-        "eos_token_id": 0, "head_dim": width, "hidden_act": "silu", "hidden_size": size.hidden, "initializer_range": 0.02,
-        "intermediate_size": size.inner, "max_position_embeddings": 32768, "max_window_layers": size.layers,
-        "model_type": "qwen3", "num_attention_heads": size.heads, "num_hidden_layers": size.layers,
-        "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000,
-        "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.51.3",
-        "use_cache": True, "use_sliding_window": False, "vocab_size": rows,
+    common: Json = {
+        "attention_dropout": 0.0, "hidden_act": "silu", "hidden_size": size.hidden, "initializer_range": 0.02,
+        "intermediate_size": size.inner, "max_position_embeddings": 32768, "num_attention_heads": size.heads,
+        "num_hidden_layers": size.layers, "num_key_value_heads": kv_heads, "torch_dtype": "bfloat16", "use_cache": True,
+        "vocab_size": rows,
     }  # fmt: skip
-    write_json(folder / "config.json", config)
-    shapes: Shapes = {"embed_tokens.weight": (rows, size.hidden)}
-    for at in (f"layers.{number}." for number in range(size.layers)):
+    write_json(folder / "config.json", common | config)
+    shapes: Shapes = {f"{prefix}embed_tokens.weight": (rows, size.hidden)}
+    for at in (f"{prefix}layers.{number}." for number in range(size.layers)):
         for name, heads in (("q", size.heads), ("k", kv_heads), ("v", kv_heads)):
             shapes[f"{at}self_attn.{name}_proj.weight"] = (heads * width, size.hidden)
         shapes[f"{at}self_attn.o_proj.weight"] = (size.hidden, size.heads * width)
-        shapes |= {f"{at}self_attn.{name}_norm.weight": (width,) for name in "qk"}
+        shapes |= {f"{at}self_attn.{name}_norm.weight": (width,) for name in "qk" if head_norms}
         shapes |= {f"{at}mlp.{name}_proj.weight": (size.inner, size.hidden) for name in ("gate", "up")}
         shapes[f"{at}mlp.down_proj.weight"] = (size.hidden, size.inner)
         shapes |= {f"{at}{name}_layernorm.weight": (size.hidden,) for name in ("input", "post_attention")}
-    write_safetensors(folder / "model.safetensors", shapes | {"norm.weight": (size.hidden,)})
+    write_safetensors(folder / "model.safetensors", shapes | {f"{prefix}norm.weight": (size.hidden,)})
+
+
+def write_gritlm(folder: Path, size: Size) -> None:
+    """Write a GritLM in the layout in which vLLM takes it (Mistral's architecture, both directions)."""
+    config = {
+        "architectures": ["GritLM"], "bos_token_id": 1, "eos_token_id": 2, "model_type": "mistral", "rms_norm_eps": 1e-05,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": True, "transformers_version": "4.38.2",
+    }  # fmt: skip
+    _write_decoder(folder, size, config, head_norms=False, prefix="model.")
+
+
+def write_qwen3(folder: Path, size: Size) -> None:
+    """Write a model as Qwen/Qwen3-Embedding-0.6B is: a decoder, the last token's state, normalised."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "bos_token_id": 0, "eos_token_id": 0,
+        "head_dim": size.head_dim or size.hidden // size.heads, "max_window_layers": size.layers, "model_type": "qwen3",
+        "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000, "sliding_window": None, "tie_word_embeddings": True,
+        "transformers_version": "4.51.3", "use_sliding_window": False,
+    }  # fmt: skip
+    _write_decoder(folder, size, config, head_norms=True, prefix="")
     write_modules(folder, "lasttoken", size.hidden)
 
 

@@ -158,6 +158,7 @@ class Target:
             schedule=arrival_times(len(samples), load.rate, seed=load.seed, burstiness=load.burstiness),
             concurrency=load.concurrency,
             timeout=self.options.timeout,
+            new_connections=load.new_connections,
             duration=load.duration,
             usage=self.backend.usage,
             keep_bodies=load.keep_bodies,
