@@ -28,7 +28,7 @@ from common import (
 )
 
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.compare import ServerContender, compare, engine_contenders
+from whimbrel_bench.compare import compare, engine_contenders, server_contender
 from whimbrel_bench.processes import cpu_seconds, mebibytes
 from whimbrel_bench.server import total
 from whimbrel_bench.target import Load
@@ -47,7 +47,7 @@ def main() -> None:
         served(plan.dtype, encoding_format=args.format) as (server, target),
         engine_contenders([(None, plan.dtype)], plan.device, whole, num_checked=1) as (engine,),
     ):
-        side = ServerContender(target, samples, Load(concurrency=args.connections), _CHECKED // args.texts)
+        side = server_contender(target, samples, Load(concurrency=args.connections), _CHECKED // args.texts)
         found = compare(engine, side, rounds=args.rounds, threshold=0.999, on_round=lambda number: note(f"round {number}"))
         metrics = server.metrics()
         batches, batched = (total(metrics, f"whimbrel_batch_seqs_{part}") for part in ("count", "sum"))

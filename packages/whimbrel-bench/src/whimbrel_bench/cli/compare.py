@@ -88,14 +88,14 @@ def _servers(
 ) -> Generator[tuple[Contender, Contender]]:
     need("httptools")
     from whimbrel_bench.cli.runs import find_words, make_targets, read_urls
-    from whimbrel_bench.compare import ServerContender
+    from whimbrel_bench.compare import server_contender
     from whimbrel_bench.datasets import make_samples
 
     if len(urls) != 2 or not all("://" in url for url in urls):
         raise SetupError(f"{len(urls)} sides: servers are compared by two URLs.", hint="whimbrel bench compare URL URL")
     targets = make_targets([("first", urls[0]), ("second", urls[1])] if urls[0] == urls[1] else read_urls(urls), options)
     samples = make_samples(dataset, find_words(dataset, targets[0]))
-    first, second = (ServerContender(target, samples, Load(concurrency=concurrency), num_checked) for target in targets)
+    first, second = (server_contender(target, samples, Load(concurrency=concurrency), num_checked) for target in targets)
     yield first, second
 
 
