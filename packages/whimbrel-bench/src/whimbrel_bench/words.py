@@ -6,6 +6,7 @@ routes, or that of a checkpoint on this machine. Without one, a word is taken fo
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,20 +16,7 @@ import orjson
 from whimbrel.errors import SetupError
 from whimbrel_bench.options import DatasetOptions
 
-CANDIDATES: Final = tuple(
-    """
-    the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
-    you were all her she there would their we him been has when who will no more if out so up said what its about than
-    into them can only other time new some could these two may first then do any like my now over such our man me even
-    most made after also did many off before must well back through years much where your way down should because long
-    each just state people too good very make world still own see men work life get here between both being under
-    three never know same last another while us might great go year come since against right came take used himself
-    few house use during without again place around however home small found thought went say part once high general
-    upon school every does got united left number course war until always away something fact water though less public
-    put think almost hand enough took far yet government system better set told nothing night end why called find
-    going look asked later knew point next a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 4 5 6 7 8 9
-""".split()
-)
+CANDIDATES: Final = tuple(files("whimbrel_bench").joinpath("words.txt").read_text("utf-8").split())
 """Common English words, then single signs for vocabularies that have few words."""
 
 
