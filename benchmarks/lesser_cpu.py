@@ -17,32 +17,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-_BITS: Final = {
-    "avx512f": ("MASK_EBX", 16),
-    "avx512dq": ("MASK_EBX", 17),
-    "avx512ifma": ("MASK_EBX", 21),
-    "avx512cd": ("MASK_EBX", 28),
-    "avx512bw": ("MASK_EBX", 30),
-    "avx512vl": ("MASK_EBX", 31),
-    "avx512vbmi": ("MASK_ECX", 1),
-    "avx512_vbmi2": ("MASK_ECX", 6),
-    "avx512_vnni": ("MASK_ECX", 11),
-    "avx512_bitalg": ("MASK_ECX", 12),
-    "avx512_vpopcntdq": ("MASK_ECX", 14),
-    "avx512_vp2intersect": ("MASK_EDX", 8),
-    "amx_bf16": ("MASK_EDX", 22),
-    "avx512_fp16": ("MASK_EDX", 23),
-    "amx_tile": ("MASK_EDX", 24),
-    "amx_int8": ("MASK_EDX", 25),
-    "avx_vnni": ("MASK_1_EAX", 4),
-    "avx512_bf16": ("MASK_1_EAX", 5),
-    "amx_fp16": ("MASK_1_EAX", 21),
-    "avx_ifma": ("MASK_1_EAX", 23),
-}
-"""Bits by which CPUID tells of a feature, and the variable that hides it. Source: Intel's manual, volume 2, CPUID, leaf 7."""
+_BITS: Final[Mapping[str, Mapping[str, int]]] = {
+    "MASK_EBX": {
+        "avx512f": 16, "avx512dq": 17, "avx512ifma": 21, "avx512cd": 28, "avx512bw": 30, "avx512vl": 31,
+    },
+    "MASK_ECX": {
+        "avx512vbmi": 1, "avx512_vbmi2": 6, "avx512_vnni": 11, "avx512_bitalg": 12, "avx512_vpopcntdq": 14,
+    },
+    "MASK_EDX": {
+        "avx512_vp2intersect": 8, "amx_bf16": 22, "avx512_fp16": 23, "amx_tile": 24, "amx_int8": 25,
+    },
+    "MASK_1_EAX": {
+        "avx_vnni": 4, "avx512_bf16": 5, "amx_fp16": 21, "avx_ifma": 23,
+    },
+}  # fmt: skip
+"""Bits by which CPUID tells of features, by the variable that hides them. Source: Intel's manual, volume 2, CPUID, leaf 7."""
 
 _AMX: Final = {"amx_bf16", "amx_tile", "amx_int8", "amx_fp16"}
-_AVX512: Final = {name for name in _BITS if name.startswith("avx512")}
+_AVX512: Final = {name for bits in _BITS.values() for name in bits if name.startswith("avx512")}
 
 LEVELS: Final[Mapping[str, tuple[str, set[str]]]] = {
     "avx2": ("avx2", _AMX | _AVX512 | {"avx_vnni", "avx_ifma"}),
@@ -56,11 +48,7 @@ LEVELS: Final[Mapping[str, tuple[str, set[str]]]] = {
 
 def masks(hidden: set[str]) -> dict[str, str]:
     """Return the variables for lesser_cpu.c."""
-    found: dict[str, int] = {}
-    for name in hidden:
-        variable, bit = _BITS[name]
-        found[variable] = found.get(variable, 0) | 1 << bit
-    return {variable: f"{bits:x}" for variable, bits in found.items()}
+    return {variable: f"{sum(1 << bits[name] for name in hidden & bits.keys()):x}" for variable, bits in _BITS.items()}
 
 
 def run(level: str, command: Sequence[str]) -> int:

@@ -89,6 +89,17 @@ def read_percentiles(text: str) -> tuple[float, ...]:
     return found
 
 
+def read_metrics(text: str) -> str:
+    """Return the metrics of `--percentile-metrics`. Raises SetupError for those that these models do not have."""
+    others = [name for name in (part.strip() for part in text.split(",")) if name and name != "e2el"]
+    if others:
+        raise SetupError(
+            f"--percentile-metrics {text}: {', '.join(others)} is of models that generate tokens.",
+            hint="pooling models have e2el, the latency of whole requests",
+        )
+    return text
+
+
 _server = partial(option, panel=SERVER_PANEL)
 _dataset = partial(option, panel=DATASET_PANEL)
 _load = partial(option, panel=LOAD_PANEL)
@@ -213,6 +224,9 @@ class SweepOptions:
 class OutputOptions:
     """Files of results."""
 
+    metrics: Annotated[
+        str, _results("NAMES", "Metrics with percentiles: e2el.", "--percentile-metrics"), Read(str, "e2el", read_metrics)
+    ] = "e2el"
     save: Annotated[bool, flag("--save-result", "Write a JSON file per run, with vLLM's keys.", panel=RESULTS_PANEL)] = False
     detailed: Annotated[
         bool, flag("--save-detailed", "Write the latency and the error of each request too.", panel=RESULTS_PANEL)

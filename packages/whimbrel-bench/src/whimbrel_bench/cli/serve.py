@@ -8,16 +8,7 @@ import typer
 from whimbrel.cli.shared_options import need, option
 from whimbrel.errors import SetupError
 from whimbrel_bench.cli.groups import flags_of, spread
-from whimbrel_bench.options import (
-    RESULTS_PANEL,
-    SERVER_PANEL,
-    DatasetOptions,
-    Load,
-    OutputOptions,
-    PresetOptions,
-    SweepOptions,
-    TargetOptions,
-)
+from whimbrel_bench.options import SERVER_PANEL, DatasetOptions, Load, OutputOptions, PresetOptions, SweepOptions, TargetOptions
 
 _SETTLED: Final = (
     "host", "port", "backend",
@@ -43,14 +34,12 @@ def serve(
     dataset: DatasetOptions,
     load: Load,
     sweep: SweepOptions,
-    percentile_metrics: Annotated[str, option("NAMES", "Metrics with percentiles: e2el.", panel=RESULTS_PANEL)] = "e2el",
     files: OutputOptions,
     preset: PresetOptions,
 ) -> None:
     """Load a server and measure latency and throughput."""
     need("httptools")
     _check_options(context, preset.name)
-    _check_metrics(percentile_metrics)
     dataset.check()
     from whimbrel.cli import console
     from whimbrel_bench.cli.output import Output
@@ -80,13 +69,3 @@ def _check_options(context: typer.Context, preset: str | None) -> None:
         raise SetupError("--request-rate has no effect with --sweep.", hint="put the rate into --sweep")
     if "sweep_seconds" in given and "sweep" not in given:
         raise SetupError("--sweep-seconds is of sweeps.", hint="name the rates with --sweep")
-
-
-def _check_metrics(text: str) -> None:
-    """Raise SetupError for metrics that these models do not have."""
-    others = [name for name in (part.strip() for part in text.split(",")) if name and name != "e2el"]
-    if others:
-        raise SetupError(
-            f"--percentile-metrics {text}: {', '.join(others)} is of models that generate tokens.",
-            hint="pooling models have e2el, the latency of whole requests",
-        )
