@@ -94,11 +94,11 @@ def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
 
 def test_engines_are_compared_in_turns() -> None:
     samples = make_samples(DatasetOptions(num_prompts=6, input_len=12), local_words(None))
-    with engine_contenders([(None, "float32")] * 2, "cpu", samples, num_checked=4) as (first, second):
-        assert check_same(first, second, 0.9999) == (pytest.approx(1.0), 4)
+    with engine_contenders([(None, "float32")] * 2, "cpu", samples, num_checked=4) as (one, other):
+        assert check_same(one, other, 0.9999) == (pytest.approx(1.0), 4)
         order: list[int] = []
-        first = first._replace(round=lambda: order.append(0) or 1.0)
-        second = second._replace(round=lambda: order.append(1) or 2.0)
+        first = one._replace(round=lambda: order.append(0) or 1.0)
+        second = other._replace(round=lambda: order.append(1) or 2.0)
         found = compare(first, second, rounds=4, threshold=0.9999)
     assert order == [0, 1, 0, 1, 1, 0, 0, 1, 1, 0], "warm-up, then who begins alternates"
     assert found.rounds == ([1.0] * 4, [2.0] * 4)
