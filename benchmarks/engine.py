@@ -24,20 +24,7 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from common import (
-    FOLDER,
-    MIXED,
-    NUM_CORES,
-    SHORT,
-    chunks,
-    count_tokens,
-    default_plan,
-    make_texts,
-    note,
-    options,
-    print_setting,
-    print_table,
-)  # fmt: skip
+from common import FOLDER, NUM_CORES, chunks, count_tokens, default_plan, make_texts, note, options, print_setting, print_table
 
 from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.compare import Contender, compare
@@ -104,9 +91,9 @@ def time_calls(encode: Callable[[list[str]], Float32Array], calls: Calls) -> tup
 def packaged_workloads() -> list[Workload]:
     """Return the workloads of the packaged model."""
     found = {
-        "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
-        "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
-        "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
+        "mixed, 4 to 200 words": [make_texts(256)],
+        "short, 4 to 24 words": [make_texts(1024, words=(4, 24))],
+        "requests of 8 mixed": chunks(make_texts(256, seed=1), 8),
     }
     return [Workload(name, calls, sum(map(count_tokens, calls))) for name, calls in found.items()]
 

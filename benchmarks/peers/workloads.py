@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common import MIXED, chunks, make_texts
+from common import chunks, make_texts
 
 _TABLE: Final[dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 MODELS: Final[dict[str, str]] = _TABLE["models"]
@@ -45,4 +45,4 @@ def make_workloads(*, quick: bool = False) -> list[Workload]:
 
 def make_calibration() -> list[str]:
     """Return the texts whose activations set the ranges of static quantisation. No workload has them."""
-    return make_texts(100, words=MIXED, seed=9)
+    return make_texts(100, seed=9)

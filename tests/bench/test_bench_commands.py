@@ -25,7 +25,7 @@ from whimbrel.errors import SetupError
 from whimbrel_bench import clients
 from whimbrel_bench.backends import Sample, find_backend, read_rows
 from whimbrel_bench.clients import choose_processes
-from whimbrel_bench.cosines import cosines
+from whimbrel_bench.offline import cosines
 from whimbrel_bench.target import Target, TargetOptions
 
 BENCH = [sys.executable, "-m", "whimbrel", "bench"]

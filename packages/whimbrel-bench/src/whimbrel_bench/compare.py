@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.backends import Sample, read_rows
-from whimbrel_bench.cosines import cosines
-from whimbrel_bench.offline import rows_of, run_requests
+from whimbrel_bench.offline import cosines, rows_of, run_requests
 from whimbrel_bench.target import Load, Target
 
 if TYPE_CHECKING:

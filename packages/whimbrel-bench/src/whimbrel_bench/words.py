@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx2
-import orjson
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.options import DatasetOptions
@@ -91,7 +90,8 @@ def server_words(client: httpx2.Client, url: str, model: str) -> Words | None:
 
         def tokenize(texts: Sequence[str], special: bool, make_body: Any = make_body, count: Any = count) -> list[int]:
             bodies = [{**make_body(model, text), "add_special_tokens": special} for text in texts]
-            return [int(count(_post(client, f"{url}/tokenize", body))) for body in bodies]
+            answers = [client.post(f"{url}/tokenize", json=body).raise_for_status().json() for body in bodies]
+            return [int(count(answer)) for answer in answers]
 
         try:
             return select_words(tokenize, f"the server's /tokenize ({name}'s API)")
@@ -105,9 +105,3 @@ _TOKENIZERS: Final[Sequence[tuple[str, Callable[[str, str], dict[str, Any]], Cal
     ("TEI", lambda _, text: {"inputs": [text]}, lambda answer: len(answer[0])),
 )
 """APIs of /tokenize: the body for a text, and the number of its tokens in the answer."""
-
-
-def _post(client: httpx2.Client, url: str, body: dict[str, Any]) -> Any:
-    response = client.post(url, content=orjson.dumps(body), headers={"content-type": "application/json"})
-    response.raise_for_status()
-    return orjson.loads(response.content)
