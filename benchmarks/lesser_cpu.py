@@ -21,21 +21,17 @@ from typing import Any, Final
 _TABLE: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
-def masks(level: str) -> dict[str, str]:
-    """Return the variables for lesser_cpu.c."""
-    hidden = set(_TABLE["levels"][level]["hides"])
-    return {variable: f"{sum(1 << bits[name] for name in hidden & bits.keys()):x}" for variable, bits in _TABLE["bits"].items()}
-
-
 def run(level: str, command: Sequence[str]) -> int:
     """Run the command and return its exit code. Raises CalledProcessError if the C file cannot be compiled."""
+    hidden = set(_TABLE["levels"][level]["hides"])
+    masks = {name: f"{sum(1 << bits[each] for each in hidden & bits.keys()):x}" for name, bits in _TABLE["bits"].items()}
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "lesser_cpu.so"
         source = Path(__file__).with_suffix(".c")
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-O2", "-Wall", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
         preloads = ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), str(library)])
-        environment = os.environ | masks(level) | {"LD_PRELOAD": preloads}
+        environment = os.environ | masks | {"LD_PRELOAD": preloads}
         code = subprocess.run(command, env=environment, check=False).returncode
         return code if code >= 0 else 128 - code  # as shells tell of a signal
 

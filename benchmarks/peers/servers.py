@@ -35,11 +35,11 @@ class Server:
     def __init__(self, peer: Peer, server: Serving, path: str, works: Sequence[Work]) -> None:
         self.peer = peer
         self.pid = server.pid
-        self._works = [(work, self._target(server.url, path, work)) for work in works]
-
-    def _target(self, url: str, path: str, work: Work) -> Target:
-        extra = {"truncate_prompt_tokens": None, "encoding_format": work.encoding_format}
-        return Target(url, TargetOptions(work.backend, path, "model", extra_body=extra), name=self.peer.name)
+        self._works: list[tuple[Work, Target]] = []
+        for work in works:
+            extra = {"truncate_prompt_tokens": None, "encoding_format": work.encoding_format}
+            options = TargetOptions(work.backend, path, "model", extra_body=extra)
+            self._works.append((work, Target(server.url, options, name=peer.name)))
 
     def check(self, number: int) -> Rows:
         work, target = self._works[number]

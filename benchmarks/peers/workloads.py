@@ -23,16 +23,13 @@ class Workload:
     @property
     def texts(self) -> list[str]:
         """Return all texts; a document counts with its query."""
-        return [text for call in self.calls for text in (_pairs(call) if MODELS[self.model] == "rerank" else call)]
-
-
-def _pairs(call: dict[str, Any]) -> list[str]:
-    return [f"{call['query']} {document}" for document in call["documents"]]
+        if MODELS[self.model] == "rerank":
+            return [f"{call['query']} {document}" for call in self.calls for document in call["documents"]]
+        return [text for call in self.calls for text in call]
 
 
 def make_workloads(*, quick: bool = False) -> list[Workload]:
     """Return all workloads, or the first eighth of each."""
-
     (query,) = make_texts(1, words=(8, 12), seed=4)
 
     def make(model: str, name: str, count: int, words: tuple[int, int], seed: int, size: int | None = None) -> Workload:

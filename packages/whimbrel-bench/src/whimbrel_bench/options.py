@@ -18,7 +18,6 @@ SERVER_PANEL: Final = "Server"
 DATASET_PANEL: Final = "Dataset"
 LOAD_PANEL: Final = "Load"
 RESULTS_PANEL: Final = "Results"
-PRESET_PANEL: Final = "Preset"
 
 
 class Read(NamedTuple):
@@ -104,7 +103,7 @@ _server = partial(option, panel=SERVER_PANEL)
 _dataset = partial(option, panel=DATASET_PANEL)
 _load = partial(option, panel=LOAD_PANEL)
 _results = partial(option, panel=RESULTS_PANEL)
-_preset = partial(option, panel=PRESET_PANEL)
+_preset = partial(option, panel="Preset")
 _BACKENDS: Final = "openai-embeddings, rerank, pooling (vLLM), tei, ollama or native (Whimbrel's own)."
 _READY: Final = "Time to wait for a server that cannot be reached yet."
 _DATASETS: Final = "random; random-rerank: a query with documents; custom: JSONL with prompt; texts: a text in each line."
@@ -249,5 +248,5 @@ class PresetOptions:
 
     name: Annotated[Literal["gritlm", "token-vectors", "rerank"] | None, _preset("NAME", _PRESETS, "--preset")] = None
     scale: Annotated[Literal["full", "small"], _preset("SCALE", _SCALE)] = "full"
-    random_weights: Annotated[bool, flag("--random-weights", _RANDOM, panel=PRESET_PANEL)] = False
+    random_weights: Annotated[bool, flag("--random-weights", _RANDOM, panel="Preset")] = False
     serve_args: Annotated[str, _preset("ARGS", "Further arguments of the preset's `whimbrel serve`.")] = ""

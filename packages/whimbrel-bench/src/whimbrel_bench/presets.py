@@ -1,7 +1,4 @@
-"""Presets: published workloads with their figures, each with a random model or one of the Hub, and a server that it starts.
-
-What they are stands in presets.toml.
-"""
+"""Presets (presets.toml): published workloads with figures, each with a random model or one of the Hub, and its own server."""
 
 import shlex
 import tempfile

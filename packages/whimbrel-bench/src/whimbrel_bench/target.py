@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic, sleep
@@ -91,10 +92,8 @@ class Target:
                     )
                 sleep(0.2)
         if not self.model and response.status_code == 200:
-            try:
+            with suppress(ValueError, KeyError, IndexError, TypeError):
                 self.model = str(orjson.loads(response.content)["data"][0]["id"])
-            except (ValueError, KeyError, IndexError, TypeError):
-                self.model = ""
 
     def payload(self, sample: Sample) -> bytes:
         """Return the request of a sample as bytes."""

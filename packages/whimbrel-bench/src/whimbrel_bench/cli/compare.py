@@ -11,13 +11,14 @@ import typer
 
 from whimbrel.cli.flags import Device
 from whimbrel.cli.shared_options import need, option
-from whimbrel.errors import SetupError
+from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel_bench.cli.groups import spread
 from whimbrel_bench.options import LOAD_PANEL, RESULTS_PANEL, DatasetOptions, Load, TargetOptions
 
 if TYPE_CHECKING:
     from whimbrel_bench.compare import Contender
 
+_SIDES: Final = "Two servers, two models, or one model in two dtypes."
 _CHECKED: Final = "Requests whose results are compared before any time is taken."
 
 
@@ -27,10 +28,7 @@ _CHECKED: Final = "Requests whose results are compared before any time is taken.
 def compare(
     *,
     sides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="URL URL | MODEL [MODEL]", help="Two servers, two models, or one model in two dtypes.", show_default=False
-        ),
+        list[str] | None, typer.Argument(metavar="URL URL | MODEL [MODEL]", help=_SIDES, show_default=False)
     ] = None,
     dtype: Annotated[list[str] | None, option("DTYPE", "dtype of a model's engine. Repeat it to compare two.")] = None,
     device: Device = "auto",
@@ -46,7 +44,6 @@ def compare(
 ) -> None:
     """Compare two servers, models or dtypes."""
     from whimbrel.cli import console
-    from whimbrel.errors import WhimbrelError
     from whimbrel_bench import compare as comparison
     from whimbrel_bench.cli.files import check_writable, write_json
 
@@ -86,7 +83,6 @@ def compare(
 def _servers(
     urls: Sequence[str], dataset: DatasetOptions, options: TargetOptions, *, concurrency: int, num_checked: int
 ) -> Generator[tuple[Contender, Contender]]:
-    need("httptools")
     from whimbrel_bench.cli.runs import find_words, make_targets, read_urls
     from whimbrel_bench.compare import server_contender
     from whimbrel_bench.datasets import make_samples

@@ -5,11 +5,12 @@ from typing import Annotated, Final
 
 import typer
 
-from whimbrel.cli.shared_options import need, option
+from whimbrel.cli.shared_options import option
 from whimbrel.errors import SetupError
 from whimbrel_bench.cli.groups import flags_of, spread
 from whimbrel_bench.options import SERVER_PANEL, DatasetOptions, Load, OutputOptions, PresetOptions, SweepOptions, TargetOptions
 
+_URLS: Final = "Server. May be repeated. [default: --host and --port]"
 _SETTLED: Final = (
     "host", "port", "backend",
     *(flag.name for options in (DatasetOptions, Load, SweepOptions) for flag in flags_of(options).values()),
@@ -22,12 +23,7 @@ _OF_PRESETS: Final = ("scale", "random_weights", "serve_args")
 def serve(
     context: typer.Context,
     *,
-    urls: Annotated[
-        list[str] | None,
-        option(
-            "[NAME=]URL", "Server. May be repeated. [default: --host and --port]", "--url", "--base-url", panel=SERVER_PANEL
-        ),
-    ] = None,
+    urls: Annotated[list[str] | None, option("[NAME=]URL", _URLS, "--url", "--base-url", panel=SERVER_PANEL)] = None,
     host: Annotated[str, option("HOST", "Address of the server.", panel=SERVER_PANEL)] = "127.0.0.1",
     port: Annotated[int, option("PORT", "Port of the server.", min=1, max=65535, panel=SERVER_PANEL)] = 8000,
     target: TargetOptions,
@@ -38,7 +34,6 @@ def serve(
     preset: PresetOptions,
 ) -> None:
     """Load a server and measure latency and throughput."""
-    need("httptools")
     _check_options(context, preset.name)
     dataset.check()
     from whimbrel.cli import console
