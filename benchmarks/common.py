@@ -39,7 +39,7 @@ MIXED: Final = (4, 200)
 SHORT: Final = (4, 24)
 
 
-def make_texts(count: int, *, words: tuple[int, int], seed: int = 0) -> list[str]:
+def make_texts(count: int, *, words: tuple[int, int] = MIXED, seed: int = 0) -> list[str]:
     """Return `count` random texts with a number of words in the range `words`, both ends included.
 
     Words are the tokenizer's whole words, which are about in the order of their frequency, drawn by Zipf's law. One in ten is

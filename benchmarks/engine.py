@@ -24,23 +24,10 @@ from time import perf_counter
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
-from common import (
-    FOLDER,
-    MIXED,
-    NUM_CORES,
-    SHORT,
-    chunks,
-    count_tokens,
-    default_plan,
-    make_texts,
-    note,
-    options,
-    print_setting,
-    print_table,
-)  # fmt: skip
+from common import FOLDER, NUM_CORES, chunks, count_tokens, default_plan, make_texts, note, options, print_setting, print_table
 
 from whimbrel.types.arrays import Float32Array
-from whimbrel_bench.compare import compare
+from whimbrel_bench.compare import Contender, compare
 from whimbrel_bench.datasets import DatasetOptions, make_samples
 from whimbrel_bench.processes import Worker
 from whimbrel_bench.random_models import Size, write_bert, write_qwen3
@@ -104,9 +91,9 @@ def time_calls(encode: Callable[[list[str]], Float32Array], calls: Calls) -> tup
 def packaged_workloads() -> list[Workload]:
     """Return the workloads of the packaged model."""
     found = {
-        "mixed, 4 to 200 words": [make_texts(256, words=MIXED)],
-        "short, 4 to 24 words": [make_texts(1024, words=SHORT)],
-        "requests of 8 mixed": chunks(make_texts(256, words=MIXED, seed=1), 8),
+        "mixed, 4 to 200 words": [make_texts(256)],
+        "short, 4 to 24 words": [make_texts(1024, words=(4, 24))],
+        "requests of 8 mixed": chunks(make_texts(256, seed=1), 8),
     }
     return [Workload(name, calls, sum(map(count_tokens, calls))) for name, calls in found.items()]
 
@@ -122,31 +109,21 @@ def sized_workloads(model: str, folder: str, tokens: int, amount: int) -> list[W
     ]
 
 
-class Side(NamedTuple):
-    """A library with a workload."""
-
-    name: str
-    worker: Worker
-    how: int
-    """Threads of the engine, or texts that Sentence Transformers takes at a time."""
-    calls: Calls
-
-    def vectors(self) -> list[Float32Array]:
-        return list(self.worker.ask((self.how, self.calls))[1])
-
-    def round(self) -> float:
-        return self.worker.ask((self.how, self.calls))[0]
+def contender(name: str, worker: Worker, how: int, calls: Calls) -> Contender:
+    """Return a library with a workload; `how` is the engine's threads, or the texts that the peer takes at a time."""
+    return Contender(name, lambda: list(worker.ask((how, calls))[1]), lambda: worker.ask((how, calls))[0])
 
 
 def measure(workload: Workload, engine: Worker, peer: Worker, threads: int, size: int, rounds: int) -> list[str]:
     """Return a row of the table."""
     name = workload.name if threads == 1 else f"{workload.name}, {threads} threads; {size} at a time"
     note(name)
-    sides = Side("Sentence Transformers", peer, size, workload.calls), Side("the engine", engine, threads, workload.calls)
-    found = compare(*sides, rounds=rounds, threshold=_LEAST_COSINE, on_round=lambda number: note(f"round {number}"))
-    theirs, ours = (f"{workload.tokens / median(each):,.0f}" for each in found.rounds)
+    theirs = contender("Sentence Transformers", peer, size, workload.calls)
+    ours = contender("the engine", engine, threads, workload.calls)
+    found = compare(theirs, ours, rounds=rounds, threshold=_LEAST_COSINE, on_round=lambda number: note(f"round {number}"))
+    speeds = [f"{workload.tokens / median(each):,.0f}" for each in reversed(found.rounds)]
     ratio, between = f"{found.ratio.value:.2f}", f"{found.ratio.low:.2f} to {found.ratio.high:.2f}"
-    return [name, f"{workload.tokens:,}", ours, theirs, ratio, between, f"{found.min_cosine:.6f}"]
+    return [name, f"{workload.tokens:,}", *speeds, ratio, between, f"{found.min_cosine:.6f}"]
 
 
 def prepare(model: str, folder: Path, lengths: list[int], *, quick: bool) -> tuple[str, list[Workload]]:

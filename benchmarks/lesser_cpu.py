@@ -13,77 +13,37 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-_BITS: Final = {
-    "avx512f": ("MASK_EBX", 16),
-    "avx512dq": ("MASK_EBX", 17),
-    "avx512ifma": ("MASK_EBX", 21),
-    "avx512cd": ("MASK_EBX", 28),
-    "avx512bw": ("MASK_EBX", 30),
-    "avx512vl": ("MASK_EBX", 31),
-    "avx512vbmi": ("MASK_ECX", 1),
-    "avx512_vbmi2": ("MASK_ECX", 6),
-    "avx512_vnni": ("MASK_ECX", 11),
-    "avx512_bitalg": ("MASK_ECX", 12),
-    "avx512_vpopcntdq": ("MASK_ECX", 14),
-    "avx512_vp2intersect": ("MASK_EDX", 8),
-    "amx_bf16": ("MASK_EDX", 22),
-    "avx512_fp16": ("MASK_EDX", 23),
-    "amx_tile": ("MASK_EDX", 24),
-    "amx_int8": ("MASK_EDX", 25),
-    "avx_vnni": ("MASK_1_EAX", 4),
-    "avx512_bf16": ("MASK_1_EAX", 5),
-    "amx_fp16": ("MASK_1_EAX", 21),
-    "avx_ifma": ("MASK_1_EAX", 23),
-}
-"""Bits by which CPUID tells of a feature, and the variable that hides it. Source: Intel's manual, volume 2, CPUID, leaf 7."""
-
-_AMX: Final = {"amx_bf16", "amx_tile", "amx_int8", "amx_fp16"}
-_AVX512: Final = {name for name in _BITS if name.startswith("avx512")}
-
-LEVELS: Final[Mapping[str, tuple[str, set[str]]]] = {
-    "avx2": ("avx2", _AMX | _AVX512 | {"avx_vnni", "avx_ifma"}),
-    "avx2_vnni": ("avx_vnni", _AMX | _AVX512 | {"avx_ifma"}),
-    "avx512": ("avx512f", _AMX | {"avx512_vnni", "avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"}),
-    "avx512_vnni": ("avx512_vnni", _AMX | {"avx512_bf16", "avx512_fp16", "avx_vnni", "avx_ifma"}),
-    "avx512_bf16": ("avx512_bf16", _AMX | {"avx512_fp16", "avx_vnni", "avx_ifma"}),
-}
-"""The feature without which a processor is below the level, by its name in /proc/cpuinfo, and those that the level hides."""
-
-
-def masks(hidden: set[str]) -> dict[str, str]:
-    """Return the variables for lesser_cpu.c."""
-    found: dict[str, int] = {}
-    for name in hidden:
-        variable, bit = _BITS[name]
-        found[variable] = found.get(variable, 0) | 1 << bit
-    return {variable: f"{bits:x}" for variable, bits in found.items()}
+_TABLE: Final[Mapping[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text())
 
 
 def run(level: str, command: Sequence[str]) -> int:
     """Run the command and return its exit code. Raises CalledProcessError if the C file cannot be compiled."""
+    hidden = set(_TABLE["levels"][level]["hides"])
+    masks = {name: f"{sum(1 << bits[each] for each in hidden & bits.keys()):x}" for name, bits in _TABLE["bits"].items()}
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "lesser_cpu.so"
         source = Path(__file__).with_suffix(".c")
         compiler = os.environ.get("CC", "cc")
         subprocess.run([compiler, "-O2", "-Wall", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
         preloads = ":".join([*filter(None, [os.environ.get("LD_PRELOAD")]), str(library)])
-        environment = os.environ | masks(LEVELS[level][1]) | {"LD_PRELOAD": preloads}
+        environment = os.environ | masks | {"LD_PRELOAD": preloads}
         code = subprocess.run(command, env=environment, check=False).returncode
         return code if code >= 0 else 128 - code  # as shells tell of a signal
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("level", choices=list(LEVELS))
+    parser.add_argument("level", choices=list(_TABLE["levels"]))
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
     if not args.command:
         parser.error("say which command to run")
-    if missing := {"cpuid_fault", LEVELS[args.level][0]} - set(Path("/proc/cpuinfo").read_text().split()):
+    if missing := {"cpuid_fault", _TABLE["levels"][args.level]["needs"]} - set(Path("/proc/cpuinfo").read_text().split()):
         parser.error(f"this processor lacks {', '.join(sorted(missing))}")
     sys.exit(run(args.level, args.command))
 

@@ -18,7 +18,7 @@ from itertools import cycle, islice
 from typing import Final
 
 import numpy as np
-from common import MIXED, chunks, count_wrong, default_plan, make_texts, note, options, print_setting, print_table, served
+from common import chunks, count_wrong, default_plan, make_texts, note, options, print_setting, print_table, served
 
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.load import NO_STATUS
@@ -33,7 +33,7 @@ def main() -> None:
     defaults = {"seconds": 60.0, "factor": 10.0, "texts": 8, "connections": 16, "serve": "--max-queue-seconds 30"}
     args = options(__doc__, **defaults).parse_args()
     plan = default_plan(args.dtype)
-    samples = [Sample(tuple(each)) for each in chunks(make_texts(NUM_REQUESTS * args.texts, words=MIXED), args.texts)]
+    samples = [Sample(tuple(each)) for each in chunks(make_texts(NUM_REQUESTS * args.texts), args.texts)]
     with served(plan.dtype, args.serve) as (server, target):
         target.warm_up(samples, Load(num_warmups=4 * args.connections, concurrency=args.connections))
         note("the capacity")

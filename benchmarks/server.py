@@ -13,22 +13,11 @@ server share the cores.
 from statistics import median
 from typing import Final
 
-from common import (
-    MIXED,
-    SHORT,
-    chunks,
-    count_tokens,
-    default_plan,
-    make_texts,
-    note,
-    options,
-    print_setting,
-    print_table,
-    served,
-)
+from common import MIXED, SHORT, count_tokens, default_plan, make_texts, note, options, print_setting, print_table, served
 
 from whimbrel_bench.backends import Sample
-from whimbrel_bench.compare import ServerContender, compare, engine_contenders
+from whimbrel_bench.compare import compare, engine_contenders, server_contender
+from whimbrel_bench.datasets import in_requests
 from whimbrel_bench.processes import cpu_seconds, mebibytes
 from whimbrel_bench.server import total
 from whimbrel_bench.target import Load
@@ -41,13 +30,12 @@ def main() -> None:
     args = options(__doc__, connections=16, texts=32, requests=2, format="base64", rounds=7).parse_args()
     plan = default_plan(args.dtype)
     texts = make_texts(args.connections * args.requests * args.texts, words=SHORT if args.texts == 1 else MIXED)
-    samples = [Sample(tuple(each)) for each in chunks(texts, args.texts)]
-    whole = [Sample(tuple(texts))]
+    samples = in_requests(texts, args.texts)
     with (
         served(plan.dtype, encoding_format=args.format) as (server, target),
-        engine_contenders([(None, plan.dtype)], plan.device, whole, num_checked=1) as (engine,),
+        engine_contenders([(None, plan.dtype)], plan.device, [Sample(tuple(texts))], num_checked=1) as (engine,),
     ):
-        side = ServerContender(target, samples, Load(concurrency=args.connections), _CHECKED // args.texts)
+        side = server_contender(target, samples, Load(concurrency=args.connections), _CHECKED // args.texts)
         found = compare(engine, side, rounds=args.rounds, threshold=0.999, on_round=lambda number: note(f"round {number}"))
         metrics = server.metrics()
         batches, batched = (total(metrics, f"whimbrel_batch_seqs_{part}") for part in ("count", "sum"))

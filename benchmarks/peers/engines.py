@@ -12,10 +12,12 @@ from typing import Final
 
 import numpy as np
 from common import NUM_CORES, count_tokens, note
-from environments import ADAPTERS, REFERENCE, Builder, Peer, PeerFailure, reason_of
+from environments import ADAPTERS, REFERENCE, Builder, Peer, reason_of
 from measure import Round, Rows, Run, measure
 from models import MAX_TOKENS
 from workloads import MODELS, Workload
+
+from whimbrel.errors import WhimbrelError
 
 _START_SECONDS: Final = 600
 _ANSWER_SECONDS: Final = 900
@@ -55,7 +57,7 @@ class Engine:
         return Round(float(self._ask(f"time {number}")))
 
     def _ask(self, command: str) -> str:
-        """Send a command and return its answer. Raises PeerFailure if the process ends or is silent for too long."""
+        """Send a command and return its answer. Raises WhimbrelError if the process ends or is silent for too long."""
         assert self._process.stdin is not None
         self._signal(SIGCONT)
         with suppress(BrokenPipeError):  # reading says why
@@ -76,7 +78,7 @@ class Engine:
         if line:
             return line
         reason = reason_of(self._log.read_text(errors="replace")) if ready else f"no answer in {seconds:.0f} s"
-        raise PeerFailure(f"run: {reason}")
+        raise WhimbrelError(f"run: {reason}")
 
     def stop(self) -> None:
         """End the process."""

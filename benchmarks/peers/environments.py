@@ -14,16 +14,14 @@ from typing import Any, Final
 
 from common import NUM_CORES, note
 
+from whimbrel.errors import WhimbrelError
+
 OURS: Final = "Whimbrel bfloat16"
 SINGLE: Final = "Whimbrel float32"
 REFERENCE: Final = "Sentence Transformers float32"
 ADAPTERS: Final = Path(__file__).parent / "adapters"
 SOURCES: Final = Path(__file__).parents[2] / "src"
 _USEFUL: Final = re.compile(r"^(?!.*warning).*(error|exception|no matching distribution|refused|not found)", re.IGNORECASE)
-
-
-class PeerFailure(Exception):
-    """Step that failed for a peer, with the reason that its log gives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +85,7 @@ class Builder:
         return os.environ | offline | threads | own
 
     def install(self, name: str) -> None:
-        """Build an environment unless it is there and of the same packages. Raises PeerFailure."""
+        """Build an environment unless it is there and of the same packages. Raises WhimbrelError."""
         wanted = self.table.environments[name]
         if wanted.get("interpreter"):
             return
@@ -107,7 +105,7 @@ class Builder:
         stamp.write_text(json.dumps(wanted))
 
     def export(self, peer: Peer, folder: Path, task: str, texts: Path) -> None:
-        """Export a checkpoint for a peer, if it needs that, unless it is done. Raises PeerFailure."""
+        """Export a checkpoint for a peer, if it needs that, unless it is done. Raises WhimbrelError."""
         if not peer.exports:
             return
         script = ADAPTERS / peer.exports
@@ -122,11 +120,11 @@ class Builder:
 
 
 def run_step(command: Sequence[str], log: Path, *, what: str, variables: dict[str, str] | None = None) -> None:
-    """Run a command and append its output to a log. Raises PeerFailure if it fails."""
+    """Run a command and append its output to a log. Raises WhimbrelError if it fails."""
     with log.open("a") as file:
         done = subprocess.run(command, stdout=file, stderr=file, env=variables, check=False)
     if done.returncode:
-        raise PeerFailure(f"{what}: {reason_of(log.read_text(errors='replace'))}")
+        raise WhimbrelError(f"{what}: {reason_of(log.read_text(errors='replace'))}")
 
 
 def reason_of(text: str) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from common import note
-from environments import Builder, Peer, PeerFailure
+from environments import Builder, Peer
 from numpy.typing import NDArray
 
 from whimbrel.errors import WhimbrelError
@@ -39,7 +39,7 @@ class Round(NamedTuple):
 
 
 class Contender(Protocol):
-    """A peer that runs, with its workloads. Running one raises PeerFailure, or another WhimbrelError, if the peer fails."""
+    """A peer that runs, with its workloads. Running one raises WhimbrelError if the peer fails."""
 
     peer: Peer
     pid: int
@@ -97,7 +97,7 @@ class Run:
         """Turn a failure of a peer into a reason under this name."""
         try:
             yield
-        except (PeerFailure, WhimbrelError) as failure:
+        except WhimbrelError as failure:
             self.failures[name] = str(failure)[:240]
 
 

@@ -14,6 +14,7 @@
 
 import json
 import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -29,16 +30,13 @@ MAX_TOKENS: Final = 512
 WIDTH: Final = 384
 VOCABULARY: Final = 30_522
 """Sizes of the packaged model."""
-_QWEN3: Final[dict[str, Any]] = {
-    "vocab_size": VOCABULARY, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 4096, "pad_token_id": 0, "bos_token_id": 101,
-    "eos_token_id": 102, "rope_theta": 1e6, "tie_word_embeddings": True,
-}  # fmt: skip
+_TABLE: Final = Path(__file__).with_suffix(".toml")
+_CONFIGS: Final = tomllib.loads(_TABLE.read_text())
 
 
 def write_model(root: Path, name: str) -> Path:
-    """Write a checkpoint below `root` unless this file has written it, and return its folder."""
-    source, folder = Path(__file__).read_text(), root / name
+    """Write a checkpoint below `root` unless this file and its table have written it, and return its folder."""
+    source, folder = Path(__file__).read_text() + _TABLE.read_text(), root / name
     stamp = folder / "written-by"
     if not stamp.exists() or stamp.read_text() != source:
         shutil.rmtree(folder, ignore_errors=True)
@@ -108,33 +106,27 @@ def _linear(name: str, rows: int, *, scale: float = 1.0) -> dict[str, torch.Tens
 def _write_modernbert(folder: Path) -> None:
     from transformers import ModernBertConfig, ModernBertModel
 
-    special = {"pad_token_id": 0, "bos_token_id": 101, "eos_token_id": 102, "cls_token_id": 101, "sep_token_id": 102}
-    _write_transformers(folder, ModernBertModel(ModernBertConfig(vocab_size=VOCABULARY, **special)))
+    _write_transformers(folder, ModernBertModel(ModernBertConfig(**_CONFIGS["modernbert"])))
     random_models.write_modules(folder, "mean_tokens", 768, most=MAX_TOKENS)
 
 
 def _write_qwen3(folder: Path) -> None:
     from transformers import Qwen3Config, Qwen3Model
 
-    _write_transformers(folder, Qwen3Model(Qwen3Config(**_QWEN3)))
-    random_models.write_modules(folder, "lasttoken", _QWEN3["hidden_size"], most=MAX_TOKENS)
+    _write_transformers(folder, Qwen3Model(Qwen3Config(**_CONFIGS["qwen3"])))
+    random_models.write_modules(folder, "lasttoken", _CONFIGS["qwen3"]["hidden_size"], most=MAX_TOKENS)
 
 
 def _write_qwen3_reranker(folder: Path) -> None:
     from transformers import Qwen3Config, Qwen3ForSequenceClassification
 
-    _write_transformers(folder, Qwen3ForSequenceClassification(Qwen3Config(**_QWEN3, num_labels=1)))
+    _write_transformers(folder, Qwen3ForSequenceClassification(Qwen3Config(**_CONFIGS["qwen3"], num_labels=1)))
 
 
 def _write_deberta(folder: Path) -> None:
     from transformers import DebertaV2Config, DebertaV2ForSequenceClassification
 
-    config = DebertaV2Config(
-        vocab_size=VOCABULARY, hidden_size=768, num_hidden_layers=12, num_attention_heads=12, intermediate_size=3072,
-        max_position_embeddings=512, type_vocab_size=0, relative_attention=True, position_buckets=256, share_att_key=True,
-        norm_rel_ebd="layer_norm", pos_att_type="p2c|c2p", position_biased_input=False, num_labels=1,
-    )  # fmt: skip
-    _write_transformers(folder, DebertaV2ForSequenceClassification(config))
+    _write_transformers(folder, DebertaV2ForSequenceClassification(DebertaV2Config(**_CONFIGS["deberta"])))
 
 
 def _write_transformers(folder: Path, model: Any) -> None:

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
-from common import MIXED, SHORT, chunks, make_texts, note
-from environments import OURS, Builder, Peer, PeerFailure, reason_of
+from common import SHORT, chunks, make_texts, note
+from environments import OURS, Builder, Peer, reason_of
 from measure import Round, Rows, Run, measure
 
-from whimbrel.errors import SetupError
+from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.server import Serving, running
 from whimbrel_bench.target import Load, Target, TargetOptions
@@ -35,11 +35,11 @@ class Server:
     def __init__(self, peer: Peer, server: Serving, path: str, works: Sequence[Work]) -> None:
         self.peer = peer
         self.pid = server.pid
-        self._works = [(work, self._target(server.url, path, work)) for work in works]
-
-    def _target(self, url: str, path: str, work: Work) -> Target:
-        extra = {"truncate_prompt_tokens": None, "encoding_format": work.encoding_format}
-        return Target(url, TargetOptions(work.backend, path, "model", extra_body=extra), name=self.peer.name)
+        self._works: list[tuple[Work, Target]] = []
+        for work in works:
+            extra = {"truncate_prompt_tokens": None, "encoding_format": work.encoding_format}
+            options = TargetOptions(work.backend, path, "model", extra_body=extra)
+            self._works.append((work, Target(server.url, options, name=peer.name)))
 
     def check(self, number: int) -> Rows:
         work, target = self._works[number]
@@ -58,7 +58,7 @@ class Server:
 
 @contextmanager
 def started(peer: Peer, builder: Builder, folder: Path) -> Generator[Serving]:
-    """Run the server of a peer. Raises PeerFailure."""
+    """Run the server of a peer. Raises WhimbrelError."""
     note(f"starting the server {peer.name}")
     python = builder.python(peer.environment)
     places = {"python": python, "bin": python.parent, "model": folder}
@@ -71,16 +71,16 @@ def started(peer: Peer, builder: Builder, folder: Path) -> Generator[Serving]:
         with running(command, variables, ready=peer.server["ready"], seconds=_START_SECONDS) as server:
             yield server
     except SetupError as error:
-        raise PeerFailure(f"start: {reason_of(error.message)}") from error
+        raise WhimbrelError(f"start: {reason_of(error.message)}") from error
 
 
 def make_works(task: str, *, quick: bool) -> dict[str, Work]:
     """Return the workloads of a task."""
     if task == "rerank":
-        query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(80 if quick else 160, words=MIXED, seed=5)
+        query, documents = make_texts(1, words=(8, 12), seed=4)[0], make_texts(80 if quick else 160, seed=5)
         samples = [Sample(tuple(each), query) for each in chunks(documents, len(documents) // 8)]
         return {"rerank, 8 connections, one request each": Work(samples, 8, "rerank")}
-    mixed = [Sample(tuple(each)) for each in chunks(make_texts(256 if quick else 512, words=MIXED), 32)]
+    mixed = [Sample(tuple(each)) for each in chunks(make_texts(256 if quick else 512), 32)]
     short = [Sample((each,)) for each in make_texts(64 if quick else 320, words=SHORT, seed=2)]
     return {
         "8 connections, 32 mixed texts, base64": Work(mixed, 8, "openai-embeddings", "base64"),

@@ -25,7 +25,7 @@ from whimbrel.errors import SetupError
 from whimbrel_bench import clients
 from whimbrel_bench.backends import Sample, find_backend, read_rows
 from whimbrel_bench.clients import choose_processes
-from whimbrel_bench.cosines import cosines
+from whimbrel_bench.offline import cosines
 from whimbrel_bench.target import Target, TargetOptions
 
 BENCH = [sys.executable, "-m", "whimbrel", "bench"]
@@ -130,6 +130,8 @@ def test_datasets_from_files(server: Server, tmp_path: Path) -> None:
         (("--request-rate", "-1"), "sends nothing"),
         (("--sweep", "5", "--request-rate", "5"), "has no effect with --sweep"),
         (("--sweep-seconds", "5"), "is of sweeps"),
+        (("--scale", "small"), "is of presets"),
+        (("--preset", "gritlm"), "--num-prompts has no effect: --preset gritlm settles it"),
         (("--dataset-path", "x.jsonl"), "is not read by --dataset-name random"),
         (("--dataset-name", "texts", "--dataset-path", "missing"), "cannot read missing"),
         (("--backend", "ollama", "--endpoint", "/v1/embeddings"), "has no vectors or scores"),

@@ -258,8 +258,8 @@ def test_without_usage_the_client_counts_and_says_so() -> None:
 
 
 def test_new_connections_and_durations() -> None:
-    with fake_server(always(answer(200, json.dumps(OK).encode(), "connection: close"))) as fake:
-        result = run(fake.url, 6, Load(concurrency=2))
+    with fake_server(always(answer())) as fake:
+        result = run(fake.url, 6, Load(concurrency=2, new_connections=True))
     assert result.failed == 0
     assert fake.connections >= 6
     with fake_server(always(answer(), 0.02)) as fake:
@@ -302,7 +302,7 @@ class Wire(asyncio.Transport):
 
     def answer(self) -> None:
         self.accepted.set()
-        self.connection.data_received(answer(200, json.dumps(OK).encode(), "connection: close"))
+        self.connection.data_received(answer())
 
     def is_closing(self) -> bool:
         return False
@@ -326,7 +326,7 @@ def test_an_answer_just_before_a_new_connection_takes_no_room_from_the_next_requ
             return None, connection
 
         asyncio.get_running_loop().create_connection = create_connection  # pyright: ignore[reportAttributeAccessIssue]
-        return await Driver(Job("", 0, [b"?"] * 3, concurrency=2)).run(time.monotonic())
+        return await Driver(Job("", 0, [b"?"] * 3, concurrency=2, new_connections=True)).run(time.monotonic())
 
     assert [each.status for each in asyncio.run(asyncio.wait_for(main(), 5)).outcomes] == [200] * 3
 

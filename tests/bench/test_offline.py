@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +15,8 @@ from whimbrel import Engine
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.model.ops.peak import measure_peak
-from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.cli.offline import report
-from whimbrel_bench.compare import check_same, compare, engine_contenders
+from whimbrel_bench.compare import Contender, check_same, compare, engine_contenders
 from whimbrel_bench.datasets import DatasetOptions, make_samples
 from whimbrel_bench.offline import OfflineOptions, compared, flops_per_token, measure, run_offline, to_json
 from whimbrel_bench.words import local_words
@@ -92,13 +92,13 @@ def test_a_reranker_runs_pairs_and_a_failure_is_told(tmp_path: Path) -> None:
         run_offline(options(str(tmp_path)), "float32")
 
 
-def test_engines_are_compared_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_are_compared_in_turns() -> None:
     samples = make_samples(DatasetOptions(num_prompts=6, input_len=12), local_words(None))
-    with engine_contenders([(None, "float32")] * 2, "cpu", samples, num_checked=4) as (first, second):
-        assert check_same(first, second, 0.9999) == (pytest.approx(1.0), 4)
+    with engine_contenders([(None, "float32")] * 2, "cpu", samples, num_checked=4) as (one, other):
+        assert check_same(one, other, 0.9999) == (pytest.approx(1.0), 4)
         order: list[int] = []
-        for number, side in enumerate((first, second)):
-            monkeypatch.setattr(side, "round", lambda number=number: order.append(number) or 1.0 + number)
+        first = one._replace(round=lambda: order.append(0) or 1.0)
+        second = other._replace(round=lambda: order.append(1) or 2.0)
         found = compare(first, second, rounds=4, threshold=0.9999)
     assert order == [0, 1, 0, 1, 1, 0, 0, 1, 1, 0], "warm-up, then who begins alternates"
     assert found.rounds == ([1.0] * 4, [2.0] * 4)
@@ -116,30 +116,24 @@ def test_an_engine_measures_in_this_process_too() -> None:
     assert to_json([each[-1]])["runs"][0]["share_of_peak"] is None
 
 
-class Side:
-    """A contender whose third round fails."""
+def side(name: str, failure: BaseException | None = None) -> Contender:
+    """Return a contender whose third round fails."""
+    number = count(1)
 
-    def __init__(self, name: str, failure: BaseException | None = None) -> None:
-        self.name = name
-        self._failure = failure
-        self._left = 3
-
-    def vectors(self) -> list[Float32Array]:
-        return [np.ones(2, np.float32)]
-
-    def round(self) -> float:
-        self._left -= 1
-        if self._failure is not None and not self._left:
-            raise self._failure
+    def run() -> float:
+        if failure is not None and next(number) == 3:
+            raise failure
         return 1.0
+
+    return Contender(name, lambda: [np.ones(2, np.float32)], run)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt(), WhimbrelError("it broke.")], ids=["Ctrl-C", "failure"])
 def test_a_comparison_that_ends_early_keeps_its_rounds(failure: BaseException) -> None:
-    found = compare(Side("a"), Side("b", failure), rounds=9, threshold=0.9)
+    found = compare(side("a"), side("b", failure), rounds=9, threshold=0.9)
     assert found.rounds == ([1.0], [1.0])
     assert (found.interrupted, found.failure) == (isinstance(failure, KeyboardInterrupt), getattr(failure, "message", ""))
-    side = Side("b", failure)
-    side.round()
+    failing = side("b", failure)
+    failing.round()
     with pytest.raises(type(failure)):
-        compare(Side("a"), side, rounds=9, threshold=0.9)
+        compare(side("a"), failing, rounds=9, threshold=0.9)

@@ -17,8 +17,8 @@ from whimbrel_bench import picture
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.cli.output import command_line
 from whimbrel_bench.compare import ratio_of_medians
-from whimbrel_bench.cosines import cosines
 from whimbrel_bench.load import Outcome, Report
+from whimbrel_bench.offline import cosines
 from whimbrel_bench.options import Load, read_rate, read_rates
 from whimbrel_bench.results import Result, Setting, block, judge_client, make_result, markdown, remarks, to_json
 from whimbrel_bench.target import arrival_times

@@ -43,11 +43,6 @@ class Backend:
     usage: str = "prompt_tokens"
     """Key of the number of tokens; "" where a header states it."""
 
-    def read(self, answer: Any) -> list[Any]:
-        """Return the vectors or scores of a decoded answer, in the order of the texts."""
-        rows = self.rows(answer)
-        return [row[self.key] for row in sorted(rows, key=lambda row: row["index"])] if self.key else list(rows)
-
 
 def _inputs(sample: Sample) -> list[str] | str:
     return sample.texts[0] if len(sample.texts) == 1 else list(sample.texts)
@@ -170,7 +165,10 @@ def make_body(backend: Backend, model: str, sample: Sample, extra: Fields) -> by
 def read_rows(backend: Backend, body: bytes) -> list[Float32Array]:
     """Return an array per text from a JSON answer: its vector or vectors, or its score. Raises SetupError."""
     try:
-        return [_row(row) for row in backend.read(orjson.loads(body))]
+        rows = backend.rows(orjson.loads(body))
+        if backend.key:
+            rows = [row[backend.key] for row in sorted(rows, key=lambda row: row["index"])]
+        return [_row(row) for row in rows]
     except (ValueError, KeyError, TypeError, IndexError, StopIteration) as error:
         raise SetupError(f"the answer cannot be read: {error!r}.", hint="choose the backend that suits the server") from error
 

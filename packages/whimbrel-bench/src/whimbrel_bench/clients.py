@@ -16,6 +16,8 @@ from multiprocessing.connection import Connection, wait
 from time import monotonic
 from typing import Any, Final, cast
 
+import uvloop
+
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.machine_limits import usable_processors
 from whimbrel_bench.load import Driver, Job, Report
@@ -129,17 +131,9 @@ def _work(pipe: Connection, job: Job, ready: Any) -> None:
     gc.freeze()
     gc.disable()  # a pause would count as latency
     ready.wait(_START_SECONDS)
-    report = _run(_drive(job, tls, pipe))
+    report = uvloop.run(_drive(job, tls, pipe))
     with suppress(BrokenPipeError):
         pipe.send(report)
-
-
-def _run(main: Any) -> Report:
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(main)
-    return uvloop.run(main)
 
 
 async def _drive(job: Job, tls: ssl.SSLContext | None, pipe: Connection) -> Report:

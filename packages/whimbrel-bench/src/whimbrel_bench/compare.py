@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.backends import Sample, read_rows
-from whimbrel_bench.cosines import cosines
-from whimbrel_bench.offline import rows_of, run_requests
+from whimbrel_bench.offline import cosines, rows_of, run_requests
 from whimbrel_bench.target import Load, Target
 
 if TYPE_CHECKING:
@@ -56,75 +55,55 @@ def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> Ratio:
     return Ratio(float(np.median(a_R) / np.median(b_R)), float(low), float(high))
 
 
-class Contender(Protocol):
+class Contender(NamedTuple):
     """One side of a comparison, by its name in words."""
 
-    @property
-    def name(self) -> str: ...
-
-    def vectors(self) -> list[Float32Array]:
-        """Return the results of the first texts."""
-        ...
-
-    def round(self) -> float:
-        """Do all the work once, and return the seconds that it took."""
-        ...
+    name: str
+    vectors: Callable[[], list[Float32Array]]
+    """Returns the results of the first texts."""
+    round: Callable[[], float]
+    """Does all the work once, and returns the seconds that it took."""
 
 
-@dataclass
-class ServerContender:
-    """A server, with a number of requests on their way at a time."""
+def server_contender(target: Target, samples: Sequence[Sample], load: Load, num_checked: int) -> Contender:
+    """Return a server, with a number of requests on their way at a time."""
 
-    target: Target
-    samples: Sequence[Sample]
-    load: Load
-    num_checked: int
+    def vectors() -> list[Float32Array]:
+        return [row for sample in samples[:num_checked] for row in read_rows(target.backend, target.ask(sample))]
 
-    @property
-    def name(self) -> str:
-        return self.target.name
-
-    def vectors(self) -> list[Float32Array]:
-        chosen = self.samples[: self.num_checked]
-        return [row for sample in chosen for row in read_rows(self.target.backend, self.target.ask(sample))]
-
-    def round(self) -> float:
-        result = self.target.run(self.samples, self.load)
+    def run() -> float:
+        result = target.run(samples, load)
         if result.interrupted:
             raise KeyboardInterrupt
         return result.all_answered().duration
 
+    return Contender(target.name, vectors, run)
 
-class EngineContender:
-    """A model in an engine of this process."""
 
-    def __init__(self, engine: Engine, requests: Sequence[Sample], num_checked: int) -> None:
-        self._engine = engine
-        self._chunks = [list(sample.texts) for sample in requests]
-        self._num_checked = num_checked
-        self.name = f"{engine.card.name} ({engine.plan.dtype}, {engine.plan.device})"
+def _engine_contender(engine: Engine, chunks: Sequence[list[str]], num_checked: int) -> Contender:
+    """Return a model in an engine of this process."""
 
-    def vectors(self) -> list[Float32Array]:
-        return rows_of(run_requests(self._engine, self._chunks[: self._num_checked]))
-
-    def round(self) -> float:
+    def run() -> float:
         begin = perf_counter()
-        run_requests(self._engine, self._chunks)
+        run_requests(engine, chunks)
         return perf_counter() - begin
+
+    name = f"{engine.card.name} ({engine.plan.dtype}, {engine.plan.device})"
+    return Contender(name, lambda: rows_of(run_requests(engine, chunks[:num_checked])), run)
 
 
 @contextmanager
 def engine_contenders(
     sides: Sequence[tuple[str | None, str]], device: str, requests: Sequence[Sample], *, num_checked: int
-) -> Generator[list[EngineContender]]:
+) -> Generator[list[Contender]]:
     """Load an engine for each model and dtype."""
     from whimbrel.engine.engine import Engine
 
     with ExitStack() as stack:
-        engines = [
-            stack.enter_context(Engine(model, dtype=dtype, device=device, max_queue_tokens=2**31)) for model, dtype in sides
-        ]
-        yield [EngineContender(engine, requests, num_checked) for engine in engines]
+        made = (Engine(model, dtype=dtype, device=device, max_queue_tokens=2**31) for model, dtype in sides)
+        engines = [stack.enter_context(engine) for engine in made]
+        chunks = [list(sample.texts) for sample in requests]
+        yield [_engine_contender(engine, chunks, num_checked) for engine in engines]
 
 
 @dataclass(frozen=True)

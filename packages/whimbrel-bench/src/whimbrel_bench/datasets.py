@@ -121,5 +121,9 @@ def _repeat(rows: Sequence[Sample], options: DatasetOptions) -> list[Sample]:
         return samples
     if any(sample.query is not None for sample in samples):
         raise SetupError("prompts with documents are requests already.", hint="leave out --random-batch-size")
-    texts = [text for sample in samples for text in sample.texts]
-    return [Sample(tuple(texts[i : i + options.batch_size])) for i in range(0, len(texts), options.batch_size)]
+    return in_requests([text for sample in samples for text in sample.texts], options.batch_size)
+
+
+def in_requests(texts: Sequence[str], size: int) -> list[Sample]:
+    """Return texts in requests of `size`."""
+    return [Sample(tuple(texts[i : i + size])) for i in range(0, len(texts), size)]

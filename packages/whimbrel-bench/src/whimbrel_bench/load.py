@@ -38,6 +38,8 @@ class Job:
     """Maximum number of requests on their way."""
     timeout: float = 600.0
     """Seconds after which a request has failed."""
+    new_connections: bool = False
+    """Every request has a connection of its own."""
     duration: float | None = None
     """Seconds for which the payloads are repeated, with a concurrency; None: each is sent once."""
     usage: str = "prompt_tokens"
@@ -195,7 +197,7 @@ class Driver:
                 return _Exchange(connection.sent, monotonic(), None, reason)
             self.report.num_resent += 1
             return await self._exchange(payload)
-        if connection.keep_alive:
+        if connection.keep_alive and not job.new_connections:
             self._idle.append(connection)
         else:
             self._close(connection)

@@ -88,10 +88,22 @@ def read_percentiles(text: str) -> tuple[float, ...]:
     return found
 
 
+def read_metrics(text: str) -> str:
+    """Return the metrics of `--percentile-metrics`. Raises SetupError for those that these models do not have."""
+    others = [name for name in (part.strip() for part in text.split(",")) if name and name != "e2el"]
+    if others:
+        raise SetupError(
+            f"--percentile-metrics {text}: {', '.join(others)} is of models that generate tokens.",
+            hint="pooling models have e2el, the latency of whole requests",
+        )
+    return text
+
+
 _server = partial(option, panel=SERVER_PANEL)
 _dataset = partial(option, panel=DATASET_PANEL)
 _load = partial(option, panel=LOAD_PANEL)
 _results = partial(option, panel=RESULTS_PANEL)
+_preset = partial(option, panel="Preset")
 _BACKENDS: Final = "openai-embeddings, rerank, pooling (vLLM), tei, ollama or native (Whimbrel's own)."
 _READY: Final = "Time to wait for a server that cannot be reached yet."
 _DATASETS: Final = "random; random-rerank: a query with documents; custom: JSONL with prompt; texts: a text in each line."
@@ -100,6 +112,9 @@ _TOKENIZER: Final = (
 )
 _SWEEP_SECONDS: Final = "Time of each rate of a sweep, as far as --num-prompts suffices."
 _PICTURE: Final = "Draw throughput against latency: .html, .svg or .png (needs whimbrel[bench])."
+_PRESETS: Final = "Published workload: gritlm, token-vectors or rerank. Starts a server, unless --url names one."
+_SCALE: Final = "full: for a GPU; small: a small random model, for a CPU."
+_RANDOM: Final = "Random weights in the real model's size, made here, in place of the Hub's."
 
 
 @dataclass(frozen=True)
@@ -184,6 +199,8 @@ class Load:
         _results("LIST", "Percentiles, e.g. 50,95,99.", "--metric-percentiles"),
         Read(str, "99", read_percentiles),
     ] = (99.0,)
+    new_connections: bool = False
+    """Every request has a connection of its own."""
     duration: float | None = None
     """Seconds for which the samples are repeated."""
     keep_bodies: bool = False
@@ -206,6 +223,9 @@ class SweepOptions:
 class OutputOptions:
     """Files of results."""
 
+    metrics: Annotated[
+        str, _results("NAMES", "Metrics with percentiles: e2el.", "--percentile-metrics"), Read(str, "e2el", read_metrics)
+    ] = "e2el"
     save: Annotated[bool, flag("--save-result", "Write a JSON file per run, with vLLM's keys.", panel=RESULTS_PANEL)] = False
     detailed: Annotated[
         bool, flag("--save-detailed", "Write the latency and the error of each request too.", panel=RESULTS_PANEL)
@@ -220,3 +240,13 @@ class OutputOptions:
     ] = field(default_factory=dict[str, str])
     markdown: Annotated[Path | None, _results("PATH", "Write a Markdown table of all runs.")] = None
     picture: Annotated[Path | None, _results("PATH", _PICTURE)] = None
+
+
+@dataclass(frozen=True)
+class PresetOptions:
+    """Choice of a published workload, and of the server that it starts."""
+
+    name: Annotated[Literal["gritlm", "token-vectors", "rerank"] | None, _preset("NAME", _PRESETS, "--preset")] = None
+    scale: Annotated[Literal["full", "small"], _preset("SCALE", _SCALE)] = "full"
+    random_weights: Annotated[bool, flag("--random-weights", _RANDOM, panel="Preset")] = False
+    serve_args: Annotated[str, _preset("ARGS", "Further arguments of the preset's `whimbrel serve`.")] = ""

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import import_module
+from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
@@ -13,24 +14,7 @@ from whimbrel_bench.results import Result, cells, word
 SUFFIXES: Final = (".png", ".svg", ".html")
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours that people with any kind of colour vision tell apart. Source: Okabe and Ito, Color Universal Design (2008)."""
-_PAGE: Final = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>Throughput against latency</title>
-<meta name="viewport" content="width=device-width, initial-scale=1"><style>
-body {{ font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 920px; padding: 0 1rem; }}
-svg {{ max-width: 100%; height: auto; }} .table {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 0.25rem 0.75rem; border-bottom: 1px solid #d0d7de; text-align: right; white-space: nowrap; }}
-th:first-child, td:first-child {{ text-align: left; }}
-</style></head>
-<body><h1>Throughput against latency</h1>
-<p>Further right and lower is better. Each point is a run at one rate.
-Latency counts from the moment for which a request was scheduled.</p>
-{svg}
-<ul>{facts}</ul>
-<div class="table"><table><thead><tr>{head}</tr></thead>
-<tbody>{rows}</tbody></table></div>
-</body></html>
-"""
+_PAGE: Final = files("whimbrel_bench").joinpath("picture.html").read_text("utf-8")
 
 
 def check_path(path: Path) -> None:

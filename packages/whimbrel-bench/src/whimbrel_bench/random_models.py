@@ -7,6 +7,7 @@ nothing. The weights are blocks of one random array, so that files of many GB ar
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.resources import files
 from math import prod
 from pathlib import Path
 from typing import Any, Final
@@ -20,6 +21,8 @@ Shapes = dict[str, tuple[int, ...]]
 
 _BLOCK: Final = 2**22
 _MODES: Final = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+_CONFIGS: Final[Mapping[str, Json]] = json.loads(files("whimbrel_bench").joinpath("random_models.json").read_text("utf-8"))
+"""Configs without the sizes; of ColBERT, its metadata."""
 
 
 @dataclass(frozen=True)
@@ -97,44 +100,48 @@ def write_modules(folder: Path, mode: str, width: int, *, most: int = 32768) -> 
     write_json(folder / "1_Pooling/config.json", pooling)
 
 
-def write_qwen3(folder: Path, size: Size) -> None:
-    """Write a model as Qwen/Qwen3-Embedding-0.6B is: a decoder, the last token's state, normalised."""
-    rows = max(write_tokenizer(folder), size.vocabulary)
+def _write_sizes(folder: Path, size: Size, kind: str, **others: Any) -> int:
+    """Write the tokenizer and the config of a kind of model, with its sizes. Return the rows of the table of tokens."""
+    config = _CONFIGS[kind] | others
+    rows = max(write_tokenizer(folder, most=config["max_position_embeddings"]), size.vocabulary)
+    sizes = {"hidden_size": size.hidden, "intermediate_size": size.inner, "vocab_size": rows}
+    write_json(folder / "config.json", config | sizes | {"num_attention_heads": size.heads, "num_hidden_layers": size.layers})
+    return rows
+
+
+def _write_decoder(folder: Path, size: Size, kind: str, *, head_norms: bool, prefix: str, **others: Any) -> None:
+    """Write a decoder as Mistral and Qwen3 save it."""
     width, kv_heads = size.head_dim or size.hidden // size.heads, size.kv_heads or size.heads
-    config: Json = {
-        "architectures": ["Qwen3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 0,
-        "eos_token_id": 0, "head_dim": width, "hidden_act": "silu", "hidden_size": size.hidden, "initializer_range": 0.02,
-        "intermediate_size": size.inner, "max_position_embeddings": 32768, "max_window_layers": size.layers,
-        "model_type": "qwen3", "num_attention_heads": size.heads, "num_hidden_layers": size.layers,
-        "num_key_value_heads": kv_heads, "rms_norm_eps": 1e-06, "rope_scaling": None, "rope_theta": 1000000,
-        "sliding_window": None, "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.51.3",
-        "use_cache": True, "use_sliding_window": False, "vocab_size": rows,
-    }  # fmt: skip
-    write_json(folder / "config.json", config)
-    shapes: Shapes = {"embed_tokens.weight": (rows, size.hidden)}
-    for at in (f"layers.{number}." for number in range(size.layers)):
+    rows = _write_sizes(folder, size, kind, num_key_value_heads=kv_heads, head_dim=width, **others)
+    shapes: Shapes = {f"{prefix}embed_tokens.weight": (rows, size.hidden)}
+    for at in (f"{prefix}layers.{number}." for number in range(size.layers)):
         for name, heads in (("q", size.heads), ("k", kv_heads), ("v", kv_heads)):
             shapes[f"{at}self_attn.{name}_proj.weight"] = (heads * width, size.hidden)
         shapes[f"{at}self_attn.o_proj.weight"] = (size.hidden, size.heads * width)
-        shapes |= {f"{at}self_attn.{name}_norm.weight": (width,) for name in "qk"}
+        shapes |= {f"{at}self_attn.{name}_norm.weight": (width,) for name in "qk" if head_norms}
         shapes |= {f"{at}mlp.{name}_proj.weight": (size.inner, size.hidden) for name in ("gate", "up")}
         shapes[f"{at}mlp.down_proj.weight"] = (size.hidden, size.inner)
         shapes |= {f"{at}{name}_layernorm.weight": (size.hidden,) for name in ("input", "post_attention")}
-    write_safetensors(folder / "model.safetensors", shapes | {"norm.weight": (size.hidden,)})
+    write_safetensors(folder / "model.safetensors", shapes | {f"{prefix}norm.weight": (size.hidden,)})
+
+
+def write_gritlm(folder: Path, size: Size) -> None:
+    """Write a GritLM in the layout in which vLLM takes it (Mistral's architecture, both directions)."""
+    _write_decoder(folder, size, "gritlm", head_norms=False, prefix="model.")
+
+
+def write_qwen3(folder: Path, size: Size) -> None:
+    """Write a model as Qwen/Qwen3-Embedding-0.6B is: a decoder, the last token's state, normalised."""
+    _write_decoder(folder, size, "qwen3", head_norms=True, prefix="", max_window_layers=size.layers)
     write_modules(folder, "lasttoken", size.hidden)
 
 
 def _write_bert(folder: Path, size: Size, shapes: Shapes, *, architecture: str, positions: int, prefix: str) -> None:
     """Write a BERT, and further weights."""
-    rows, width = max(write_tokenizer(folder, most=positions), size.vocabulary), size.hidden
-    config: Json = {
-        "architectures": [architecture], "attention_probs_dropout_prob": 0.1, "hidden_act": "gelu", "hidden_dropout_prob": 0.1,
-        "hidden_size": width, "initializer_range": 0.02, "intermediate_size": size.inner, "layer_norm_eps": 1e-12,
-        "max_position_embeddings": positions, "model_type": "bert", "num_attention_heads": size.heads,
-        "num_hidden_layers": size.layers, "pad_token_id": 0, "position_embedding_type": "absolute", "type_vocab_size": 2,
-        "vocab_size": rows,
-    }  # fmt: skip
-    write_json(folder / "config.json", config)
+    rows, width = (
+        _write_sizes(folder, size, "bert", architectures=[architecture], max_position_embeddings=positions),
+        size.hidden,
+    )
     found: Shapes = {
         f"{prefix}embeddings.{table}_embeddings.weight": (count, width)
         for table, count in (("word", rows), ("position", positions), ("token_type", 2))
@@ -163,9 +170,5 @@ def write_colbert(folder: Path, size: Size, *, query_tokens: int, document_token
     """Write a model as colbert-ir/colbertv2.0 is: a BERT and a projection of each token."""
     linear: Shapes = {"linear.weight": (128, size.hidden)}
     _write_bert(folder, size, linear, architecture="HF_ColBERT", positions=max(512, document_tokens), prefix="bert.")
-    metadata: Json = {
-        "query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_token": "[Q]", "doc_token": "[D]",
-        "query_maxlen": query_tokens, "doc_maxlen": document_tokens, "mask_punctuation": True, "attend_to_mask_tokens": False,
-        "similarity": "cosine", "dim": 128, "checkpoint": "bert-base-uncased",
-    }  # fmt: skip
+    metadata = _CONFIGS["colbert"] | {"query_maxlen": query_tokens, "doc_maxlen": document_tokens}
     write_json(folder / "artifact.metadata", metadata)

@@ -115,10 +115,7 @@ def _wait(server: Serving, ready: str, deadline: float) -> None:
 @contextmanager
 def serving(model: str | None, *arguments: str) -> Generator[Serving]:
     """Run `whimbrel serve` with a model and further arguments; None is the packaged model. Raises SetupError."""
-
-    def command(port: int) -> list[str]:
-        return [sys.executable, "-m", "whimbrel", "serve", *([model] if model else []), "--port", str(port), *arguments]
-
+    command = [sys.executable, "-m", "whimbrel", "serve", *([model] if model else [])]
     limits = {"WHIMBREL_MAX_CONNECTIONS": os.environ.get("WHIMBREL_MAX_CONNECTIONS", _MANY_CONNECTIONS)}
-    with running(command, limits, ready="/health/ready") as server:
+    with running(lambda port: [*command, "--port", str(port), *arguments], limits, ready="/health/ready") as server:
         yield server

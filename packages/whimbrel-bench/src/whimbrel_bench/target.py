@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from math import inf, isfinite
 from time import monotonic, sleep
@@ -13,20 +14,9 @@ import orjson
 
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array
-from whimbrel_bench import clients
+from whimbrel_bench import backends, clients
 from whimbrel_bench.answers import Shape, check_first, excerpt
-from whimbrel_bench.backends import (
-    Backend,
-    Endpoint,
-    Sample,
-    check_headers,
-    find_backend,
-    make_body,
-    make_payload,
-    read_path,
-    read_rows,
-    read_url,
-)
+from whimbrel_bench.backends import Backend, Endpoint, Sample
 from whimbrel_bench.load import Job
 from whimbrel_bench.options import Load, TargetOptions
 from whimbrel_bench.results import Result, Setting, make_result
@@ -65,15 +55,15 @@ class Target:
 
     def __init__(self, url: str, options: TargetOptions, *, name: str = "") -> None:
         self.options = options
-        self.endpoint: Endpoint = read_url(url)
+        self.endpoint: Endpoint = backends.read_url(url)
         self.name = name or self.endpoint.url
-        self.backend: Backend = find_backend(options.backend)
-        self.path = read_path(options.endpoint) if options.endpoint else self.backend.path
+        self.backend: Backend = backends.find_backend(options.backend)
+        self.path = backends.read_path(options.endpoint) if options.endpoint else self.backend.path
         self.headers = dict(options.headers)
         key = options.api_key or os.environ.get("WHIMBREL_API_KEY") or os.environ.get("OPENAI_API_KEY")
         if key:
             self.headers["authorization"] = f"Bearer {key}"
-        check_headers(self.headers)
+        backends.check_headers(self.headers)
         self.model = options.model or ""
         self.shape: Shape | None = None
         """Shape of this server's answers, once it has given one."""
@@ -102,20 +92,18 @@ class Target:
                     )
                 sleep(0.2)
         if not self.model and response.status_code == 200:
-            try:
+            with suppress(ValueError, KeyError, IndexError, TypeError):
                 self.model = str(orjson.loads(response.content)["data"][0]["id"])
-            except (ValueError, KeyError, IndexError, TypeError):
-                self.model = ""
 
     def payload(self, sample: Sample) -> bytes:
         """Return the request of a sample as bytes."""
-        body = make_body(self.backend, self.model, sample, dict(self.options.extra_body))
-        return make_payload(self.endpoint, self.path, body, self.headers)
+        body = backends.make_body(self.backend, self.model, sample, dict(self.options.extra_body))
+        return backends.make_payload(self.endpoint, self.path, body, self.headers)
 
     def ask(self, sample: Sample) -> bytes:
         """Send one request and return the body of its answer. Raises SetupError for an error or an unsuitable answer."""
         timeout = self.options.timeout
-        body = make_body(self.backend, self.model, sample, dict(self.options.extra_body))
+        body = backends.make_body(self.backend, self.model, sample, dict(self.options.extra_body))
         try:
             with self.client() as client:
                 headers = {"content-type": "application/json"}
@@ -158,6 +146,7 @@ class Target:
             schedule=arrival_times(len(samples), load.rate, seed=load.seed, burstiness=load.burstiness),
             concurrency=load.concurrency,
             timeout=self.options.timeout,
+            new_connections=load.new_connections,
             duration=load.duration,
             usage=self.backend.usage,
             keep_bodies=load.keep_bodies,
@@ -200,4 +189,4 @@ class Target:
         changed = sorted(index for report in result.reports for index in report.changed)
         if changed:
             raise SetupError(f"{self.name} answers request {changed[0]} differently each time.")
-        return {index: read_rows(self.backend, body) for index, body in bodies.items()}
+        return {index: backends.read_rows(self.backend, body) for index, body in bodies.items()}

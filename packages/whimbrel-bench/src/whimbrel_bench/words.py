@@ -6,29 +6,16 @@ routes, or that of a checkpoint on this machine. Without one, a word is taken fo
 
 import json
 from collections.abc import Callable, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import httpx2
-import orjson
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.options import DatasetOptions
 
-CANDIDATES: Final = tuple(
-    """
-    the of and to in is that for it as was with be by on not he his but at are this have from or had an they which one
-    you were all her she there would their we him been has when who will no more if out so up said what its about than
-    into them can only other time new some could these two may first then do any like my now over such our man me even
-    most made after also did many off before must well back through years much where your way down should because long
-    each just state people too good very make world still own see men work life get here between both being under
-    three never know same last another while us might great go year come since against right came take used himself
-    few house use during without again place around however home small found thought went say part once high general
-    upon school every does got united left number course war until always away something fact water though less public
-    put think almost hand enough took far yet government system better set told nothing night end why called find
-    going look asked later knew point next a b c d e f g h i j k l m n o p q r s t u v w x y z 0 1 2 3 4 5 6 7 8 9
-""".split()
-)
+CANDIDATES: Final = tuple(files("whimbrel_bench").joinpath("words.txt").read_text("utf-8").split())
 """Common English words, then single signs for vocabularies that have few words."""
 
 
@@ -103,7 +90,8 @@ def server_words(client: httpx2.Client, url: str, model: str) -> Words | None:
 
         def tokenize(texts: Sequence[str], special: bool, make_body: Any = make_body, count: Any = count) -> list[int]:
             bodies = [{**make_body(model, text), "add_special_tokens": special} for text in texts]
-            return [int(count(_post(client, f"{url}/tokenize", body))) for body in bodies]
+            answers = [client.post(f"{url}/tokenize", json=body).raise_for_status().json() for body in bodies]
+            return [int(count(answer)) for answer in answers]
 
         try:
             return select_words(tokenize, f"the server's /tokenize ({name}'s API)")
@@ -117,9 +105,3 @@ _TOKENIZERS: Final[Sequence[tuple[str, Callable[[str, str], dict[str, Any]], Cal
     ("TEI", lambda _, text: {"inputs": [text]}, lambda answer: len(answer[0])),
 )
 """APIs of /tokenize: the body for a text, and the number of its tokens in the answer."""
-
-
-def _post(client: httpx2.Client, url: str, body: dict[str, Any]) -> Any:
-    response = client.post(url, content=orjson.dumps(body), headers={"content-type": "application/json"})
-    response.raise_for_status()
-    return orjson.loads(response.content)

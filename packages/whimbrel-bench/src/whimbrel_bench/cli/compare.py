@@ -11,13 +11,14 @@ import typer
 
 from whimbrel.cli.flags import Device
 from whimbrel.cli.shared_options import need, option
-from whimbrel.errors import SetupError
+from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel_bench.cli.groups import spread
 from whimbrel_bench.options import LOAD_PANEL, RESULTS_PANEL, DatasetOptions, Load, TargetOptions
 
 if TYPE_CHECKING:
     from whimbrel_bench.compare import Contender
 
+_SIDES: Final = "Two servers, two models, or one model in two dtypes."
 _CHECKED: Final = "Requests whose results are compared before any time is taken."
 
 
@@ -27,10 +28,7 @@ _CHECKED: Final = "Requests whose results are compared before any time is taken.
 def compare(
     *,
     sides: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="URL URL | MODEL [MODEL]", help="Two servers, two models, or one model in two dtypes.", show_default=False
-        ),
+        list[str] | None, typer.Argument(metavar="URL URL | MODEL [MODEL]", help=_SIDES, show_default=False)
     ] = None,
     dtype: Annotated[list[str] | None, option("DTYPE", "dtype of a model's engine. Repeat it to compare two.")] = None,
     device: Device = "auto",
@@ -46,7 +44,6 @@ def compare(
 ) -> None:
     """Compare two servers, models or dtypes."""
     from whimbrel.cli import console
-    from whimbrel.errors import WhimbrelError
     from whimbrel_bench import compare as comparison
     from whimbrel_bench.cli.files import check_writable, write_json
 
@@ -86,16 +83,15 @@ def compare(
 def _servers(
     urls: Sequence[str], dataset: DatasetOptions, options: TargetOptions, *, concurrency: int, num_checked: int
 ) -> Generator[tuple[Contender, Contender]]:
-    need("httptools")
     from whimbrel_bench.cli.runs import find_words, make_targets, read_urls
-    from whimbrel_bench.compare import ServerContender
+    from whimbrel_bench.compare import server_contender
     from whimbrel_bench.datasets import make_samples
 
     if len(urls) != 2 or not all("://" in url for url in urls):
         raise SetupError(f"{len(urls)} sides: servers are compared by two URLs.", hint="whimbrel bench compare URL URL")
     targets = make_targets([("first", urls[0]), ("second", urls[1])] if urls[0] == urls[1] else read_urls(urls), options)
     samples = make_samples(dataset, find_words(dataset, targets[0]))
-    first, second = (ServerContender(target, samples, Load(concurrency=concurrency), num_checked) for target in targets)
+    first, second = (server_contender(target, samples, Load(concurrency=concurrency), num_checked) for target in targets)
     yield first, second
 
 

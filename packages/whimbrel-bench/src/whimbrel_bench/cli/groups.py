@@ -18,7 +18,7 @@ class _Flag(NamedTuple):
     read: Callable[[Any], Any] | None
 
 
-def _flags_of(options: type[Any]) -> dict[str, _Flag]:
+def flags_of(options: type[Any]) -> dict[str, _Flag]:
     """Return the flags of a dataclass by field."""
     found: dict[str, _Flag] = {}
     defaults = {each.name: each.default for each in fields(options)}
@@ -47,7 +47,7 @@ def spread(*, without: Collection[str] = (), **defaults: Any) -> Callable[[Calla
                 parameters.append(each)
                 continue
             kind: Any = each.annotation
-            flags = {key: flag for key, flag in _flags_of(kind).items() if key not in without}
+            flags = {key: flag for key, flag in flags_of(kind).items() if key not in without}
             groups[each.name] = kind, flags
             for key, flag in flags.items():
                 default = defaults.get(key, flag.default)

@@ -22,6 +22,7 @@ bench.command(
         ("whimbrel bench serve --request-rate 20 --num-prompts 600", "a rate: open loop"),
         ("whimbrel bench serve --sweep 5,10,20,40 --picture sweep.html", "throughput against latency"),
         ("whimbrel bench serve --url ours=URL --url tei=URL --sweep 5,10", "servers side by side"),
+        ("whimbrel bench serve --preset gritlm --scale small", "a published workload"),
     ),
 )(serve.serve)
 

@@ -134,7 +134,7 @@ def command_line(arguments: Sequence[str]) -> str:
 
 
 @contextmanager
-def progress_bar(console: Console, total: int, words: str) -> Generator[Callable[[int, int], None]]:
+def progress_bar(console: Console, total: int | None, words: str) -> Generator[Callable[[int, int], None]]:
     """Show a bar on stderr if that is a terminal. Yields a function of the numbers of requests that ended and that failed."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -146,6 +146,7 @@ def progress_bar(console: Console, total: int, words: str) -> Generator[Callable
         def show(done: int, failed: int) -> None:
             rate = done / max(perf_counter() - begin, 1e-3)
             errors = f", {failed:,} failed" if failed else ""
-            bar.update(task, completed=done, status=f"{done:,} of {total:,}, {rate:,.0f}/s{errors}")
+            amount = f"{done:,}" if total is None else f"{done:,} of {total:,}"
+            bar.update(task, completed=done, status=f"{amount}, {rate:,.0f}/s{errors}")
 
         yield show

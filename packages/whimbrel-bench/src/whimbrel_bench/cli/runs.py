@@ -1,14 +1,20 @@
-"""Course of `whimbrel bench serve`: servers, words, samples, warm-up and runs."""
+"""Course of `whimbrel bench serve`: servers, words, samples, warm-up and runs, or a preset in their place."""
 
+import shlex
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from math import inf, isfinite
 
+import typer
+
 from whimbrel.errors import SetupError
+from whimbrel_bench import presets
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.cli.output import Output, progress_bar
 from whimbrel_bench.datasets import make_samples
-from whimbrel_bench.options import DatasetOptions, Load, SweepOptions, TargetOptions
+from whimbrel_bench.machine import describe_machine
+from whimbrel_bench.options import DatasetOptions, Load, PresetOptions, SweepOptions, TargetOptions
 from whimbrel_bench.results import Result
 from whimbrel_bench.target import Target
 from whimbrel_bench.words import APPROXIMATE, Words, local_words, server_words
@@ -49,19 +55,58 @@ def run_plan(dataset: DatasetOptions, load: Load, sweep: SweepOptions, targets: 
         if sweep.rates is not None and isfinite(rate):
             own = own[: max(1, round(rate * sweep.seconds))]
         notes = (f"Lengths are approximate: {found.source}.",) if found is not None and not found.exact else ()
-        with progress_bar(output.console, len(own), target.name + ("" if rate == inf else f" at {rate:g}/s")) as progress:
-            result = target.run(
-                own,
-                replace(load, rate=rate),
-                progress=progress,
-                label=output.files.label,
-                tokenizer=dataset.tokenizer or "",
-                notes=notes,
-            )
-        output.show(result, named=named)
-        return result
+        changed = replace(load, rate=rate)
+        return run_once(target, own, changed, output, named=named, tokenizer=dataset.tokenizer or "", notes=notes)
 
     return output.finish(run_rates(targets, sweep.rates or [load.rate], run))
+
+
+def run_once(
+    target: Target,
+    samples: Sequence[Sample],
+    load: Load,
+    output: Output,
+    *,
+    named: bool = False,
+    tokenizer: str = "",
+    notes: tuple[str, ...] = (),
+) -> Result:
+    """Run one load with a progress bar, and show its result."""
+    total = len(samples) if load.duration is None else None
+    rate = "" if load.rate == inf else f" at {load.rate:g}/s"
+    with progress_bar(output.console, total, f"{target.name}{rate}") as progress:
+        result = target.run(samples, load, progress=progress, label=output.files.label, tokenizer=tokenizer, notes=notes)
+    output.show(result, named=named)
+    return result
+
+
+def run_preset(
+    name: str, options: PresetOptions, servers: Sequence[tuple[str, str]], target_options: TargetOptions, output: Output
+) -> int:
+    """Run a published workload, print its figures beside the published ones, and return the exit code."""
+    if len(servers) > 1:
+        raise SetupError("a preset runs on one server.", hint="name one --url, or none for a server of its own")
+    preset = presets.read_preset(name, options.scale)
+    samples, arguments = preset.samples(), shlex.split(options.serve_args)
+    with ExitStack() as stack:
+        if servers:
+            ((label, url),) = servers
+            model, machine = f"the server at {url}", "of that server"
+        else:
+            is_random = options.scale == "small" or options.random_weights
+            made = presets.preset_server(preset, random_weights=is_random, arguments=arguments, say=output.say)
+            label, url = "whimbrel", stack.enter_context(made)
+            model = f"{options.scale} random weights, shape of {preset.model}" if is_random else preset.model
+            machine = describe_machine()
+        extra = {**preset.target.extra_body, **target_options.extra_body}
+        own = replace(target_options, backend=preset.target.backend, extra_body=extra)
+        (target,) = make_targets([(label, url)], own)
+        target.warm_up(samples, preset.load)
+        found = run_once(target, samples, preset.load, output)
+    early = ", stopped early" if found.interrupted else ""
+    amount = f"{found.completed:,} requests, {found.total_input_sequences:,} texts, {found.total_input:,} tokens{early}"
+    typer.echo("\n" + presets.beside_published(preset, found, hardware=machine, model=f"{model}; {amount}"))
+    return output.finish([found])
 
 
 def run_rates(targets: Sequence[Target], rates: Sequence[float], run: Callable[[Target, float], Result]) -> list[Result]:
