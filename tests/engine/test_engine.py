@@ -90,7 +90,7 @@ def test_a_thread_that_dies_takes_the_engine_with_it(
     engine = Engine()
     waiting = block(engine, runner)
     later = engine.submit(ids(*range(1000, 1010)))
-    monkeypatch.setattr("whimbrel.engine.lanes._finite_seqs", lambda *_: 1 / 0)
+    monkeypatch.setattr("whimbrel.engine.lanes.finite_seqs", lambda *_: 1 / 0)
     runner.gate.set()
     assert all(isinstance(future.exception(30), Unavailable) for future in waiting)
     assert isinstance(later.exception(30), Unavailable)
