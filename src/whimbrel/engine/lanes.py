@@ -151,7 +151,7 @@ class Lanes:
     def _answer(self, tower: _TowerBatch, output: BatchOutput) -> None:
         """Deliver to every job its rows. A row that is not finite fails its job."""
         finite = [finite_seqs(rows, output.selections[name].offsets_B1) for name, rows in output.rows.items()]
-        finite_B: list[bool] = np.logical_and.reduce([np.ones(len(tower.items), np.bool_), *finite]).tolist()
+        finite_B: list[bool] = np.logical_and.reduce(finite or [np.ones(len(tower.items), np.bool_)]).tolist()
         rows: dict[Job, tuple[list[int], list[int]]] = {}
         order: list[int] = tower.batch.order_B.tolist()
         for row, item in enumerate(order):
