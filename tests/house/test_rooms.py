@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -45,6 +48,25 @@ def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:
     program = f"import sys, json; {code}; print(); print(json.dumps(sorted(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not set(absent) & set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_whimbrel_bench_depends_on_what_it_imports() -> None:
+    """It is installed with the light part of Whimbrel, without the server's libraries. Imports in functions may need those."""
+    stated = [
+        requirement
+        for folder in (ROOT, ROOT / "packages/whimbrel-bench")
+        for requirement in tomllib.loads((folder / "pyproject.toml").read_text())["project"]["dependencies"]
+    ]
+    known = {re.split(r"[^\w-]", requirement)[0].replace("-", "_") for requirement in stated} | {"whimbrel_bench"}
+    imported: set[str] = set()
+    for path in (ROOT / "packages/whimbrel-bench/src").rglob("*.py"):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                imported.add((node.module or "").partition(".")[0])
+            elif isinstance(node, ast.Import):
+                imported.update(each.name.partition(".")[0] for each in node.names)
+    assert "uvloop" in imported
+    assert imported <= known | sys.stdlib_module_names
 
 
 def test_public_names() -> None:
