@@ -22,22 +22,17 @@ import pytest
 
 TESTS: Final = Path(__file__).parent.parent
 WIDE: Final = (
-    *("bench", "browser", "deploy/test_prometheus.py"),
-    *(
-        "checkpoint/test_chains.py",
-        "checkpoint/test_chat_texts.py",
-        "checkpoint/test_convert.py",
-        "checkpoint/test_token_chains.py",
-    ),
-    *("cli/test_cli_models.py", "client/test_client_info.py", "client/test_client_verbs.py"),
+    *("bench", "browser", "faults", "deploy/test_prometheus.py"),
+    *("checkpoint/test_chains.py", "checkpoint/test_chat_texts.py", "checkpoint/test_convert.py"),
+    *("checkpoint/test_t5.py", "checkpoint/test_token_chains.py"),
+    *("cli/test_cli_models.py", "client/test_client_info.py", "client/test_client_verbs.py", "client/test_truncation.py"),
     *("dialects/test_clients_in_the_wild.py", "dialects/test_programs.py"),
     *("engine/test_document_cache.py", "engine/test_int8.py"),
-    *("faults/test_bad_weights.py", "faults/test_floods.py", "faults/test_http.py", "faults/test_isolation.py"),
-    *("faults/test_observability.py", "faults/test_overload.py", "faults/test_processes.py"),
     *("house/test_benchmarks.py", "house/test_peers.py", "house/test_recipes.py", "house/test_suite.py"),
-    *("model/test_batch_memory.py", "model/test_kernels.py", "model/test_other_tasks.py"),
+    *("model/test_batch_memory.py", "model/test_fallback.py", "model/test_kernels.py", "model/test_other_tasks.py"),
     *("outputs/test_explain.py", "outputs/test_listwise.py", "outputs/test_saturation.py", "outputs/test_scores.py"),
-    *("outputs/test_stored_vectors.py", "outputs/test_zero_shot.py", "server/test_sharding.py", "types/test_machine_limits.py"),
+    *("outputs/test_stored_vectors.py", "outputs/test_zero_shot.py", "tokenizer/test_pair_errors.py"),
+    *("server/test_process_parts.py", "server/test_sharding.py", "server/test_tls.py", "types/test_machine_limits.py"),
 )
 """Files and folders of tests that take about ten seconds or more in all."""
 
