@@ -1,5 +1,5 @@
 # make serve       build the environment and serve the packaged model on http://127.0.0.1:8000 (ARGS="MODEL --port 9000 ...")
-# make test        build the environment and run the tests of most files, in some five minutes
+# make test        build the environment and run the tests of most files, in some four minutes
 # make test-all    run the tests of all files, without those that repeat a point with other inputs
 # make test-cpus   run the tests that depend on the processor as lesser processors would (ARGS="avx2 invented")
 # make test-native run the tests of the kernels in C++ with the compiler's sanitizers
