@@ -51,7 +51,9 @@ def test_a_command_that_is_not_installed_says_what_to_install(name: str, monkeyp
     monkeypatch.setattr(metadata, "entry_points", lambda **_: ())
     with pytest.raises(SetupError) as raised:
         load_command(name)
-    assert str(raised.value) == f"`whimbrel {name}` is not installed: pip install 'whimbrel[bench]'"
+    assert str(raised.value) == (
+        f"`whimbrel {name}` is not installed: pip install 'whimbrel[bench]', or ./packages/whimbrel-bench in a checkout"
+    )
 
 
 @pytest.mark.parametrize("name", COMMANDS)

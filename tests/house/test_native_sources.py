@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
+
+import pytest
+
+from sanitized import WARNINGS
+from whimbrel.model.native.compile import FLAGS, INSTRUCTION_SETS
 
 NATIVE = Path(__file__).parents[2] / "src/whimbrel/model/native"
 FILES = sorted(each for each in NATIVE.iterdir() if each.suffix in (".h", ".cpp"))
@@ -21,3 +28,13 @@ def test_only_backends_know_the_processor() -> None:
 
 def test_lines_are_at_most_120_columns() -> None:
     assert not [f"{each.name}: {line}" for each in FILES for line in each.read_text().splitlines() if len(line) > 120]
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_the_compiler_has_no_warnings(name: str) -> None:
+    if shutil.which("c++") is None:
+        pytest.skip("there is no C++ compiler")
+    flags = (*FLAGS, *WARNINGS, *INSTRUCTION_SETS[name], "-DSOURCES=0u", "-fsyntax-only")
+    done = subprocess.run(["c++", *flags, str(NATIVE / "kernels.cpp")], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

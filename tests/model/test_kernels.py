@@ -418,8 +418,9 @@ def test_structures_that_differ_are_not_used(
     monkeypatch.setattr(structs, "STRUCTS", tuple(Norm if each is structs.Norm else each for each in structs.STRUCTS))
     assert kernels.kernels.__wrapped__() is None
     assert caplog.messages == [
-        "The kernels have other structures than Python (Norm of 32 bytes: weight, pointer at 0; "
-        f"not Norm of {8 * len(fields)} bytes: {fields[0]}, pointer at 0), and PyTorch's are used."
+        "The kernels have other structures than Python: Norm of 32 bytes: weight, pointer at 0; "
+        f"not Norm of {8 * len(fields)} bytes: {fields[0]}, pointer at 0 "
+        "(build Whimbrel anew: pip install -e .), and PyTorch's are used."
     ]
 
 

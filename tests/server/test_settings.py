@@ -78,7 +78,8 @@ def test_the_port_that_kubernetes_sets_is_no_port() -> None:
         ({"WHIMBREL_STEP_TIMEOUT": "nan"}, [], "a number from 0.1"), ({"WHIMBREL_DRAIN_TIMEOUT": "inf"}, [], "a number from 0 up to"),
         ({"WHIMBREL_WORKERS": " "}, [], "WHIMBREL_WORKERS is empty"), ({"WHIMBREL_API_KEY": ""}, [], "WHIMBREL_API_KEY is empty"),
         ({"WHIMBREL_API_KEY_FILE": ""}, [], "WHIMBREL_API_KEY_FILE is empty"), ({"WHIMBREL_ADAPTER": "[a"}, [], "no array"),
-        ({}, ["port"], "KEY=VALUE"), ({}, ["prot=1"], "'prot' is no key.*"), ({}, ["port=1", "port=2"], "--set port is given twice"),
+        ({}, ["port"], "--set port has no value"), ({"WHIMBREL_MAX_QUEUE_TOKENS": str(2**63)}, [], "below 2"),
+        ({}, ["prot=1"], "'prot' is no key.*"), ({}, ["port=1", "port=2"], "--set port is given twice"),
         ({}, ["max_headers=0"], "above 0"), ({}, ["=1"], "'' is no key"),
     ],
 )  # fmt: skip

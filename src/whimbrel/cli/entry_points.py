@@ -41,7 +41,9 @@ def load_command(name: str) -> Any:
 
     found = next(iter(entry_points(group=GROUP, name=name)), None)
     if found is None:
-        raise SetupError(f"`whimbrel {name}` is not installed: pip install 'whimbrel[bench]'")
+        raise SetupError(
+            f"`whimbrel {name}` is not installed: pip install 'whimbrel[bench]', or ./packages/whimbrel-bench in a checkout"
+        )
     assert found.dist is not None
     if found.dist.version != __version__:
         raise SetupError(

@@ -5,7 +5,6 @@
 
 from collections.abc import Callable, Container, Mapping
 from inspect import Parameter, Signature, signature
-from math import isfinite
 from typing import Annotated, Any, Final
 
 import typer
@@ -32,7 +31,6 @@ def flag_of(key: str, *, hidden: bool = False) -> Any:
         rich_help_panel=setting.group,
         hidden=hidden,
         show_default=False,
-        callback=_check_finite if setting.kind is float else None,
         min=setting.bounds.get("ge"),
         max=setting.bounds.get("le"),
     )
@@ -73,12 +71,6 @@ def read_choice(option: str, name: str | None) -> Any:
     if name is not None and name not in choices:
         raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")
     return name
-
-
-def _check_finite(seconds: float | None) -> float | None:
-    if seconds is not None and not isfinite(seconds):
-        raise typer.BadParameter(f"{seconds} is not a number of seconds.")
-    return seconds
 
 
 Device = Annotated[str, flag_of("device")]

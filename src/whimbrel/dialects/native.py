@@ -70,13 +70,12 @@ class EmbedRequest(TextFields, frozen=True, kw_only=True, forbid_unknown_fields=
     input_type: TextUse = None
     instruction: Instruction = None
     activate: Annotated[bool | None, schema("Apply the activation to scores. Default: as the model does.")] = None
-    max_active_dims: Annotated[int | None, schema("Keep the N largest entries of each sparse vector.", minimum=1)] = None
+    max_active_dims: Annotated[Positive | None, schema("Keep the N largest entries of each sparse vector.")] = None
     token_pooling: Annotated[
-        float | TokenPooling | None,
+        Annotated[float, Meta(ge=1)] | TokenPooling | None,
         schema(
             "Merge similar token vectors of documents: a factor, which keeps about 1 / factor of them, or parameters. Default: "
-            "as the model does; `1` keeps all.",
-            minimum=1,
+            "as the model does; `1` keeps all."
         ),
     ] = None
     muvera: Annotated[
@@ -257,7 +256,7 @@ class TokenClassifyRequest(ClassFields, frozen=True, kw_only=True, forbid_unknow
         _labels(f"Find entities of these labels instead of the model's classes. {_MOST_LABELS} For GLiNER models."),
     ] = None
     threshold: Annotated[
-        float | None, schema("The score that entities of `labels` exceed. Default: 0.5.", minimum=0, maximum=1)
+        Annotated[float, Meta(ge=0, le=1)] | None, schema("The score that entities of `labels` exceed. Default: 0.5.")
     ] = None
 
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from whimbrel.dialects.common import responses, vllm_fields
 from whimbrel.dialects.common.answers import VLLMUsage, answer_type, described, usage, vllm_usage, word
-from whimbrel.dialects.common.bodies import decode, schema, text_inputs
+from whimbrel.dialects.common.bodies import Natural, decode, schema, text_inputs
 from whimbrel.dialects.common.openai_errors import DETAILED, OPENAI_TERMS
 from whimbrel.dialects.common.responses import EncodingFormat, Response, ServedModel, json_answer
 from whimbrel.dialects.common.route import Parsed, binary_formats, ready
@@ -57,11 +57,8 @@ class EmbeddingsRequest(VLLMTextFields, frozen=True, kw_only=True):
     ] = None
     modality: Annotated[Literal["text"] | None, schema("The kind of the inputs (Infinity).")] = None
     dimensions: Annotated[
-        int | None,
-        schema(
-            "Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all (Infinity).",
-            minimum=0,
-        ),
+        Natural | None,
+        schema("Keep the first N columns of each vector; for models trained with Matryoshka loss. 0 keeps all (Infinity)."),
     ] = None
     truncate: Annotated[  # pyright: ignore[reportIncompatibleVariableOverride] - `parse_request` replaces the further words
         bool | Literal["right", "left", "never", "END", "START", "NONE"] | None,

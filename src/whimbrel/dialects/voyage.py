@@ -28,7 +28,7 @@ class VoyageEmbeddingsRequest(ServiceFields, frozen=True, kw_only=True):
     """Body of POST /v1/embeddings where it has one of these fields."""
 
     truncation: CutFlag = None
-    output_dimension: Annotated[int | None, schema("The same as `dimensions`.", minimum=1)] = None
+    output_dimension: Annotated[Positive | None, schema("The same as `dimensions`.")] = None
     output_dtype: Annotated[
         NumberType | None,
         schema(

@@ -100,9 +100,12 @@ class Setting:
         if isinstance(value, float) and value.is_integer():
             value = int(value)
         try:
-            return msgspec.convert(value, self.type, strict=strict, dec_hook=lambda kind, text: kind(text))
+            found = msgspec.convert(value, self.type, strict=strict, dec_hook=lambda kind, text: kind(text))
         except ValueError:
             raise SetupError(f"{source} is {value!r}; it takes {self.takes}.", hint=self.text) from None
+        if isinstance(found, int) and found >= 2**63:
+            raise SetupError(f"{source} is {value!r}; it takes {self.takes}, below 2**63.", hint=self.text)
+        return found
 
     def _read_array(self, text: str, source: str) -> Any:
         try:
@@ -134,8 +137,10 @@ def stated(given: Mapping[str, Any], assignments: Iterable[str], environ: Mappin
     on_line: dict[str, tuple[Any, str]] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
-        if not equals or key not in TABLE:
+        if key not in TABLE:
             raise SetupError(f"--set takes KEY=VALUE, and {key!r} is no key.", hint=_nearest(key))
+        if not equals:
+            raise SetupError(f"--set {key} has no value.", hint=f"--set {key}=VALUE")
         if key in on_line:
             raise SetupError(f"--set {key} is given twice.", hint="a list has commas: --set allowed_host=a,b")
         on_line[key] = TABLE[key].read_text(value, f"--set {key}"), f"--set {key}"

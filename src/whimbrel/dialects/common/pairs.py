@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from whimbrel.dialects.common import texts
 from whimbrel.dialects.common.answers import answer_type, described
-from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Natural, count, schema
+from whimbrel.dialects.common.bodies import LONGEST, NOT_EMPTY, Natural, Positive, count, schema
 from whimbrel.dialects.common.responses import ServedModel
 from whimbrel.dialects.common.route import ErrorTerms
 from whimbrel.dialects.common.schemas import ONE_PROMPT, ONE_SIDE, Schema, any_of, only, present
@@ -179,7 +179,7 @@ class PairFields(msgspec.Struct, frozen=True, kw_only=True):
         schema("For models that give vectors: the kind that is compared. Default: the kind that the model is made for."),
     ] = None
     dimensions: Annotated[
-        int | None, schema("Compare only the first N columns of vectors; for models trained with Matryoshka loss.", minimum=1)
+        Positive | None, schema("Compare only the first N columns of vectors; for models trained with Matryoshka loss.")
     ] = None
     explain: Annotated[
         bool | None, schema("For late-interaction models: report the best match of each query token in each document.")

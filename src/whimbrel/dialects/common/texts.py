@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Meta
 
 from whimbrel.dialects.common import schemas
-from whimbrel.dialects.common.bodies import schema, text_inputs
+from whimbrel.dialects.common.bodies import Positive, schema, text_inputs
 from whimbrel.dialects.common.schemas import ID_LISTS, IDS, TEXT, TEXTS, Schema
 from whimbrel.errors import InvalidRequest, Location
 from whimbrel.types.card import Card
@@ -66,7 +66,7 @@ AdapterName: TypeAlias = Annotated[
     schema("One of the adapters that the server was started with, as in a model's name after a colon, or of the model's own."),
 ]
 Columns: TypeAlias = Annotated[
-    int | None, schema("Keep the first N columns of each vector; for models trained with Matryoshka loss.", minimum=1)
+    Positive | None, schema("Keep the first N columns of each vector; for models trained with Matryoshka loss.")
 ]
 PromptName: TypeAlias = Annotated[str | None, schema("The name of one of the model's prompts, which is put before each text.")]
 Priority: TypeAlias = Annotated[

@@ -56,6 +56,7 @@ _SIGNATURES: Final[Mapping[str, tuple[Any, tuple[Any, ...]]]] = {
     "layers": (_INT, (_POINTER, _LONG, _POINTER, _POINTER, _POINTER)),
 }
 _NARROW: Final = torch.bfloat16
+_ANEW: Final = "build Whimbrel anew: pip install -e ."
 
 
 class Kernels:
@@ -227,12 +228,12 @@ def _problem(name: str) -> str | None:
     except OSError as error:
         return f"cannot be loaded ({error})"
     if sources_of(library(name)) != fingerprint():
-        return "were compiled from other sources (build Whimbrel anew: pip install -e .)"
+        return f"were compiled from other sources ({_ANEW})"
     text = ctypes.create_string_buffer(2**14)
     lib.whimbrel_layout(text, ctypes.c_int64(len(text)))
     theirs, ours = text.value.decode().splitlines(), structs.layout().splitlines()
     differing = next((f"{a}; not {b}" for a, b in zip_longest(theirs, ours) if a != b), None)
-    return None if differing is None else f"have other structures than Python ({differing})"
+    return None if differing is None else f"have other structures than Python: {differing} ({_ANEW})"
 
 
 def instruction_sets(found: Cpu) -> tuple[str, ...]:
