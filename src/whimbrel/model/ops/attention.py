@@ -16,6 +16,7 @@ Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -28,9 +29,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels
+from whimbrel.model.ops.attention_ragged import DeviceTiles, Variant, attend_ragged, follows_prefixes, variant_of
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
-from whimbrel.model.ops.kept_keys import KeySource
-from whimbrel.model.ops.positions import Bias
+from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource
+from whimbrel.model.ops.memory import is_out_of_memory
+from whimbrel.model.ops.positions import Bias, alibi
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
@@ -55,6 +58,8 @@ class AttentionLayout:
     """Sources of keys of groups that attend to more than their own rows, or whose keys are kept, by the group's first token.
 
     They run in order, so a group may attend to what one before it keeps."""
+    tiles: list[DeviceTiles] = field(default_factory=list["DeviceTiles"])
+    """Tiles of the ragged kernel, made by the first layer that needs them; empty before."""
     pieces: Sequence[tuple[slice, AttentionLayout]] = ()
     """Rows and layout of each piece of a text that every layer runs piece by piece; empty: all rows at once."""
 
@@ -106,11 +111,20 @@ _FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
 _FLASH_STEP: Final = 8
 """Divisor of the head widths that flash attention takes."""
 _MAX_FLASH_WIDTH: Final = 256
+_RAGGED_TOLERANCE: Final = 0.05
+"""Limit of the difference in the self-test, whose values are about 1 and are rounded to bfloat16 on their way."""
+
+_log = logging.getLogger("whimbrel")
 
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
-    if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores):
+    flash = v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores)
+    if v_RKH.dtype in _FLASH_DTYPES and v_RKH.is_cuda and not (flash and not follows_prefixes(layout)):
+        variant = variant_of(v_RKH, layout, scores)
+        if variant is not None and _has_ragged(v_RKH.device, variant):
+            return attend_ragged(q_RNH, k_RKH, v_RKH, layout, scores)
+    if flash:
         return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     uncapped = scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
     if uncapped and not v_RKH.is_cuda and kernels() is not None:
@@ -320,6 +334,51 @@ def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tens
     scores_NRR = torch.baddbmm(q.new_empty(1, 1, 1), q, k.transpose(1, 2), beta=0, alpha=scale)
     scores_NRR[:, :, length:] = -torch.inf
     return torch.bmm(scores_NRR.softmax(-1), v)[:, :length].transpose(0, 1)
+
+
+@cache
+def _has_ragged(device: torch.device, variant: Variant) -> bool:
+    """Return whether the ragged kernel can be compiled and agrees with the grouped formula. It says so in the log."""
+    try:
+        problem = ragged_problem(device, variant)
+    except Exception as error:  # of an import, a compiler or a driver
+        if is_out_of_memory(error):
+            raise
+        problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if problem is None:
+        _log.info("Attention of %s runs in our kernel.", variant)
+    else:
+        _log.warning(
+            "Attention of %s runs length by length, which is slower: our kernel fails its self-test (%s).", variant, problem
+        )
+    return problem is None
+
+
+def ragged_problem(device: torch.device, variant: Variant) -> str | None:
+    """Return what a self-test of the ragged kernel finds, on seqs with small and with large tiles; None: nothing."""
+    lengths, num_kept = (150, 65, 16, 1), 70
+    starts = [0, *accumulate(lengths)]
+    x = torch.randn(starts[-1] + num_kept, 8, variant.width, generator=torch.Generator().manual_seed(0))
+    x = x.to(device, variant.dtype)
+    kept: KeptKeys = {0: (x[starts[-1] :, 4:6].clone(), x[starts[-1] :, 6:].clone())}
+    layout = AttentionLayout(
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        [(start, 1, length, length) for start, length in zip(starts, lengths, strict=False)],
+        starts[-1],
+        max(lengths),
+        sources={starts[1]: AfterPrefixes([kept]), starts[2]: AfterPrefixes([kept])} if variant.after_prefixes else {},
+    )
+    scores = ScoreOptions(
+        variant.width**-0.5,
+        causal=variant.causal,
+        window=50 if variant.window else None,
+        softcap=2.0 if variant.capped else None,
+        bias=alibi(4, device) if variant.biased else None,
+    )
+    qkv = x[: starts[-1]].split((4, 2, 2), dim=1)
+    found, expected = (each(*qkv, layout, scores).float() for each in (attend_ragged, _attend_runs))
+    worst = float((found - expected).abs().max())
+    return None if worst <= _RAGGED_TOLERANCE else f"its values differ by {worst:.3g}"
 
 
 @cache
