@@ -7,6 +7,8 @@
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: the flash attention that PyTorch brings, over the ragged batch. It supports windows, but neither biases
   nor caps, nor heads wider than 256. It aligns the last keys with the last queries, so windows need all keys.
+- What flash attention lacks but for those widths, cards before Ampere, and seqs after prefixes: our own kernel in Triton
+  (`attention_ragged.py`). Each form of scores has to pass a self-test on the device; else groups of equal length are computed.
 - Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
   Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
   to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
@@ -33,7 +35,7 @@ from whimbrel.model.ops.attention_ragged import DeviceTiles, Variant, attend_rag
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource
 from whimbrel.model.ops.memory import is_out_of_memory
-from whimbrel.model.ops.positions import Bias, alibi
+from whimbrel.model.ops.positions import Bias, alibi, relative
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
@@ -119,13 +121,14 @@ _log = logging.getLogger("whimbrel")
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
-    flash = v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores)
-    if v_RKH.dtype in _FLASH_DTYPES and v_RKH.is_cuda and not (flash and not follows_prefixes(layout)):
-        variant = variant_of(v_RKH, layout, scores)
-        if variant is not None and _has_ragged(v_RKH.device, variant):
-            return attend_ragged(q_RNH, k_RKH, v_RKH, layout, scores)
-    if flash:
-        return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
+    if v_RKH.dtype in _FLASH_DTYPES:
+        flash = _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores)
+        if _is_on_gpu(v_RKH) and (not flash or follows_prefixes(layout)):
+            variant = variant_of(v_RKH, layout, scores)
+            if variant is not None and _has_ragged(v_RKH.device, variant):
+                return attend_ragged(q_RNH, k_RKH, v_RKH, layout, scores)
+        if flash:
+            return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     uncapped = scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
     if uncapped and not v_RKH.is_cuda and kernels() is not None:
         return _attend_own(q_RNH, k_RKH, v_RKH, layout, scores)
@@ -336,6 +339,10 @@ def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tens
     return torch.bmm(scores_NRR.softmax(-1), v)[:, :length].transpose(0, 1)
 
 
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
 @cache
 def _has_ragged(device: torch.device, variant: Variant) -> bool:
     """Return whether the ragged kernel can be compiled and agrees with the grouped formula. It says so in the log."""
@@ -368,15 +375,16 @@ def ragged_problem(device: torch.device, variant: Variant) -> str | None:
         max(lengths),
         sources={starts[1]: AfterPrefixes([kept]), starts[2]: AfterPrefixes([kept])} if variant.after_prefixes else {},
     )
+    bias = relative(torch.linspace(-2, 2, 32 * 4, device=device).view(32, 4), 128)
     scores = ScoreOptions(
         variant.width**-0.5,
         causal=variant.causal,
         window=50 if variant.window else None,
         softcap=2.0 if variant.capped else None,
-        bias=alibi(4, device) if variant.biased else None,
+        bias=(alibi(4, device) if variant.sloped else bias) if variant.biased else None,
     )
-    qkv = x[: starts[-1]].split((4, 2, 2), dim=1)
-    found, expected = (each(*qkv, layout, scores).float() for each in (attend_ragged, _attend_runs))
+    q, k, v = x[:, :4], x[:, 4:6], x[:, 6:]
+    found, expected = (each(q, k, v, layout, scores).float() for each in (attend_ragged, _attend_runs))
     worst = float((found - expected).abs().max())
     return None if worst <= _RAGGED_TOLERANCE else f"its values differ by {worst:.3g}"
 

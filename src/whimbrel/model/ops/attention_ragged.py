@@ -36,6 +36,8 @@ class Variant:
     window: bool
     capped: bool
     biased: bool
+    sloped: bool
+    """Whether the bias is of slopes."""
     after_prefixes: bool
 
 
@@ -58,8 +60,17 @@ def variant_of(v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> 
     width = v_RKH.shape[2] + -v_RKH.shape[2] % STEP
     if scores.tables is not None or width > MAX_WIDTH:
         return None
-    options = scores.window is not None, scores.softcap is not None, scores.bias is not None
-    return Variant(v_RKH.dtype, width, scores.causal, *options, follows_prefixes(layout))
+    bias = scores.bias
+    return Variant(
+        v_RKH.dtype,
+        width,
+        causal=scores.causal,
+        window=scores.window is not None,
+        capped=scores.softcap is not None,
+        biased=bias is not None,
+        sloped=bias is not None and bias.slopes_N is not None,
+        after_prefixes=follows_prefixes(layout),
+    )
 
 
 def attend_ragged(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
@@ -73,13 +84,14 @@ def attend_ragged(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attention
     if not layout.tiles:
         seqs_S7 = _seqs(layout, prefixes, scores.layer) if own is None else _piece(layout, own[0].shape[0])
         layout.tiles.append(_put_tiles(seqs_S7, q.device))
-    tiles = layout.tiles[0]
+    tiles, bias = layout.tiles[0], scores.bias
     out_RNH = q.new_empty(q.shape)
     out_RNH[layout.num_tokens :] = 0
     attend_triton(
-        q, own or (k, v), _joined(distinct) if distinct else None, out_RNH, tiles.table_W8, tiles.num_small,
+        q, own or (k, v), out_RNH, tiles.table_W8, tiles.num_small, kept=_joined(distinct) if distinct else None,
         scale=scores.scale, causal=scores.causal, window=scores.window, softcap=scores.softcap,
-        band_ND=None if scores.bias is None else scores.bias.band(tiles.reach),
+        band_ND=None if bias is None or bias.slopes_N is not None else bias.band(tiles.reach),
+        slopes_N=None if bias is None else bias.slopes_N,
     )  # fmt: skip
     return out_RNH[..., :width].flatten(1)
 
@@ -106,7 +118,7 @@ def _read_sources(
             prefixes += zip(range(start, start + count * length, length), source.prefixes, strict=True)
         elif source is not None:
             rows = slice(start, start + count * length)
-            k_BLKH, v_BLKH = source(layer, *(x[rows].unflatten(0, (count, length)) for x in (k_RKH, v_RKH)))
+            k_BLKH, v_BLKH = source(layer, *(x[rows].view(count, length, *x.shape[1:]) for x in (k_RKH, v_RKH)))
             if k_BLKH.shape[1] > length:
                 assert len(layout.equal_length_groups) == count == 1
                 piece = k_BLKH[0], v_BLKH[0]

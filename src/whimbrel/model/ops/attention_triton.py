@@ -4,7 +4,7 @@ Theory of operation: a program computes one head of one tile of queries (`attent
 blocks, from the first that a query of the tile sees to the last, and keeps each query's greatest score, its sum of
 exponentials and its weighted sum of values; scores never leave the chip. Kept keys come first, from a tensor of their own,
 which seqs may share. Products have the inputs' dtype, sums are float32. Exponentials have base 2. A bias is read from its band,
-a value for each head and distance, as our kernels for CPUs do.
+a value for each head and distance, as our kernels for CPUs do, or computed from the slope of its head.
 
 A query's result depends on its seq alone: blocks begin at the first key, or where the window of the tile does, and nothing is
 split by the size of the batch. Rows after the last one of a tile or of the keys are never read; the last one stands for them.
@@ -18,7 +18,7 @@ Shapes: R rows, P rows of kept keys, N query heads, K key heads, H head width, W
 # Triton's language has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
+# pyright: reportIndexIssue=false, reportCallIssue=false, reportArgumentType=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
 
 from dataclasses import dataclass
 
@@ -44,6 +44,7 @@ def _add_block(  # noqa: PLR0917
     k_row,
     v_row,
     band_ptr,
+    slope,
     at,
     end,
     ahead,
@@ -58,6 +59,7 @@ def _add_block(  # noqa: PLR0917
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     BIASED: tl.constexpr,
+    SLOPED: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Add the block of keys from `at` on. Without MASKED all queries see all of them; else `end` is the end of the keys.
@@ -69,21 +71,19 @@ def _add_block(  # noqa: PLR0917
     rows = rows.to(tl.int64)[:, None]
     k_at = k_ptr + rows * (k_row * _STEP) + columns[None, :]
     v_at = v_ptr + rows * (v_row * _STEP) + columns[None, :]
-    if WIDTH < BLOCK_H:
-        k = tl.load(k_at, mask=(columns < WIDTH)[None, :], other=0.0)
-        v = tl.load(v_at, mask=(columns < WIDTH)[None, :], other=0.0)
-    else:
-        k = tl.load(k_at)
-        v = tl.load(v_at)
+    k = tl.load(k_at, mask=(columns < WIDTH)[None, :], other=0.0) if WIDTH < BLOCK_H else tl.load(k_at)
+    v = tl.load(v_at, mask=(columns < WIDTH)[None, :], other=0.0) if WIDTH < BLOCK_H else tl.load(v_at)
     scores = tl.dot(q, tl.trans(k), input_precision="ieee")
     if CAPPED:  # scale holds 2 / cap, cap the base's logarithm: tanh(x) = 1 - 2 / (exp(2 x) + 1)
         scores = cap - 2.0 * cap / (tl.exp2(scores * scale) + 1.0)
-    elif BIASED:
+    elif BIASED or SLOPED:
         scores = scores * scale
     distances = ahead[:, None] + keys[None, :]
     if BIASED:
         seen = ahead[:, None] + tl.minimum(keys, end - 1)[None, :] if MASKED else distances
         scores += tl.load(band_ptr + seen) * _LOG2_E
+    if SLOPED:
+        scores -= tl.abs(distances).to(tl.float32) * slope
     if MASKED:
         visible = (keys < end)[None, :]
         if CAUSAL:
@@ -94,14 +94,11 @@ def _add_block(  # noqa: PLR0917
                 visible = visible & (distances <= window)
         scores = tl.where(visible, scores, float("-inf"))
     found = tl.max(scores, axis=1)
-    if not CAPPED and not BIASED:
+    if not (CAPPED or BIASED or SLOPED):
         found *= scale
     higher = tl.maximum(best, found)
     zero = tl.where(higher == float("-inf"), 0.0, higher) if MASKED else higher
-    if CAPPED or BIASED:
-        weights = tl.exp2(scores - zero[:, None])
-    else:
-        weights = tl.exp2(scores * scale - zero[:, None])
+    weights = tl.exp2((scores if CAPPED or BIASED or SLOPED else scores * scale) - zero[:, None])
     kept = tl.exp2(best - zero)
     total = total * kept + tl.sum(weights, axis=1)
     sums = tl.dot(weights.to(v.dtype), v, sums * kept[:, None], input_precision="ieee")
@@ -112,7 +109,7 @@ def _add_block(  # noqa: PLR0917
     do_not_specialize=["num_heads", "heads_per_key", "q_row", "q_head", "k_row", "k_head", "v_row", "v_head", "kept_k_row",
                        "kept_k_head", "kept_v_row", "kept_v_head", "band_row", "band_middle", "window"]
 )  # fmt: skip
-def attend_kernel(  # noqa: PLR0917
+def attend_kernel(  # noqa: C901, PLR0915, PLR0917
     q_ptr,
     k_ptr,
     v_ptr,
@@ -146,6 +143,7 @@ def attend_kernel(  # noqa: PLR0917
     WINDOW: tl.constexpr,
     CAPPED: tl.constexpr,
     BIASED: tl.constexpr,
+    SLOPED: tl.constexpr,
     KEPT: tl.constexpr,
 ):
     head = tl.program_id(0) % num_heads
@@ -157,15 +155,13 @@ def attend_kernel(  # noqa: PLR0917
     columns = tl.arange(0, BLOCK_H)
     rows = tl.minimum(queries, num_queries - 1)
     q_at = q_ptr + (first_row + rows)[:, None] * (q_row * _STEP) + head.to(tl.int64) * (q_head * _STEP) + columns[None, :]
-    if WIDTH < BLOCK_H:
-        q = tl.load(q_at, mask=(columns < WIDTH)[None, :], other=0.0)
-    else:
-        q = tl.load(q_at)
+    q = tl.load(q_at, mask=(columns < WIDTH)[None, :], other=0.0) if WIDTH < BLOCK_H else tl.load(q_at)
     sums = tl.zeros((BLOCK_M, BLOCK_H), tl.float32)
     best = tl.full((BLOCK_M,), float("-inf"), tl.float32)
     total = tl.zeros((BLOCK_M,), tl.float32)
     if BIASED:
         band_ptr += head.to(tl.int64) * band_row + band_middle
+    slope = tl.load(band_ptr + head) * _LOG2_E if SLOPED else 0.0
 
     # Keys that some query of the tile may see, of the kept ones and of the own ones.
     last_position = first_position + num_queries - 1
@@ -184,8 +180,8 @@ def attend_kernel(  # noqa: PLR0917
         ahead = -(first_position + rows)
         for at in range(begin, kept_end, BLOCK_N):
             sums, best, total = _add_block(
-                q, sums, best, total, kept_k_at, kept_v_at, kept_k_row, kept_v_row, band_ptr, at, kept_end, ahead, columns,
-                scale, cap, window, WIDTH, BLOCK_H, BLOCK_N, CAUSAL, WINDOW, CAPPED, BIASED, True,
+                q, sums, best, total, kept_k_at, kept_v_at, kept_k_row, kept_v_row, band_ptr, slope, at, kept_end, ahead,
+                columns, scale, cap, window, WIDTH, BLOCK_H, BLOCK_N, CAUSAL, WINDOW, CAPPED, BIASED, SLOPED, True,
             )  # fmt: skip
     own_begin = tl.maximum(begin - num_kept, 0)
     own_end = tl.maximum(end - num_kept, 0)
@@ -200,13 +196,13 @@ def attend_kernel(  # noqa: PLR0917
         seen_by_all = seen_by_all // BLOCK_N * BLOCK_N
         for at in range(0, seen_by_all, BLOCK_N):
             sums, best, total = _add_block(
-                q, sums, best, total, k_at, v_at, k_row, v_row, band_ptr, at, own_end, ahead, columns,
-                scale, cap, window, WIDTH, BLOCK_H, BLOCK_N, CAUSAL, WINDOW, CAPPED, BIASED, False,
+                q, sums, best, total, k_at, v_at, k_row, v_row, band_ptr, slope, at, own_end, ahead, columns,
+                scale, cap, window, WIDTH, BLOCK_H, BLOCK_N, CAUSAL, WINDOW, CAPPED, BIASED, SLOPED, False,
             )  # fmt: skip
     for at in range(seen_by_all, own_end, BLOCK_N):
         sums, best, total = _add_block(
-            q, sums, best, total, k_at, v_at, k_row, v_row, band_ptr, at, own_end, ahead, columns,
-            scale, cap, window, WIDTH, BLOCK_H, BLOCK_N, CAUSAL, WINDOW, CAPPED, BIASED, True,
+            q, sums, best, total, k_at, v_at, k_row, v_row, band_ptr, slope, at, own_end, ahead, columns,
+            scale, cap, window, WIDTH, BLOCK_H, BLOCK_N, CAUSAL, WINDOW, CAPPED, BIASED, SLOPED, True,
         )  # fmt: skip
 
     out = sums / tl.where(total == 0.0, 1.0, total)[:, None]
@@ -237,16 +233,17 @@ def shape_of(block_m: int, block_h: int) -> Shape:
 def attend_triton(
     q_RNH: Tensor,
     own: tuple[Tensor, Tensor],
-    kept: tuple[Tensor, Tensor] | None,
     out_RNH: Tensor,
     tiles_W8: Tensor,
     num_small: int,
     *,
+    kept: tuple[Tensor, Tensor] | None,
     scale: float,
     causal: bool,
     window: int | None,
     softcap: float | None,
     band_ND: Tensor | None,
+    slopes_N: Tensor | None,
 ) -> None:
     """Write softmax(scores) v of the rows of all tiles. STEP divides the width, which is at most MAX_WIDTH.
 
@@ -260,18 +257,19 @@ def attend_triton(
     tensors = q_RNH, *own, *(kept or own)
     assert all(x.shape[2] == width and suits(x) for x in tensors)
     strides = [stride // STEP for x in tensors for stride in x.stride()[:2]]
-    band = out_RNH if band_ND is None else band_ND
+    bias = next((each for each in (band_ND, slopes_N) if each is not None), out_RNH)  # one pointer for each
     for block_m, tiles in ((SMALL_TILE, tiles_W8[:num_small]), (LARGE_TILE, tiles_W8[num_small:])):
         if not len(tiles):
             continue
         shape = shape_of(block_m, block_h)
         attend_kernel[(len(tiles) * num_heads,)](
-            *tensors, band, tiles, out_RNH, num_heads, num_heads // own[0].shape[1], *strides,
+            *tensors, bias, tiles, out_RNH, num_heads, num_heads // own[0].shape[1], *strides,
             0 if band_ND is None else band_ND.stride(0), 0 if band_ND is None else band_ND.shape[1] // 2,
             scale * _LOG2_E.value if softcap is None else 2 * scale / softcap * _LOG2_E.value,
             0.0 if softcap is None else softcap * _LOG2_E.value,
             0 if window is None else window,
             WIDTH=width, BLOCK_M=block_m, BLOCK_N=shape.block_n, BLOCK_H=block_h,
-            CAUSAL=causal, WINDOW=window is not None, CAPPED=softcap is not None, BIASED=band_ND is not None,
-            KEPT=kept is not None, num_warps=shape.num_warps, num_stages=shape.num_stages,
+            CAUSAL=causal, WINDOW=window is not None, CAPPED=softcap is not None,
+            BIASED=band_ND is not None, SLOPED=slopes_N is not None, KEPT=kept is not None,
+            num_warps=shape.num_warps, num_stages=shape.num_stages,
         )  # fmt: skip
