@@ -7,8 +7,8 @@
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: the flash attention that PyTorch brings, over the ragged batch. It supports windows, but neither biases
   nor caps, nor heads wider than 256. It aligns the last keys with the last queries, so windows need all keys.
-- What flash attention lacks but for those widths, cards before Ampere, and seqs after prefixes: our own kernel in Triton
-  (`attention_ragged.py`). Each form of scores has to pass a self-test on the device; else groups of equal length are computed.
+- There the other forms of scores up to 256 columns, and seqs after prefixes: our own kernel in Triton (`attention_ragged.py`).
+  Each form has to pass a self-test on the device; else, and on cards before Ampere, groups of equal length are computed.
 - Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
   Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
   to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
@@ -121,8 +121,8 @@ _log = logging.getLogger("whimbrel")
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
-    if v_RKH.dtype in _FLASH_DTYPES:
-        flash = _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores)
+    if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device):
+        flash = _suits_flash(v_RKH, layout, scores)
         if _is_on_gpu(v_RKH) and (not flash or follows_prefixes(layout)):
             variant = variant_of(v_RKH, layout, scores)
             if variant is not None and _has_ragged(v_RKH.device, variant):
@@ -391,6 +391,7 @@ def ragged_problem(device: torch.device, variant: Variant) -> str | None:
 
 @cache
 def _has_flash(device: torch.device) -> bool:
+    """Return whether a device has flash attention. On older GPUs Triton's products, too, have no tensor cores."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

@@ -1,6 +1,6 @@
 """Attention of a batch by the ragged kernel for GPUs: keys, tiles and biases as the kernel reads them.
 
-The kernel runs where flash attention lacks something: biases, caps, windows over the first tokens alone, cards before Ampere.
+The kernel runs where flash attention lacks something: biases, caps, and windows over the first tokens alone.
 It runs behind shared prefixes too, because it reads their kept keys in place: seqs share them, and nothing is copied for each
 seq. A batch has one table of tiles for all its layers, which is made on the host and copied once, without a wait.
 
@@ -10,7 +10,7 @@ Shapes: R rows, S seqs, N query heads, K key heads, H head width, W tiles.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,8 +37,12 @@ class Variant:
     capped: bool
     biased: bool
     sloped: bool
-    """Whether the bias is of slopes."""
+    """Bias that is computed from slopes, not read from a band."""
     after_prefixes: bool
+
+    def __str__(self) -> str:
+        forms = [each.name.replace("_", " ") for each in fields(self) if getattr(self, each.name) is True]
+        return f"{self.width} columns in {str(self.dtype).removeprefix('torch.')} ({', '.join(forms) or 'plain'})"
 
 
 @dataclass(frozen=True, slots=True, eq=False)

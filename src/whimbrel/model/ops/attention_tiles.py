@@ -35,8 +35,8 @@ class Tiles:
     """The small tiles, and after them the large ones."""
 
     table_W8: Int32Array
-    """First row of the queries, their number, and the position of the first, counted from the first key, kept ones included;
-    first row of the keys, and their number; the same of kept keys; and one field that keeps both parts of the table aligned."""
+    """Fields: first row of the queries, their number, position of the first one, counted from the first key; first row of the own
+    keys, and their number; first row of the kept keys, and their number; one that keeps both parts of the table aligned."""
     num_small: int
 
 

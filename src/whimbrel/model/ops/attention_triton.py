@@ -1,10 +1,10 @@
 """Attention on a GPU over a ragged batch, with all forms of scores: masks, windows, caps and biases of distances.
 
 Theory of operation: a program computes one head of one tile of queries (`attention_tiles.py`). It reads the seq's keys in
-blocks, from the first that a query of the tile sees to the last, and keeps each query's greatest score, its sum of
-exponentials and its weighted sum of values; scores never leave the chip. Kept keys come first, from a tensor of their own,
-which seqs may share. Products have the inputs' dtype, sums are float32. Exponentials have base 2. A bias is read from its band,
-a value for each head and distance, as our kernels for CPUs do, or computed from the slope of its head.
+blocks, from the first that a query of the tile sees to the last. It keeps each query's greatest score, sum of exponentials and
+weighted sum of values; scores never leave the chip. Kept keys come first, from a tensor of their own, which seqs may share.
+Products have the inputs' dtype, sums are float32, exponentials have base 2. A bias is read from its band, a value for each head
+and distance, or computed from the slope of its head.
 
 A query's result depends on its seq alone: blocks begin at the first key, or where the window of the tile does, and nothing is
 split by the size of the batch. Rows after the last one of a tile or of the keys are never read; the last one stands for them.
@@ -267,7 +267,7 @@ def attend_triton(
             0 if band_ND is None else band_ND.stride(0), 0 if band_ND is None else band_ND.shape[1] // 2,
             scale * _LOG2_E.value if softcap is None else 2 * scale / softcap * _LOG2_E.value,
             0.0 if softcap is None else softcap * _LOG2_E.value,
-            0 if window is None else window,
+            0 if window is None else min(window, 2**30),
             WIDTH=width, BLOCK_M=block_m, BLOCK_N=shape.block_n, BLOCK_H=block_h,
             CAUSAL=causal, WINDOW=window is not None, CAPPED=softcap is not None,
             BIASED=band_ND is not None, SLOPED=slopes_N is not None, KEPT=kept is not None,
