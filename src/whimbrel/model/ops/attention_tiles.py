@@ -35,8 +35,8 @@ class Tiles:
     """The small tiles, and after them the large ones."""
 
     table_W8: Int32Array
-    """Fields: first row of the queries, their number, position of the first one, counted from the first key; first row of the own
-    keys, and their number; first row of the kept keys, and their number; one that keeps both parts of the table aligned."""
+    """First row of the queries, their number, and the position of the first one, counted from the first key. First row of the
+    own keys, and their number. First row of the kept keys, and their number. The last field keeps both parts aligned."""
     num_small: int
 
 
