@@ -26,7 +26,7 @@ from torch import Tensor
 from whimbrel.model.byte_cache import ByteCache
 from whimbrel.model.load import Model
 from whimbrel.model.ops.attention import AttentionLayout, LayerHook
-from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
+from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.pooling import Put
 from whimbrel.telemetry.trace import count, gauge
@@ -225,7 +225,7 @@ class Forward:
             groups.append((start, len(seqs), length, keys))
             kept = [prefix.kept for seq in seqs if (prefix := prefix_of_S[seq])]
             if kept:
-                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
+                sources[start] = keeping(kept) if is_prefix else AfterPrefixes(kept)
         num_keys_S = None if np.array_equal(attended_S, lengths_S) else self._put(attended_S)
         adapters_R = self._adapters(batch, tokens_R)
         offsets, longest = self._put(cu_seqlens), int(lengths_S.max())

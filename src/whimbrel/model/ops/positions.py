@@ -112,6 +112,8 @@ class Bias:
     """Distances of keys from queries, int64 of any shape -> bias of each head, (N, ...) in float32."""
     device: torch.device | None = None
     """Device of the result; None: the host."""
+    slopes_N: Tensor | None = None
+    """Slopes, if the bias is minus the distance, times a slope per head."""
     _bands: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
 
     def __call__(self, first: int, last: int, length: int) -> Tensor:
@@ -133,7 +135,7 @@ _LEAST_BAND: Final = 512
 def alibi(num_heads: int, device: torch.device) -> Bias:
     """Return the ALiBi bias: minus the distance, times a slope per head."""
     slopes_N = alibi_slopes(num_heads).to(device)
-    return Bias(lambda distances: -slopes_N.view(-1, *[1] * distances.dim()) * distances.abs(), device)
+    return Bias(lambda distances: -slopes_N.view(-1, *[1] * distances.dim()) * distances.abs(), device, slopes_N)
 
 
 def relative(table_BN: Tensor, max_distance: int) -> Bias:
