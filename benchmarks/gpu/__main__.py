@@ -29,6 +29,7 @@ from whimbrel_bench.processes import family
 
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parents[1]
+NAMES: Final = [step.name for step in STEPS]
 _PATIENCE: Final = 10.0
 """Seconds in which a step that is stopped must end its processes."""
 _PRINTED: Final = 11_000
@@ -44,10 +45,8 @@ def main() -> int:
     out.mkdir(parents=True, exist_ok=True)
     for name in ("results.jsonl", "log.txt", "profiles.txt"):
         (out / name).unlink(missing_ok=True)
-    end, outcomes = monotonic() + args.seconds, list[Outcome]()
-    for step in STEPS:
-        if (args.only and step.name not in args.only) or step.name in args.skip:
-            continue
+    end, outcomes, text = monotonic() + args.seconds, list[Outcome](), ""
+    for step in [step for step in STEPS if step.name in (args.only or NAMES) and step.name not in args.skip]:
         left = end - monotonic()
         if left < (2 if args.small else step.seconds):
             outcome = Outcome(step.name, "no time", 0.0, [])
@@ -62,17 +61,18 @@ def main() -> int:
         if outcome.status == "stopped":
             break
     print(text if len(text) <= _PRINTED else f"{text[:_PRINTED]}\n\n(cut; the rest is in {out / 'table.md'})")
-    return 130 if outcomes[-1].status == "stopped" else int(any(each.is_wrong for each in outcomes))
+    if again := [each.step for each in outcomes if each.is_wrong or each.status == "no time"]:
+        print(f"again: --only {','.join(again)}")
+    return 130 if text and outcomes[-1].status == "stopped" else int(any(each.is_wrong for each in outcomes))
 
 
 def read_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [step.name for step in STEPS]
 
     def steps(text: str) -> list[str]:
         found = text.split(",")
-        if unknown := [name for name in found if name not in names]:
-            raise argparse.ArgumentTypeError(f"no step {unknown[0]!r}; there are {', '.join(names)}")
+        if unknown := [name for name in found if name not in NAMES]:
+            raise argparse.ArgumentTypeError(f"no step {unknown[0]!r}; there are {', '.join(NAMES)}")
         return found
 
     parser.add_argument("--seconds", type=float, default=SECONDS, help="default: %(default)s")
@@ -112,7 +112,7 @@ def run_step(step: Step, out: Path, limit: float, *, small: bool) -> Outcome:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a step, so that it stops its server and its tests, and end what is left of it."""
+    """Interrupt a step, so that it stops its server and its tests, and kill its other processes."""
     processes = family(process.pid)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 import sysconfig
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -35,7 +34,7 @@ def run(_: str, setting: Setting) -> Iterator[Row]:
         facts["card"] = (
             f"{properties.name}, {properties.multi_processor_count} processors, sm_{properties.major}{properties.minor}"
         )
-        facts["memory"] = f"{free:.1f} of {total:.1f} GiB free, of which others take the rest"
+        facts["memory"] = f"{free:.1f} of {total:.1f} GiB free"
         facts["driver"] = " ".join(re.findall(r"\d+\.[\d.]+", driver.read_text())[:1]) if driver.exists() else "unknown"
         facts["CUDA"] = str(torch.version.cuda)
     yield from ({"fact": name, "value": value} for name, value in facts.items())
@@ -57,7 +56,7 @@ def _version(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:
-        return "none" if sys.modules.get(name) is None else "of unknown version"
+        return "none"
 
 
 def _has_headers() -> bool:

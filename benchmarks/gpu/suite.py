@@ -9,6 +9,7 @@ import pytest
 from setting import ROOT, NeedsGpu, Row, Setting
 
 _TESTS = ROOT / "tests"
+_KERNELS = (_TESTS / "model/test_ops.py", _TESTS / "model/test_flash.py")
 _MARK = re.compile(r"mark\.gpu|\bDEVICES\b")
 _MAX_FAILURES = 40
 
@@ -16,13 +17,8 @@ _MAX_FAILURES = 40
 def run(name: str, setting: Setting) -> Iterator[Row]:
     if setting.device == "cpu" and name == "tests":
         raise NeedsGpu  # all would be skipped, as those of kernels are
-    if name == "tests":
-        found = [path for path in _TESTS.rglob("test_*.py") if _MARK.search(path.read_text(encoding="utf-8"))]
-    else:
-        found = [
-            *_TESTS.glob("model/test_*triton*.py"),
-            *[_TESTS / "model/test_ops.py", _TESTS / "model/test_flash.py"] * (not setting.small),
-        ]
+    files = sorted(_TESTS.rglob("test_*.py")) if name == "tests" else [*_TESTS.glob("model/test_*triton*.py"), *_KERNELS]
+    found = [path for path in files if _MARK.search(path.read_text(encoding="utf-8"))]
     junit, processes = setting.out / f"{name}.xml", 8 if name == "tests" else 0
     options = f"-m gpu -n {processes} -W default -q --tb=short -p no:cacheprovider --continue-on-collection-errors"
     pytest.main([*map(str, found), *options.split(" "), f"--junitxml={junit}"])

@@ -6,7 +6,7 @@ connection for each request, and the JSON parsed. Beside it the same vectors are
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,7 +22,7 @@ from bench_servers import always, answer, fake_server
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.options import Load
 from whimbrel_bench.presets import read_preset
-from whimbrel_bench.processes import cpu_seconds
+from whimbrel_bench.processes import Worker, cpu_seconds
 from whimbrel_bench.results import Result
 from whimbrel_bench.server import Serving, serving
 from whimbrel_bench.target import Target
@@ -68,7 +68,8 @@ def token_vectors(server: Serving, target: Target, samples: list[Sample], load: 
         row = seed_client(target, samples[0], seconds)
     yield {"client": "the seed's"} | row | cores
     with canned(target, samples[0]) as fake:
-        yield {"client": "the seed's, canned answer"} | seed_client(fake, samples[0], seconds / 2) | {"server cores": ""}
+        row = seed_client(fake, samples[0], seconds / 2)
+    yield {"client": "the seed's, canned answer"} | row | {"server cores": ""}
     raw = Target(server.url, replace(target.options, extra_body={"task": "token_embed", "encoding_format": "bytes"}))
     raw.connect()
     raw.warm_up(samples, load)
@@ -78,24 +79,35 @@ def token_vectors(server: Serving, target: Target, samples: list[Sample], load: 
 
 
 def seed_client(target: Target, sample: Sample, seconds: float) -> Row:
-    """Send a sample from four threads for some seconds, parse each answer, and return the row."""
-    body, place = target.payload(sample).partition(b"\r\n\r\n")[2], (target.endpoint.host, target.endpoint.port)
+    """Run the seed's client for some seconds in a process of its own."""
+    body = target.payload(sample).partition(b"\r\n\r\n")[2]
+    client = Worker(make_seed_client, target.endpoint.host, target.endpoint.port, target.path, body)
+    row: Row = client.ask(seconds)
+    client.stop()
+    return row
+
+
+def make_seed_client(host: str, port: int, path: str, body: bytes) -> Callable[[float], Row]:
+    """Return a function that sends a body from four threads for some seconds, parses each answer, and returns the row."""
 
     def work(end: float) -> list[tuple[float, int]]:
         done: list[tuple[float, int]] = []
         while (begin := perf_counter()) < end:
-            connection = HTTPConnection(*place, timeout=60)
-            connection.request("POST", target.path, body, {"content-type": "application/json"})
+            connection = HTTPConnection(host, port, timeout=60)
+            connection.request("POST", path, body, {"content-type": "application/json"})
             parsed: Any = json.loads(connection.getresponse().read())
             connection.close()
             done.append((perf_counter() - begin, int(parsed["usage"]["prompt_tokens"])))
         return done
 
-    begin = perf_counter()
-    with ThreadPoolExecutor(4) as threads:
-        found = [each for done in threads.map(work, [begin + seconds] * 4) for each in done]
-    took, latencies = perf_counter() - begin, [latency for latency, _ in found]
-    return _row(len(found) / took, sum(tokens for _, tokens in found) / took, *np.percentile(latencies, (50, 99)) * 1e3)
+    def send(seconds: float) -> Row:
+        begin = perf_counter()
+        with ThreadPoolExecutor(4) as threads:
+            found = [each for done in threads.map(work, [begin + seconds] * 4) for each in done]
+        took, latencies = perf_counter() - begin, [latency for latency, _ in found]
+        return _row(len(found) / took, sum(tokens for _, tokens in found) / took, *np.percentile(latencies, (50, 99)) * 1e3)
+
+    return send
 
 
 def of_result(result: Result) -> Row:
