@@ -64,13 +64,15 @@ def attention(sizes: Sizes) -> Iterator[Case]:
             yield _attention(sizes, f"attention, {name}", 16, 16, 64, length, **options)
 
 
-def _attention(sizes: Sizes, name: str, heads: int, keys: int, width: int, length: int, **options: Any) -> Case:
+def _attention(
+    sizes: Sizes, name: str, heads: int, keys: int, width: int, length: int, *, function: Any = attend, **options: Any
+) -> Case:
     layout = make_layout([length] * (sizes.rows // length), sizes.device)
     q_RNH, k_RKH, v_RKH = (sizes.draw(sizes.rows, each, width) for each in (heads, keys, keys))
     scores = ScoreOptions(width**-0.5, **options)
     pairs = min(length, 2 * options["window"] + 1) if "window" in options else length / (1 + options.get("causal", False))
     moved = 2 * size(q_RNH) + size(k_RKH, v_RKH)
-    call = partial(attend, q_RNH, k_RKH, v_RKH, layout, scores)
+    call = partial(function, q_RNH, k_RKH, v_RKH, layout, scores)
     return Case(
         name, f"{sizes.rows // length} x {length}, {heads} x {width}", call, moved, 4.0 * sizes.rows * pairs * heads * width
     )

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
+from whimbrel.checkpoint.reader import read_card
 from whimbrel.types.batch import Batch
 from whimbrel.types.plan import Plan
 
@@ -25,12 +26,12 @@ class MeasuringRunner(_Around):
 
     launches: ClassVar[list[tuple[int, float, Any]]] = []
 
-    def launch(self, batch: Batch, selections: Any, between_layers: Any = None) -> Any:
+    def launch(self, batch: Batch, *others: Any) -> Any:
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)] if self._on_gpu else []
         begin = perf_counter()
         if events:
             events[0].record()
-        launched = self._runner.launch(batch, selections, between_layers)
+        launched = self._runner.launch(batch, *others)
         if events:
             events[1].record()
         self.launches.append((batch.num_tokens, perf_counter() - begin, events))
@@ -42,11 +43,13 @@ class NullRunner(_Around):
 
     def __init__(self, runner: Any, folder: Path, plan: Plan) -> None:
         super().__init__(runner, folder, plan)
+        self._outputs = read_card(folder, folder.name).all_outputs
         self._rows: dict[int, Any] = {}
 
-    def launch(self, batch: Batch, selections: Any, between_layers: Any = None) -> Any:
-        outputs = self._runner._cards[batch.tower].all_outputs
-        return {name: self._ones(each.starts_P.size, each.num_columns(outputs[name])) for name, each in selections.items()}
+    def launch(self, batch: Batch, selections: Any, *_: Any) -> Any:
+        return {
+            name: self._ones(each.starts_P.size, each.num_columns(self._outputs[name])) for name, each in selections.items()
+        }
 
     def collect(self, pending: Any) -> Any:
         return pending

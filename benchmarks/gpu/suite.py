@@ -9,7 +9,6 @@ import pytest
 from setting import ROOT, NeedsGpu, Row, Setting
 
 _TESTS = ROOT / "tests"
-_KERNELS = (_TESTS / "model/test_ops.py", _TESTS / "model/test_flash.py")
 _MARK = re.compile(r"mark\.gpu|\bDEVICES\b")
 _MAX_FAILURES = 40
 
@@ -17,12 +16,16 @@ _MAX_FAILURES = 40
 def run(name: str, setting: Setting) -> Iterator[Row]:
     if setting.device == "cpu" and name == "tests":
         raise NeedsGpu  # all would be skipped, as those of kernels are
-    files = sorted(_TESTS.rglob("test_*.py")) if name == "tests" else [*_TESTS.glob("model/test_*triton*.py"), *_KERNELS]
-    found = [path for path in files if _MARK.search(path.read_text(encoding="utf-8"))]
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted(_TESTS.rglob("test_*.py"))}
+    found = [path for path, text in texts.items() if _MARK.search(text) and (name == "tests" or _is_of_kernels(path, text))]
     junit, processes = setting.out / f"{name}.xml", 8 if name == "tests" else 0
     options = f"-m gpu -n {processes} -W default -q --tb=short -p no:cacheprovider --continue-on-collection-errors"
     pytest.main([*map(str, found), *options.split(" "), f"--junitxml={junit}"])
     yield from read(junit)
+
+
+def _is_of_kernels(path: Path, text: str) -> bool:
+    return path.parent.name == "model" and ("triton" in text.lower() or path.name == "test_ops.py")
 
 
 def read(junit: Path) -> Iterator[Row]:
