@@ -25,8 +25,9 @@ from hidden_states import hidden_states, loaded, random_ids
 from whimbrel import Engine
 from whimbrel.model.kernels import library
 from whimbrel.model.layer import Layer
-from whimbrel.model.ops import linear, rowwise
-from whimbrel.model.ops.rowwise import FORMULAS, RowKernels, find_problem, row_kernels
+from whimbrel.model.ops import linear, row_kernels
+from whimbrel.model.ops.row_kernels import find_problem
+from whimbrel.model.ops.rowwise import FORMULAS, RowKernels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 TOLERANCES = {torch.float32: 2e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
@@ -175,7 +176,7 @@ def test_the_kernels_by_the_interpreter() -> None:
 
 @pytest.mark.gpu
 def test_the_kernels_on_a_gpu() -> None:
-    assert row_kernels(torch.empty(0, device="cuda")) is not FORMULAS
+    assert row_kernels.row_kernels(torch.empty(0, device="cuda")) is not FORMULAS
     assert problems("cuda") == []
 
 
@@ -294,12 +295,12 @@ def test_the_formulas_run_where_kernels_fail(
 
     broken = replace(stand_in([], narrow=True), gate=fail if fault == "raises" else lambda x, _: x[:, ::2])
     monkeypatch.setattr(rowwise_triton, "KERNELS", broken)
-    find = rowwise.find_problem
-    monkeypatch.setattr(rowwise, "find_problem", lambda kernels, _: find(kernels, torch.device("cpu")))
+    find = row_kernels.find_problem
+    monkeypatch.setattr(row_kernels, "find_problem", lambda kernels, _: find(kernels, torch.device("cpu")))
     with caplog.at_level(logging.WARNING, "whimbrel"):
-        assert rowwise._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
+        assert row_kernels._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
     assert ("Failed to find C compiler" if fault == "raises" else "other gates of silu") in caplog.text
-    assert row_kernels(torch.empty(0)) is FORMULAS
+    assert row_kernels.row_kernels(torch.empty(0)) is FORMULAS
 
 
 def stand_in(calls: list[str], *, narrow: bool) -> RowKernels:
@@ -343,7 +344,7 @@ def test_layers_with_kernels_give_the_numbers_of_layers_without(
     write_model(tmp_path, *CASES[case])
     expected = hidden_states(tmp_path, random_ids(), dtype)
     calls: list[str] = []
-    monkeypatch.setattr(rowwise, "_kernels_of", lambda _: stand_in(calls, narrow=False))
+    monkeypatch.setattr(row_kernels, "_kernels_of", lambda _: stand_in(calls, narrow=False))
     for found, each in zip(hidden_states(tmp_path, random_ids(), dtype), expected, strict=True):
         np.testing.assert_array_equal(found, each)
     assert "norm" in calls
@@ -359,7 +360,7 @@ def test_a_norm_and_its_sum_are_one_call(
     """Two norms in each layer, which add and round, and one before or after all; Gemma has two more in each."""
     write_model(tmp_path, *CASES[case])
     expected, calls = hidden_states(tmp_path, random_ids()), list[str]()
-    monkeypatch.setattr(rowwise, "_kernels_of", lambda _: stand_in(calls, narrow=True))
+    monkeypatch.setattr(row_kernels, "_kernels_of", lambda _: stand_in(calls, narrow=True))
     for found, each in zip(hidden_states(tmp_path, random_ids()), expected, strict=True):
         np.testing.assert_allclose(found, each, atol=1e-5)
     assert tuple(map(calls.count, OPERATIONS)) == counts
@@ -375,6 +376,6 @@ def test_prefixes_and_pieces_of_a_long_text(tmp_path: Path, without_own: None, m
             return engine.embed(["The whimbrel is a wader.", "far away " * 60, "The"], prompt="Which birds wade?")
 
     expected, calls = vectors(), list[str]()
-    monkeypatch.setattr(rowwise, "_kernels_of", lambda _: stand_in(calls, narrow=False))
+    monkeypatch.setattr(row_kernels, "_kernels_of", lambda _: stand_in(calls, narrow=False))
     np.testing.assert_array_equal(vectors(), expected)
     assert calls

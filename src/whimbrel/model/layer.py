@@ -20,7 +20,8 @@ from whimbrel.model.kernels.library import FUSED, KIND_NUMBERS, Kernels, kernels
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, reach_of
 from whimbrel.model.ops.linear import Linear, Norm, gate
 from whimbrel.model.ops.positions import Bias, norm_and_rotate
-from whimbrel.model.ops.rowwise import FORMULAS, Angles, row_kernels
+from whimbrel.model.ops.row_kernels import row_kernels
+from whimbrel.model.ops.rowwise import FORMULAS, Angles
 from whimbrel.types.heads import Activation
 
 

@@ -26,7 +26,7 @@ from whimbrel.model.kernels import library as own
 from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
 from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
-from whimbrel.model.ops.rowwise import row_kernels
+from whimbrel.model.ops.row_kernels import row_kernels
 from whimbrel.types.heads import Activation
 
 _COARSE_FROM: Final = 2**22

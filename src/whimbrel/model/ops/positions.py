@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels_for
-from whimbrel.model.ops.rowwise import Angles, row_kernels
+from whimbrel.model.ops.row_kernels import row_kernels
+from whimbrel.model.ops.rowwise import Angles
 from whimbrel.types.card import Rotary
 
 _Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
