@@ -21,7 +21,7 @@ from torch import Tensor
 
 from checkpoints.families import CASES, write_model
 from checkpoints.sentence_layout import sentence_layout
-from hidden_states import hidden_states, loaded, random_ids
+from hidden_states import hidden_states, least_cosine, loaded, random_ids
 from whimbrel import Engine
 from whimbrel.model.kernels import library
 from whimbrel.model.layer import Layer
@@ -185,15 +185,16 @@ class Launch:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self.arguments: tuple[Any, ...] = ()
-        self.constants: dict[str, Any] = {}
+        self.arguments: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
 
     def __getitem__(self, _: tuple[int, ...]) -> Launch:
         return self
 
-    def __call__(self, *arguments: Any, **constants: Any) -> None:
-        assert not self.constants
-        self.arguments, self.constants = arguments, constants
+    def __call__(self, *arguments: Any, **options: Any) -> None:
+        assert not self.arguments
+        names = [each.name for each in self.kernel.params]
+        self.arguments, self.options = dict(zip(names, arguments, strict=True)), options
 
 
 POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
@@ -205,26 +206,27 @@ def compile_launch(launch: Launch, capability: int, folder: Path) -> tuple[str, 
     from triton import compiler
     from triton.backends.compiler import GPUTarget
 
-    constants, num_warps = dict(launch.constants), launch.constants["num_warps"]
-    del constants["num_warps"]
-    names = [each.name for each in launch.kernel.params]
-    assert [*names[len(launch.arguments) :]] == [*constants]
-    types = {
-        name: "constexpr" if each is None else "fp32" if isinstance(each, float) else POINTERS[each.dtype]
-        for name, each in zip(names, launch.arguments, strict=False)
-    }
-    constants |= {name: None for name, kind in types.items() if kind == "constexpr"}
+    given = list(launch.arguments.values())
+    types = ["constexpr" if each.is_constexpr else "fp32" for each in launch.kernel.params]
+    types = [
+        POINTERS[x.dtype] if isinstance(x, Tensor) else "constexpr" if x is None else kind
+        for x, kind in zip(given, types, strict=True)
+    ]
     source = compiler.ASTSource(
         launch.kernel,
-        {name: types.get(name, "constexpr") for name in names},
-        {(names.index(name),): value for name, value in constants.items()},
-        {(names.index(name),): [["tt.divisibility", 16]] for name, kind in types.items() if kind.startswith("*")},
+        dict(zip(launch.arguments, types, strict=True)),
+        {(i,): given[i] for i, kind in enumerate(types) if kind == "constexpr"},
+        {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")},
     )
-    result = compiler.compile(source, GPUTarget("cuda", capability, 32), {"num_warps": num_warps})
+    result = compiler.compile(source, GPUTarget("cuda", capability, 32), launch.options)
     (folder / "cubin").write_bytes(result.asm["cubin"])
     tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
     report = subprocess.run([tool, "-res-usage", folder / "cubin"], capture_output=True, check=True, text=True).stdout
     return result.asm["ptx"], {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
+
+
+def empty(width: int, size: int = 4) -> Tensor:
+    return torch.empty(2, width, dtype=torch.float32 if size == 4 else torch.bfloat16)
 
 
 WIDE: dict[str, Any] = {"eps": 1e-6, "dtype": torch.bfloat16}
@@ -256,14 +258,70 @@ def test_rows_are_read_and_written_16_bytes_at_a_time(
     name, call = LAUNCHES[case]
     launch = Launch(getattr(rowwise_triton, name))
     monkeypatch.setattr(rowwise_triton, name, launch)
-    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # as it is; a later Triton asks for the choice
-    call(rowwise_triton, lambda width, size=4: torch.empty(2, width, dtype=torch.float32 if size == 4 else torch.bfloat16))
+    call(rowwise_triton, empty)
     ptx, resources = compile_launch(launch, capability, tmp_path)
     accesses = re.findall(r"(?:ld|st)\.global\S*", ptx)
     assert accesses
     assert {re.sub(r".*\.v4\.(b|f)32", "16 bytes", each) for each in accesses} == {"16 bytes"}
     assert resources["LOCAL"] == 0  # else registers are spilled
     assert resources["REG"] <= 64
+
+
+class Driver:
+    """A driver of a GPU that is not there, which notes what it is told to launch."""
+
+    def __init__(self) -> None:
+        self.launches: list[tuple[Any, ...]] = []
+        self.utils = self
+
+    def get_current_device(self) -> int:
+        return 99  # Triton keeps what it has compiled for a device
+
+    def get_current_stream(self, _: int) -> int:
+        return 7
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 90, 32)
+
+    def get_device_properties(self, _: int) -> dict[str, int]:
+        return {"max_shared_mem": 232448}
+
+    def load_binary(self, *_: Any) -> tuple[str, str, int, int, int]:
+        return "module", "function", 32, 0, 1024
+
+    def launcher_cls(self, *_: Any) -> Any:
+        return lambda *arguments: self.launches.append(arguments)
+
+
+def test_the_second_launch_is_that_of_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that the driver is given is the same, whether Triton looks at the arguments or not."""
+    pytest.importorskip("triton")
+    from triton.runtime import driver
+
+    from whimbrel.model.ops import rowwise_triton
+
+    monkeypatch.setattr(rowwise_triton, "_compiled", compiled := dict[Any, Any]())
+    active = Driver()
+    driver.set_active(active)  # pyright: ignore[reportArgumentType]
+    try:
+        for number, (_, call) in enumerate(LAUNCHES.values()):
+            tensors: dict[Any, Tensor] = {}
+            for _ in range(2):
+                call(rowwise_triton, lambda width, size=4, of=tensors: of.setdefault((width, size), empty(width, size)))
+            one, other = active.launches[-2:]
+            first, second = ([str(x.dtype) if isinstance(x, Tensor) else x for x in each] for each in (one, other))
+            assert first == second
+            inputs = [next(x.data_ptr() for x in each if isinstance(x, Tensor)) for each in (one, other)]
+            assert inputs[0] == inputs[1]
+            assert len(compiled) == number + 1
+        x = torch.empty(2 * 1025)[1:].view(-1)[:2048].view(2, 1024)
+        rowwise_triton.norm(x, None, x[0], None, eps=1e-5, centred=False, keep_sum=False, dtype=torch.float32)
+        assert len(compiled) == len(LAUNCHES)  # this weight is not aligned
+        assert len(active.launches) == 2 * len(LAUNCHES) + 1
+    finally:
+        driver.reset_active()
 
 
 def test_what_kernels_leave_to_the_formulas() -> None:
@@ -301,6 +359,12 @@ def test_the_formulas_run_where_kernels_fail(
         assert row_kernels._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
     assert ("Failed to find C compiler" if fault == "raises" else "other gates of silu") in caplog.text
     assert row_kernels.row_kernels(torch.empty(0)) is FORMULAS
+
+
+def test_kernels_are_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(row_kernels, "find_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setenv("WHIMBREL_KERNELS", "off")
+    assert row_kernels._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
 
 
 def stand_in(calls: list[str], *, narrow: bool) -> RowKernels:
@@ -364,6 +428,20 @@ def test_a_norm_and_its_sum_are_one_call(
     for found, each in zip(hidden_states(tmp_path, random_ids()), expected, strict=True):
         np.testing.assert_allclose(found, each, atol=1e-5)
     assert tuple(map(calls.count, OPERATIONS)) == counts
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", ["bert", "nomic", "modernbert", "qwen3", "gemma3", "mistral", "lfm2", "deepseek"])
+def test_layers_on_a_gpu(case: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Layers with kernels beside layers without."""
+    write_model(tmp_path, *CASES[case])
+    found = hidden_states(tmp_path, random_ids(), dtype, "cuda")
+    monkeypatch.setattr(row_kernels, "_kernels_of", lambda _: FORMULAS)
+    least = 0.999 if dtype == torch.float32 else least_cosine(case)
+    expected = hidden_states(tmp_path, random_ids(), dtype, "cuda")
+    for one, other in zip((each.mean(0) for each in found), (each.mean(0) for each in expected), strict=True):
+        assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > least
 
 
 def test_prefixes_and_pieces_of_a_long_text(tmp_path: Path, without_own: None, monkeypatch: pytest.MonkeyPatch) -> None:

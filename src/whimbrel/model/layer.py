@@ -182,11 +182,9 @@ class Layer:
         """Return the stream after this layer."""
         if self._call is not None and rows.suit_one_call:
             return Stream(self._call(stream.settle(), rows.layout, rows.angles))
-        return (
-            Stream(self._run(stream.settle(), rows))
-            if row_kernels(stream.x_RD) is FORMULAS
-            else self._run_in_kernels(stream, rows)
-        )
+        if row_kernels(stream.x_RD) is FORMULAS:
+            return Stream(self._run(stream.settle(), rows))
+        return self._run_in_kernels(stream, rows)
 
     def _run_in_kernels(self, stream: Stream, rows: Rows) -> Stream:
         """Run the layer with one kernel for each sum, the norm beside it and the rounding for the next linear layer."""

@@ -1,10 +1,12 @@
 """Choice of the operations on rows: kernels on a GPU where Triton runs, formulas elsewhere.
 
 A self-test compares the kernels with the formulas once per process and device. Triton needs a C compiler on the machine, which
-images of PyTorch may lack; then one line says so, and the formulas run, which are slower and right.
+images of PyTorch may lack; then one line says so, and the formulas run, which are slower and right. So they do with
+WHIMBREL_KERNELS=off.
 """
 
 import logging
+import os
 from functools import cache
 from itertools import product
 from typing import Any
@@ -22,7 +24,7 @@ def row_kernels(x: Tensor) -> RowKernels:
 
 @cache
 def _kernels_of(device: torch.device) -> RowKernels:
-    if device.type != "cuda":
+    if device.type != "cuda" or os.environ.get("WHIMBREL_KERNELS", "").strip().lower() == "off":
         return FORMULAS
     try:
         from whimbrel.model.ops.rowwise_triton import KERNELS

@@ -16,7 +16,7 @@ Shapes: R rows, D columns, N heads, H head width, F rotary frequencies, O column
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
 # pyright: reportPossiblyUnboundVariable=false, reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
 
-from typing import Final
+from typing import Any, Final
 
 import torch
 import triton
@@ -208,10 +208,13 @@ def norm(
         kept_RD = torch.empty(num_rows, width, dtype=torch.float32, device=x.device)
     if num_rows:
         block = triton.next_power_of_2(width)
-        _norm_kernel[(num_rows,)](
-            x_RD, added_RD, weight_D, bias_D, kept_RD, out_RD, eps,
-            WIDTH=width, X_STRIDE=x_RD.stride(0), ADDED_STRIDE=0 if added_RD is None else added_RD.stride(0),
-            CENTRED=centred, KEEP_SUM=keep_sum and kept_RD is not None, BLOCK=block, num_warps=min(max(block // 512, 1), 16),
+        _launch(
+            _norm_kernel, (num_rows, 1, 1), (x_RD, added_RD, weight_D, bias_D, kept_RD, out_RD, eps),
+            (
+                width, x_RD.stride(0), 0 if added_RD is None else added_RD.stride(0),
+                centred, keep_sum and kept_RD is not None, block,
+            ),
+            num_warps=min(max(block // 512, 1), 16),
         )  # fmt: skip
     if kept_RD is not None:
         return kept_RD, out_RD
@@ -234,11 +237,12 @@ def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles:
     out_RNH = x_RNH.new_empty(num_rows, num_heads, width)
     block_n = max(1, min(triton.next_power_of_2(num_heads), _HEAD_ELEMENTS // triton.next_power_of_2(width)))
     if num_rows:
-        _heads_kernel[(num_rows, triton.cdiv(num_heads, block_n))](
-            x_RNH, weight_NH, cos_RF, sin_RF, out_RNH, eps,
-            HEADS=num_heads, WIDTH=width, PAIRS=pairs, ROW_STRIDE=x_RNH.stride(0), HEAD_STRIDE=x_RNH.stride(1),
-            ANGLE_STRIDE=angle_stride, INTERLEAVED=interleaved, BLOCK_N=block_n,
-            BLOCK_F=triton.next_power_of_2(max(pairs, 1)), BLOCK_REST=triton.next_power_of_2(max(width - 2 * pairs, 1)),
+        _launch(
+            _heads_kernel, (num_rows, -(-num_heads // block_n), 1), (x_RNH, weight_NH, cos_RF, sin_RF, out_RNH, eps),
+            (
+                num_heads, width, pairs, x_RNH.stride(0), x_RNH.stride(1), angle_stride, interleaved,
+                block_n, triton.next_power_of_2(max(pairs, 1)), triton.next_power_of_2(max(width - 2 * pairs, 1)),
+            ),
             num_warps=4,
         )  # fmt: skip
     return out_RNH
@@ -269,9 +273,33 @@ def _takes(x_RO: Tensor, activation: Activation) -> bool:
 def _activate(x_RO: Tensor, out_RI: Tensor, activation: Activation, *, gated: bool) -> None:
     num_rows, width = out_RI.shape
     if num_rows and width:
-        _activation_kernel[(num_rows, triton.cdiv(width, _COLUMNS))](
-            x_RO, out_RI, WIDTH=width, X_STRIDE=x_RO.stride(0), ACTIVATION=activation, GATED=gated, BLOCK=_COLUMNS, num_warps=4
-        )
+        grid = num_rows, -(-width // _COLUMNS), 1
+        _launch(_activation_kernel, grid, (x_RO, out_RI), (width, x_RO.stride(0), activation, gated, _COLUMNS), num_warps=4)
+
+
+_compiled: Final[dict[tuple[object, ...], Any]] = {}
+"""Compiled kernels, by all that they were compiled for."""
+
+
+def _launch(
+    kernel: Any,
+    grid: tuple[int, int, int],
+    arguments: tuple[Tensor | float | None, ...],
+    constants: tuple[int | str, ...],
+    *,
+    num_warps: int,
+) -> None:
+    """Launch a kernel, at first through Triton, whose look at each argument takes the host longer than the launch, then not."""
+    tensors = [each for each in arguments if isinstance(each, Tensor)]
+    types = [each.dtype if isinstance(each, Tensor) else each is None for each in arguments]
+    key = (id(kernel), tensors[0].get_device(), *types, *constants)
+    is_aligned = not any(each.data_ptr() % 16 for each in tensors)
+    if is_aligned and (compiled := _compiled.get(key)) is not None:
+        compiled[grid](*arguments, *constants)
+        return
+    compiled = kernel[grid](*arguments, *constants, num_warps=num_warps, enable_fp_fusion=True)
+    if is_aligned and compiled is not None:  # the interpreter returns None
+        _compiled[key] = compiled
 
 
 def _rows(x: Tensor) -> Tensor:
