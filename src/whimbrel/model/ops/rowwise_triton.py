@@ -194,8 +194,10 @@ def norm(
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
     """Compute `NormRows` for rows of up to `MAX_WIDTH` columns; others by the formula."""
+    takes_x = x.ndim == 2 and x.shape[1] <= MAX_WIDTH and x.dtype in _DTYPES
     takes_added = added is None or (added.shape == x.shape and added.dtype in _DTYPES)
-    if x.ndim != 2 or weight_D.ndim != 1 or x.shape[1] > MAX_WIDTH or x.dtype not in _DTYPES or not takes_added:
+    takes_weights = weight_D.ndim == 1 and weight_D.is_contiguous() and (bias_D is None or bias_D.is_contiguous())
+    if not (takes_x and takes_added and takes_weights):
         return norm_rows(x, added, weight_D, bias_D, eps=eps, centred=centred, keep_sum=keep_sum, dtype=dtype)
     num_rows, width = x.shape
     x_RD, added_RD = _rows(x), None if added is None else _rows(added)
