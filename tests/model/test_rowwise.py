@@ -304,24 +304,21 @@ def test_the_second_launch_is_that_of_triton(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(rowwise_triton, "_compiled", compiled := dict[Any, Any]())
     active = Driver()
-    driver.set_active(active)  # pyright: ignore[reportArgumentType]
-    try:
-        for number, (_, call) in enumerate(LAUNCHES.values()):
-            tensors: dict[Any, Tensor] = {}
-            for _ in range(2):
-                call(rowwise_triton, lambda width, size=4, of=tensors: of.setdefault((width, size), empty(width, size)))
-            one, other = active.launches[-2:]
-            first, second = ([str(x.dtype) if isinstance(x, Tensor) else x for x in each] for each in (one, other))
-            assert first == second
-            inputs = [next(x.data_ptr() for x in each if isinstance(x, Tensor)) for each in (one, other)]
-            assert inputs[0] == inputs[1]
-            assert len(compiled) == number + 1
-        x = torch.empty(2 * 1025)[1:].view(-1)[:2048].view(2, 1024)
-        rowwise_triton.norm(x, None, x[0], None, eps=1e-5, centred=False, keep_sum=False, dtype=torch.float32)
-        assert len(compiled) == len(LAUNCHES)  # this weight is not aligned
-        assert len(active.launches) == 2 * len(LAUNCHES) + 1
-    finally:
-        driver.reset_active()
+    monkeypatch.setattr(driver, "_active", active)
+    for number, (_, call) in enumerate(LAUNCHES.values()):
+        tensors: dict[Any, Tensor] = {}
+        for _ in range(2):
+            call(rowwise_triton, lambda width, size=4, of=tensors: of.setdefault((width, size), empty(width, size)))
+        one, other = active.launches[-2:]
+        first, second = ([str(x.dtype) if isinstance(x, Tensor) else x for x in each] for each in (one, other))
+        assert first == second
+        inputs = [next(x.data_ptr() for x in each if isinstance(x, Tensor)) for each in (one, other)]
+        assert inputs[0] == inputs[1]
+        assert len(compiled) == number + 1
+    x = torch.empty(2 * 1025)[1:].view(-1)[:2048].view(2, 1024)
+    rowwise_triton.norm(x, None, x[0], None, eps=1e-5, centred=False, keep_sum=False, dtype=torch.float32)
+    assert len(compiled) == len(LAUNCHES)  # this weight is not aligned
+    assert len(active.launches) == 2 * len(LAUNCHES) + 1
 
 
 def test_what_kernels_leave_to_the_formulas() -> None:
