@@ -38,8 +38,9 @@ from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, keeping, pieces
 from whimbrel.model.ops.linear import Linear, Norm, gate
-from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
+from whimbrel.model.ops.positions import norm_and_rotate
 from whimbrel.model.ops.quantization import Int8Linear, Quantization
+from whimbrel.model.ops.rowwise import apply_rotary
 from whimbrel.types.hardware import Cpu
 
 promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 
 from attention_cases import DEVICES, SCORES, _bias, make_layout, on_device
 from references import attend_reference, short_conv_reference
+from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.model.fallback.row_blocks import FINE_SIZES
 from whimbrel.model.head_functions import adjacent_max
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import ScoreOptions, attend
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, Norm, round_up_rows
+from whimbrel.model.ops.linear import Linear, LowRank, Norm, round_up_rows
 from whimbrel.model.ops.short_conv import short_conv
 from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
 from whimbrel.types.heads import Activation

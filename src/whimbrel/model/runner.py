@@ -5,7 +5,8 @@ A batch takes four steps:
 1. `launch` chooses the rows to compute, pads them for linear layers and copies them to the device (`forward.py`).
 2. The model of its tower (`transformer.py`) computes their hidden states.
 3. `pooling.py` turns them into the rows of each selected output, which are copied back to the host.
-4. `collect` waits for the copies and returns numpy arrays. Token vectors that are only scored stay on a GPU.
+4. `collect` waits for the copies and returns numpy arrays. Token vectors that are only scored stay on a GPU, and of rows over a
+   vocabulary all but their nonzero entries (`nonzero.py`).
 
 On a GPU `launch` only enqueues steps 1 to 3 and returns at once; on a CPU the calling thread computes them. Each lane calls
 `launch` from its own thread; weights are shared and never written. Every out-of-memory error becomes MemoryError. After some
@@ -39,6 +40,7 @@ from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import LayerHook
 from whimbrel.model.ops.linear import takes_any_rows
 from whimbrel.model.ops.memory import is_out_of_memory
+from whimbrel.model.ops.nonzero import NonzeroEntries, find_nonzero
 from whimbrel.model.ops.quantization import Quantization
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.pooling import Pooling
@@ -66,6 +68,8 @@ class LaunchedBatch:
     rows: Mapping[OutputName, Tensor]
     finite: Mapping[OutputName, Tensor]
     """Mask of the finite rows, for outputs that stay on the device."""
+    entries: Mapping[OutputName, NonzeroEntries]
+    """Nonzero entries of rows over a vocabulary, which stay on the device."""
     selections: Mapping[OutputName, RowSelection]
     tower: int
     done: torch.cuda.Event | None
@@ -79,6 +83,8 @@ class Runner:
         self._copies = torch.cuda.Stream(self._device) if self._device.type == "cuda" else None
         self._keeps_vectors = self._copies is not None
         """Token vectors that are only scored stay on the device; a test sets it on a CPU."""
+        self._finds_entries = self._copies is not None
+        """Nonzero entries of rows over a vocabulary are found on the device; a test sets it on a CPU."""
         with torch.inference_mode(), loading(plan.num_lanes) as unstable:
             quantization = self._quantization = Quantization() if plan.dtype == "int8" else None
             dtype: torch.dtype = torch.float32 if quantization is not None else getattr(torch, plan.dtype)
@@ -168,17 +174,26 @@ class Runner:
         """Copy rows to the host; of outputs that stay on the device, only the mask of finite rows."""
         kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in kept}
+        found: dict[OutputName, NonzeroEntries] = {
+            name: find_nonzero(rows_PV) for name, rows_PV in rows.items() if self._has_entries(tower, name, selections[name])
+        }
         if self._copies is None:
-            return LaunchedBatch(rows, finite, selections, tower, None)
+            return LaunchedBatch(rows, finite, found, selections, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
             copied: dict[OutputName, Tensor] = {
-                name: self._to_host(finite.get(name, rows_PD)) for name, rows_PD in rows.items()
+                name: self._to_host(finite.get(name, rows_PD)) for name, rows_PD in rows.items() if name not in found
             }
+            entries: dict[OutputName, NonzeroEntries] = {name: each.map(self._to_host) for name, each in found.items()}
             done = torch.cuda.Event()
             done.record(self._copies)
-        pending: dict[OutputName, Tensor] = {name: rows[name] if name in kept else copied[name] for name in rows}
-        return LaunchedBatch(pending, {name: copied[name] for name in kept}, selections, tower, done)
+        pending: dict[OutputName, Tensor] = {
+            name: rows[name] if name in kept or name in found else copied[name] for name in rows
+        }
+        return LaunchedBatch(pending, {name: copied[name] for name in kept}, entries, selections, tower, done)
+
+    def _has_entries(self, tower: int, name: OutputName, selection: RowSelection) -> bool:
+        return self._finds_entries and self._cards[tower].output(name).rows == "vocabulary" and selection.groups_G is None
 
     def _to_host(self, x: Tensor) -> Tensor:
         assert self._copies is not None
@@ -195,8 +210,11 @@ class Runner:
         for name, rows_PD in pending.rows.items():
             if name in pending.finite:
                 outputs[name] = DeviceRows(rows_PD, pending.finite[name].numpy())
+            elif name in pending.entries and (sparse := pending.entries[name].to_sparse()) is not None:
+                outputs[name] = sparse
             else:
-                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], rows_PD.numpy())
+                on_host_PD = self._map_errors(rows_PD.cpu)  # of rows over a vocabulary a copy, if there was no room for entries
+                outputs[name] = to_host(self._cards[pending.tower].output(name), pending.selections[name], on_host_PD.numpy())
         return outputs
 
     def _map_errors(self, action: Callable[[], T]) -> T:
