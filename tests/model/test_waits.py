@@ -86,3 +86,12 @@ def test_the_fake_gpu_notices_waits(wait: Callable[[torch.Tensor], object], monk
         x = torch.empty(4, device=GPU)
         with pytest.raises((RuntimeError, NotImplementedError)):
             wait(x)
+
+
+def test_experts_still_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The number of tokens of each expert is read in every layer. A mixture of experts has no batches that overlap yet."""
+    write_model(tmp_path, *CASES["lfm2 with experts"])
+    with fake_gpu(monkeypatch):
+        runner, card = load(tmp_path, "bfloat16", pooling="mean")
+        with pytest.raises((RuntimeError, NotImplementedError), match="nonzero"):
+            launch(runner, card)
