@@ -158,7 +158,7 @@ def test_a_model_that_does_not_fit(runner: type[ScriptedRunner], monkeypatch: py
 def test_F7_a_device_that_is_lost_under_a_finisher_ends_the_engine(
     runner: type[ScriptedRunner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As one that is lost under a batch does."""
+    """The same happens as to one that is lost under a batch."""
 
     def lost(*_: Any) -> Any:
         raise Unavailable("cuda:0 fails every operation of this process")

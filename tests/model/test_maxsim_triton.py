@@ -73,7 +73,7 @@ def test_the_kernel_by_the_interpreter() -> None:
 @pytest.mark.parametrize("step", [2**24, 3000])
 @pytest.mark.parametrize("case", CASES)
 def test_products_of_pytorch_in_place_of_the_kernel(case: str, step: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What runs where Triton cannot compile, in one step and in many."""
+    """These run where Triton cannot compile; here in one step and in many."""
     monkeypatch.setattr(maxsim_torch, "_STEP", step)
     queries, documents = sides(case, 48, LENGTHS)
     pairs = all_pairs(queries, documents)

@@ -193,7 +193,7 @@ def test_default_number_of_workers_beside_a_gpu(processors: int, workers: int, m
 def test_a_gpu_is_expected(
     files: list[str], device: str, visible: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the files of its driver, as the supervisor does not import PyTorch."""
+    """The files of its driver tell, as the supervisor does not import PyTorch."""
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()

@@ -160,7 +160,7 @@ class MaxSimScorer(Finisher):
             is_query = [scorer._by_query.has(each.texts_N) for scorer, each in zip(scorers, texts, strict=True)]
             queries = _copy_together(rows_XD, [each.select(mask_N) for each, mask_N in zip(texts, is_query, strict=True)])
             documents = [each.select(~mask_N) for each, mask_N in zip(texts, is_query, strict=True)]
-            taken = [scorer._take(*each) for scorer, *each in zip(scorers, queries, documents, strict=True)]
+            taken = [scorer._take(own, others) for scorer, own, others in zip(scorers, queries, documents, strict=True)]
             errors = _score_together([comparison for _, ready in taken for comparison in ready])
             for scorer, each in zip(scorers, documents, strict=True):
                 scorer._keep_documents(each)
@@ -316,7 +316,8 @@ def _copy_together(rows_XD: Tensor, texts: Sequence[TokenRows]) -> list[dict[int
     """Return copies of the rows of several scorers' texts, by text. They share one tensor."""
     starts_N, ends_N = (np.concatenate([getattr(each, side) for each in texts]) for side in ("starts_N", "ends_N"))
     lengths: list[int] = (ends_N - starts_N).tolist()
-    copies = iter(rows_XD[put(ranges(starts_N, ends_N), rows_XD.device)].split(lengths) if lengths else ())
+    copied_XD = rows_XD[put(ranges(starts_N, ends_N), rows_XD.device)]
+    copies = iter(torch.split(copied_XD, lengths) if lengths else ())
     return [{text: next(copies)[:, : each.rows_XD.shape[1]] for text in each.texts_N.tolist()} for each in texts]
 
 

@@ -99,7 +99,12 @@ class Runner:
             own_products = takes_any_rows(dtype, self._device) and all(isinstance(each, Transformer) for each in self._models)
             piece_tokens = plan.max_batch_tokens if plan.chunked_prefill else None
             self._forward = Forward(
-                self._models, self._staged.put, self.prefix_cache, piece_tokens=piece_tokens, any_rows=own_products
+                self._models,
+                self._staged.put,
+                self.prefix_cache,
+                piece_tokens=piece_tokens,
+                any_rows=own_products,
+                put_rows=self._staged.put_rows,
             )
             self._poolings = [
                 {name: Pooling(output, loaded[tower.path][1]) for name, output in tower.all_outputs.items()}
@@ -180,14 +185,14 @@ class Runner:
         """Copy rows to the host, with a mask of those that are finite; of outputs that stay on the device, only the mask."""
         kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
         on_gpu, output = self._copies is not None, self._cards[tower].output
-        checked = kept | {name for name in rows if on_gpu and output(name).rows == "token"}
+        checked: set[OutputName] = kept | {name for name in rows if on_gpu and output(name).rows == "token"}
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in checked}
         rows = {name: self._halved(x, name, selections[name], tower) if name in kept else x for name, x in rows.items()}
         if self._copies is None:
             return LaunchedBatch(rows, kept, finite, selections, tower, None)
         self._copies.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._copies):
-            on_host = {name: x if name in kept else self._to_host(x) for name, x in rows.items()}
+            on_host: dict[OutputName, Tensor] = {name: x if name in kept else self._to_host(x) for name, x in rows.items()}
             finite = {name: self._to_host(mask_P) for name, mask_P in finite.items()}
             done = torch.cuda.Event()
             done.record(self._copies)

@@ -168,7 +168,9 @@ class BatchOutput:
 
     def unchecked(self) -> BatchOutput:
         """Return the output with plain arrays in place of checked rows."""
-        rows = {name: each.rows_PD if isinstance(each, CheckedRows) else each for name, each in self.rows.items()}
+        rows: dict[OutputName, OutputRows] = {
+            name: each.rows_PD if isinstance(each, CheckedRows) else each for name, each in self.rows.items()
+        }
         return BatchOutput(self.selections, rows)
 
 

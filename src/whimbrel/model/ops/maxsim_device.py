@@ -147,15 +147,14 @@ def _backend(device: torch.device) -> ModuleType:
     if device.type == "cpu":
         return maxsim_torch
     try:
-        from whimbrel.model.ops import maxsim_triton
+        from whimbrel.model.ops import maxsim_triton as kernels
 
-        problem = _try(maxsim_triton, device)
+        if (problem := _try(kernels, device)) is None:
+            return kernels
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        problem = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no reason given'}"
-    if problem is None:
-        return maxsim_triton
+        problem = ": ".join([type(error).__name__, *str(error).strip().splitlines()[:1]])
     hint = "It needs a C compiler, such as gcc, and the headers of Python; CC names another."
     _log.warning("MaxSim runs without Triton's kernels, by slower products: %s. %s", problem, hint)
     return maxsim_torch
@@ -173,4 +172,5 @@ def _try(kernels: ModuleType, device: torch.device) -> str | None:
             best_WQ, _ = backend.maxima(vectors, vectors, programs, where=False)
             backend.add_up(best_WQ, programs, sums_P)
         found.append(sums_P.cpu())
-    return None if torch.allclose(*found, rtol=1e-4) else f"they give {found[0].tolist()} for {found[1].tolist()}"
+    of_kernels, expected = (sums_P.numpy() for sums_P in found)
+    return None if np.allclose(of_kernels, expected, rtol=1e-4) else f"they give {of_kernels} for {expected}"

@@ -58,7 +58,7 @@ def plan_programs(
 
 def _split(pairs_P4: Int64Array, block_q: int, max_stretch: int | None) -> tuple[Int64Array, Int64Array]:
     """Return the programs and groups of pairs of first query token, their count, first document token and their count."""
-    q_start_P, q_P, x_start_P, x_P = pairs_P4.T
+    q_start_P, q_P, x_start_P, x_P = (pairs_P4[:, column] for column in range(4))
     blocks_P = -(-q_P // block_q)
     num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
     stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // num_stretches))

@@ -1,9 +1,9 @@
 """MaxSim on a GPU by Triton: one launch for all pairs of any requests, over flat token vectors.
 
 Theory of operation: a program takes some tokens of one query and a stretch of one document. It reads the document's vectors in
-blocks to their real end; similarities never leave the chip. Document tokens are the rows of its products, so that half
-precision runs on whole tiles of the tensor cores also for queries of 32 tokens, and each lane of the program keeps the maxima
-of the rows that it sees; they meet once, at the end. A second launch takes the maxima over stretches and the sum over tokens,
+blocks to their real end; similarities never leave the chip. Document tokens are the rows of its products. So half precision
+runs on whole tiles of the tensor cores, also for queries of 32 tokens. Each lane of the program keeps the maxima of the rows
+that it sees; they meet once, at the end. A second launch takes the maxima over stretches and the sum over tokens,
 in a fixed order. Programs read lengths, offsets and counts, so the compiled code depends only on the dtypes, a few block
 shapes, and the alignment of the vectors. Aligned ones are loaded 16 bytes at a time. Offsets are int64.
 
@@ -17,7 +17,7 @@ Shapes: Q query tokens, T document tokens, P pairs, W programs, D width.
 # Triton's language has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
 
 from typing import Final
 

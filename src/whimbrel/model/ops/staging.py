@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from itertools import accumulate
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from whimbrel.outputs.rows import RowSelection
+from whimbrel.types.arrays import Int32Array
 from whimbrel.types.batch import Batch
 from whimbrel.types.request import OutputName
 
@@ -38,12 +40,25 @@ class StagedArrays:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._staged: dict[tuple[int, int], Tensor] = {}
-        """Tensors on the device, by address and bytes on the host, where their arrays live as long as they are here."""
+        """Arrays on the device, with zeros up to a multiple of `_ALIGNED`, by address and bytes on the host. There they live as
+        long as they are here."""
 
     def put(self, array: NDArray[Any]) -> Tensor:
         """Return an array on the device: as it was staged, or in a copy of its own."""
-        staged = self._staged.get(_key(array)) if array.dtype == np.int32 and array.flags.c_contiguous else None
-        return put(array, self._device) if staged is None else staged
+        room = self._find(array)
+        return put(array, self._device) if room is None else room[: array.size].view(array.shape)
+
+    def put_rows(self, array_T: Int32Array, num_rows: int) -> Tensor:
+        """Return an array on the device, with zeros up to a number of rows."""
+        room = self._find(array_T)
+        if room is not None and num_rows <= room.shape[0]:
+            return room[:num_rows]
+        padded_R = np.zeros(num_rows, np.int32)
+        padded_R[: array_T.size] = array_T
+        return put(padded_R, self._device)
+
+    def _find(self, array: NDArray[Any]) -> Tensor | None:
+        return self._staged.get(_key(array)) if array.dtype == np.int32 and array.flags.c_contiguous else None
 
     @contextmanager
     def of_batch(self, batch: Batch, selections: Mapping[OutputName, RowSelection]) -> Generator[None]:
@@ -67,18 +82,14 @@ class StagedArrays:
                 del self._staged[key]
 
 
-def _stage(arrays: list[NDArray[np.int32]], device: torch.device) -> dict[tuple[int, int], Tensor]:
+def _stage(arrays: list[Int32Array], device: torch.device) -> dict[tuple[int, int], Tensor]:
     by_key = {_key(each): each for each in arrays}
     sizes = [-(-each.size // _ALIGNED) * _ALIGNED for each in by_key.values()]
     buffer = np.zeros(sum(sizes), np.int32)
-    firsts: list[int] = (np.cumsum(sizes) - sizes).tolist()
-    for first, each in zip(firsts, by_key.values(), strict=True):
+    for first, each in zip(accumulate(sizes, initial=0), by_key.values(), strict=False):
         buffer[first : first + each.size] = each.reshape(-1)
     on_device = put(buffer, device)
-    return {
-        key: on_device[first : first + each.size].view(each.shape)
-        for first, (key, each) in zip(firsts, by_key.items(), strict=True)
-    }
+    return dict(zip(by_key, torch.split(on_device, sizes), strict=True))
 
 
 def _key(array: NDArray[Any]) -> tuple[int, int]:
