@@ -185,7 +185,8 @@ class Runner:
         """Copy rows to the host, with a mask of those that are finite; of outputs that stay on the device, only the mask."""
         kept: set[OutputName] = {name for name in rows if selections[name].keep_on_device and self._keeps_vectors}
         on_gpu, output = self._copies is not None, self._cards[tower].output
-        checked: set[OutputName] = kept | {name for name in rows if on_gpu and output(name).rows == "token"}
+        of_tokens: set[OutputName] = {name for name in rows if on_gpu and output(name).rows == "token"}
+        checked = kept | of_tokens
         finite: dict[OutputName, Tensor] = {name: torch.isfinite(rows[name]).all(dim=1) for name in checked}
         rows = {name: self._halved(x, name, selections[name], tower) if name in kept else x for name, x in rows.items()}
         if self._copies is None:
