@@ -25,7 +25,7 @@ from whimbrel.checkpoint.summary import left_out
 from whimbrel.cli.console import describe
 from whimbrel.errors import CheckpointError, SetupError
 from whimbrel.model.load import check_weights
-from whimbrel.types.hardware import Hardware
+from whimbrel.types.hardware import Gpu, Hardware
 from whimbrel.types.plan import Options, make_plan
 
 JSON = dict[str, Any]
@@ -251,7 +251,7 @@ def test_a_text_may_be_long(tmp_path: Path) -> None:
 def test_float16_is_refused(tmp_path: Path) -> None:
     """Numbers between T5's layers are known to exceed it; `auto` never takes it."""
     card = read_card(write_t5(tmp_path), "m")
-    gpu = Hardware(num_cores=4, gpus=("cuda:0",), gpu_bfloat16=False)
+    gpu = Hardware(num_cores=4, gpus=(Gpu("cuda:0"),))
     with pytest.raises(SetupError, match="not supported for T5"):
         make_plan(Options(dtype="float16"), card, gpu)
     assert make_plan(Options(), card, gpu).dtype == "float32"

@@ -188,7 +188,13 @@ def allocate_too_much(*_: Any) -> Any:
         says(RuntimeError("std::bad_alloc")),
         says(RuntimeError("CUDA error: out of memory")),
         says(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")),
+        says(
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasLtMatmulAlgoGetHeuristic( ltHandle, ...`")
+        ),
         says(RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED")),
+        says(RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED")),
+        says(RuntimeError("CUDA driver error: out of memory")),
+        says(RuntimeError("Triton Error [CUDA]: out of memory")),
     ],
 )
 def test_whatever_a_device_says_out_of_memory_is_one_error(model: Any, card: Card, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,10 +36,11 @@ from whimbrel.model.layer import LayerCall
 from whimbrel.model.native import compile as native
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import ScoreOptions, attend
-from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
+from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, keeping, pieces
 from whimbrel.model.ops.linear import Linear, Norm, gate
-from whimbrel.model.ops.positions import apply_rotary, norm_and_rotate
+from whimbrel.model.ops.positions import norm_and_rotate
 from whimbrel.model.ops.quantization import Int8Linear, Quantization
+from whimbrel.model.ops.rowwise import apply_rotary
 from whimbrel.types.hardware import Cpu
 
 promise = "A row and a seq have the same bits in any batch, with or without our kernels; NaN is never swallowed."
@@ -290,7 +291,7 @@ def test_seqs_after_a_prefix(own: Kernels) -> None:
     layout = replace(
         layout,
         equal_length_groups=[(0, 1, 10, 10), (10, 2, 10, 10)],
-        sources={0: keeping([kept]), 10: after_prefixes([kept, kept])},
+        sources={0: keeping([kept]), 10: AfterPrefixes([kept, kept])},
     )
     out = attend(q, k, v, layout, scores)
     for start in (10, 20):

@@ -12,13 +12,14 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attention_cases import DEVICES, SCORES, _bias, make_layout
+from attention_cases import DEVICES, SCORES, _bias, make_layout, on_device
 from references import attend_reference, short_conv_reference
+from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.model.fallback.row_blocks import FINE_SIZES
 from whimbrel.model.head_functions import adjacent_max
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import ScoreOptions, attend
-from whimbrel.model.ops.linear import ACTIVATIONS, Linear, LowRank, Norm, round_up_rows
+from whimbrel.model.ops.linear import Linear, LowRank, Norm, round_up_rows
 from whimbrel.model.ops.short_conv import short_conv
 from whimbrel.model.pooling import normalize, segment_reduce, truncate_columns
 from whimbrel.types.heads import Activation
@@ -41,8 +42,6 @@ def test_attention(lengths: list[int], width: int, dtype: torch.dtype, tolerance
 def test_attention_with_what_decoders_need(
     what: str, num_kv_heads: int, dtype: torch.dtype, tolerance: float, device: str
 ) -> None:
-    if device == "cuda" and "bias" in SCORES[what]:
-        pytest.skip("the bias of this test is on the host")
     check_attention([40, 40, 33, 17, 2, 1], num_kv_heads, ScoreOptions(0.3, **SCORES[what]), 16, dtype, tolerance, device)
 
 
@@ -51,8 +50,6 @@ def test_attention_with_what_decoders_need(
 @pytest.mark.parametrize("what", ["all", "causal", "biased", "capped"])
 def test_attention_to_the_first_tokens_alone(what: str, dtype: torch.dtype, device: str) -> None:
     """Expansion tokens of a query attend, but no token attends to them."""
-    if device == "cuda" and "bias" in SCORES[what]:
-        pytest.skip("the bias of this test is on the host")
     lengths, num_keys = [200, 32, 32, 32, 9, 1], [200, 5, 5, 32, 1, 1]
     check_attention(lengths, 4, ScoreOptions(0.3, **SCORES[what]), 16, dtype, 2e-2, device, num_keys)
 
@@ -76,7 +73,7 @@ def check_attention(
     rows = round_up_rows(layout.num_tokens) + 16
     x = torch.randn(rows, 4 + 2 * num_kv_heads, width, generator=torch.Generator().manual_seed(1)).to(device, dtype)
     qkv = x.split((4, num_kv_heads, num_kv_heads), dim=1)
-    out = attend(*qkv, layout, scores).cpu()
+    out = attend(*qkv, layout, on_device(scores, device)).cpu()
     expected = attend_reference(*(part.cpu() for part in qkv), layout, scores)
     assert out.shape == (rows, 4 * width)
     assert out.dtype == dtype

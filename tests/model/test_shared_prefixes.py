@@ -22,7 +22,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.model.forward import CachedPrefix, Forward, PrefixCache, PrefixKey
 from whimbrel.model.load import load_model
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend
-from whimbrel.model.ops.kept_keys import KeptKeys, after_prefixes, keeping, pieces
+from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, keeping, pieces
 from whimbrel.model.ops.positions import Bias
 from whimbrel.telemetry.trace import CounterEvent, subscribe
 from whimbrel.types.batch import pack
@@ -202,7 +202,7 @@ SCORES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("max_masked_keys", [0, 1024])
 @pytest.mark.parametrize("num_kv_heads", [4, 2, 1])
 @pytest.mark.parametrize("what", SCORES)
-def test_attention_after_prefixes(what: str, num_kv_heads: int, max_masked_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_AfterPrefixes(what: str, num_kv_heads: int, max_masked_keys: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Own tokens attend to their prefix and to themselves as the plain formula does over the whole seq."""
     monkeypatch.setattr("whimbrel.model.ops.attention.MAX_MASKED_KEYS", max_masked_keys)
     scores = ScoreOptions(0.3, causal=True, **SCORES[what])
@@ -211,8 +211,8 @@ def test_attention_after_prefixes(what: str, num_kv_heads: int, max_masked_keys:
     qkv = torch.randn(starts[-1] + 6, 4 + 2 * num_kv_heads, 16).split((4, num_kv_heads, num_kv_heads), dim=1)
     first, second = KeptKeys(), KeptKeys()
     groups = [(int(start), 1, size, size) for start, size in zip(starts[:-1], lengths, strict=True)]
-    sources = {0: keeping([first]), 21: keeping([second]), 34: after_prefixes([first]), 47: after_prefixes([first]),
-               52: after_prefixes([second]), 57: after_prefixes([first])}  # fmt: skip
+    sources = {0: keeping([first]), 21: keeping([second]), 34: AfterPrefixes([first]), 47: AfterPrefixes([first]),
+               52: AfterPrefixes([second]), 57: AfterPrefixes([first])}  # fmt: skip
     layout = AttentionLayout(torch.from_numpy(starts), groups, int(starts[-1]), 21, sources=sources)
     out = attend(*qkv, layout, scores)
     assert (out - attend_reference(*qkv, layout, scores)).abs().max() <= 3e-6

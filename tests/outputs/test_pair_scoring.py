@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -29,12 +30,12 @@ from checkpoints.sparse import splade_layout, write_splade
 from token_vectors import vectors_of
 from whimbrel import AsyncEngine, Engine
 from whimbrel.engine.engine_request import Job
-from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong
+from whimbrel.errors import InvalidRequest, NonFinite, OutOfMemory, TooLong, Unavailable
 from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops.maxsim import maxsim
 from whimbrel.outputs.layout import build_outputs
 from whimbrel.outputs.pair_scoring import PairScoring
-from whimbrel.outputs.rows import DeviceRows
+from whimbrel.outputs.rows import BatchOutput, DeviceRows
 from whimbrel.types.arrays import Float32Array
 from whimbrel.types.request import OutputName, Request
 from whimbrel.types.result import Outputs, Ragged
@@ -176,6 +177,104 @@ def test_texts_may_be_computed_in_any_order(seed: int) -> None:
         matcher.add_rows(rows, seqs, offsets[seqs], offsets[seqs + 1])
     assert np.array_equal(matcher.scores, maxsim(vectors, vectors, query_P, document_P))
     assert not matcher._waiting
+
+
+class Together:
+    """A batch of three requests whose rows stay on the device: a query and documents of each, and documents of the next."""
+
+    def __init__(self, widths: Sequence[int] = (16, 16, 16), dtype: torch.dtype = torch.float32) -> None:
+        rng = np.random.default_rng(5)
+        lengths = rng.integers(1, 9, 12)
+        self.offsets = np.concatenate(([0], np.cumsum(lengths)))
+        rows = torch.from_numpy(rng.standard_normal((self.offsets[-1], 16)).astype(np.float32)).to(dtype)
+        selection: Any = SimpleNamespace(offsets_B1=self.offsets)
+        self.batch = BatchOutput({"multi_vector": selection}, {"multi_vector": DeviceRows(rows, np.ones(len(rows), np.bool_))})
+        pairs = PairScoring("multi_vector", "maxsim", np.zeros(3, np.int32), np.arange(1, 4, dtype=np.int32))
+        self.scorers = [MaxSimScorer(pairs, 4, Outputs(), width=width) for width in widths]
+        self.additions = [(each, np.arange(4) * 3 + i, np.arange(4)) for i, each in enumerate(self.scorers)]
+        self.rows = rows
+
+    def add(self) -> Sequence[Any]:
+        (function,) = {scorer.together(self.batch) for scorer in self.scorers}
+        assert function is not None
+        return function(self.batch, self.additions)
+
+    def expected(self, scorer: int) -> list[float]:
+        (finisher, seqs_B, _) = self.additions[scorer]
+        vectors = vectors_of(self.rows[:, : finisher._width], self.offsets)
+        return maxsim(vectors, vectors, seqs_B[:1].repeat(3), seqs_B[1:]).tolist()
+
+
+@pytest.mark.parametrize(("widths", "num_launches"), [((16, 16, 16), 1), ((16, 8, 16), 2)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_the_requests_of_a_batch_share_a_launch(
+    widths: Sequence[int], num_launches: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are launched before any is waited for. A width of its own takes a launch of its own."""
+    happened: list[str] = []
+    start = whimbrel.model.maxsim_scorer.start_maxsim
+
+    def counted(*args: Any, **options: Any) -> Any:
+        happened.append("launch")
+        wait = start(*args, **options)
+        return lambda: (happened.append("wait"), wait())[1]
+
+    monkeypatch.setattr(whimbrel.model.maxsim_scorer, "start_maxsim", counted)
+    together = Together(widths, dtype)
+    assert together.add() == [[], [], []]
+    assert happened == ["launch"] * num_launches + ["wait"] * num_launches
+    for i, scorer in enumerate(together.scorers):
+        assert scorer.scores.tolist() == together.expected(i)
+
+
+def test_a_launch_that_fails_is_repeated_request_by_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: Any, **__: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    def first_fails(*args: Any, **options: Any) -> Any:
+        monkeypatch.setattr(whimbrel.model.maxsim_scorer, "maxsim", maxsim)
+        raise RuntimeError("scripted")
+
+    together = Together()
+    monkeypatch.setattr(whimbrel.model.maxsim_scorer, "start_maxsim", full)
+    monkeypatch.setattr(whimbrel.model.maxsim_scorer, "maxsim", first_fails)
+    first, *others = together.add()
+    assert repr(first) == "RuntimeError('scripted')"
+    assert others == [[], []]
+    for i in (1, 2):
+        assert together.scorers[i].scores.tolist() == together.expected(i)
+
+
+def test_F7_a_device_that_is_lost_in_a_launch_is_told_to_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    def lost(*_: Any, **__: Any) -> Any:
+        raise Unavailable("lost")
+
+    monkeypatch.setattr(whimbrel.model.maxsim_scorer, "start_maxsim", lost)
+    with pytest.raises(Unavailable, match=r"^lost$"):
+        Together().add()
+
+
+def test_vectors_of_a_model_in_half_precision_stay_in_float16(
+    checkpoint: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of length 1, as scores need no more; the scores differ by less than the rounding of the model does."""
+    with Engine(str(checkpoint("stanford")), dtype="float32", document_cache_bytes=10**6) as engine:
+        expected = engine.score(QUERIES[0], DOCUMENTS)
+        runner: Any = engine._lanes._runner
+        monkeypatch.setattr(runner, "_keeps_vectors", True)
+        monkeypatch.setattr(runner, "_halves_vectors", True)
+        collect, seen = runner.collect, set[torch.dtype]()
+
+        def collected(pending: Any) -> Any:
+            found = collect(pending)
+            seen.update(rows.rows_PD.dtype for rows in found.values() if isinstance(rows, DeviceRows))
+            return found
+
+        monkeypatch.setattr(runner, "collect", collected)
+        for _ in range(2):  # the second time out of the cache, to which the first documents went in float32
+            np.testing.assert_allclose(engine.score(QUERIES[0], DOCUMENTS), expected, rtol=1e-3)
+        assert seen == {torch.float16}
+        assert engine.multi_vector([QUERIES[0]], input_type="query").rows_XD.dtype == np.float32
 
 
 def test_what_is_wrong_names_what_was_given(m3: Engine, checkpoint: Callable[[str], Path]) -> None:

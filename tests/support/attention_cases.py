@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
-from whimbrel.model.ops.positions import Bias
+from whimbrel.model.ops.positions import Bias, alibi
 from whimbrel.types.batch import equal_length_groups
 from whimbrel.types.card import Disentangled
 
@@ -25,7 +26,20 @@ def make_layout(lengths: list[int], device: str = "cpu", num_keys: list[int] | N
     return AttentionLayout(torch.from_numpy(offsets).to(device), found, int(offsets[-1]), max(lengths), keys)
 
 
-_bias = Bias(lambda distances: torch.linspace(-0.5, 0.5, 4).view(-1, *[1] * distances.dim()) * distances.float() / 8)
+def _slopes(distances: torch.Tensor) -> torch.Tensor:
+    slopes_N = torch.linspace(-0.5, 0.5, 4, device=distances.device)
+    return slopes_N.view(-1, *[1] * distances.dim()) * distances.float() / 8
+
+
+_bias = Bias(_slopes)
+
+
+def on_device(scores: ScoreOptions, device: str) -> ScoreOptions:
+    """Return the options with their bias on a device."""
+    if (bias := scores.bias) is None:
+        return scores
+    there = torch.device(device)
+    return replace(scores, bias=Bias(bias.of, there) if bias.slopes_N is None else alibi(len(bias.slopes_N), there))
 
 
 SCORES: dict[str, dict[str, Any]] = {
@@ -35,6 +49,7 @@ SCORES: dict[str, dict[str, Any]] = {
     "no window": {"window": 0},
     "causal window": {"causal": True, "window": 9},
     "biased": {"bias": _bias},
+    "biased by slopes": {"bias": alibi(4, torch.device("cpu"))},
     "biased causal": {"bias": _bias, "causal": True},
     "capped": {"softcap": 2.0},
     "capped causal window": {"softcap": 2.0, "causal": True, "window": 6},

@@ -31,7 +31,7 @@ import numpy as np
 import tokenizers
 
 from whimbrel.errors import Unavailable
-from whimbrel.outputs.rows import DeviceRows, OutputRows, RowSelection
+from whimbrel.outputs.rows import CheckedRows, DeviceRows, OutputRows, RowSelection
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import Batch
 from whimbrel.types.plan import Plan
@@ -87,7 +87,9 @@ class FaultyRunner:
     def _spoilt(self, rows: OutputRows, offsets_B1: Int64Array, words_B: Sequence[list[str]]) -> OutputRows:
         said = {word for words in words_B for word in words}
         if isinstance(rows, DeviceRows):
-            return self._spoilt(cast(Float32Array, rows.rows_PD.cpu().numpy()), offsets_B1, words_B)
+            return self._spoilt(cast(Float32Array, rows.rows_PD.float().cpu().numpy()), offsets_B1, words_B)
+        if isinstance(rows, CheckedRows):
+            return self._spoilt(rows.rows_PD, offsets_B1, words_B)
         if isinstance(rows, Sparse):
             values, offsets = rows.weights_X.copy(), rows.offsets_N1[offsets_B1]
         else:

@@ -13,7 +13,7 @@ from uuid import uuid4
 import pytest
 
 from whimbrel.cli import serve
-from whimbrel.types.machine_limits import Limit, MachineLimits, read_limits
+from whimbrel.types.machine_limits import Limit, MachineLimits, expects_gpu, read_limits
 
 PROCESSORS = len(os.sched_getaffinity(0))
 MEMORY = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -169,7 +169,38 @@ def test_fractions_of_a_core(
 @pytest.mark.parametrize(("processors", "workers"), [(1, 1), (15, 1), (16, 2), (31, 3), (64, 4)])
 def test_default_number_of_workers(processors: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve, "usable_processors", lambda: processors)
-    assert serve.choose_workers() == workers
+    assert serve.choose_workers("cpu") == workers
+
+
+@pytest.mark.parametrize(("processors", "workers"), [(1, 1), (4, 2), (16, 8), (64, 16)])
+def test_default_number_of_workers_beside_a_gpu(processors: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its engine leaves the processors to those who tokenize and encode."""
+    monkeypatch.setattr(serve, "usable_processors", lambda: processors)
+    assert serve.choose_workers("cuda:1") == workers
+
+
+@pytest.mark.parametrize(
+    ("files", "device", "visible", "expected"),
+    [
+        (["proc/driver/nvidia/version", "dev/nvidiactl"], "auto", None, True),
+        (["proc/driver/nvidia/version", "dev/nvidiactl"], "auto", "", False),
+        (["proc/driver/nvidia/version", "dev/nvidiactl"], "cpu", None, False),
+        (["proc/driver/nvidia/version"], "auto", None, False),  # a container that was given none
+        ([], "auto", "0", False),
+        ([], "cuda", None, True),
+    ],
+)
+def test_a_gpu_is_expected(
+    files: list[str], device: str, visible: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of its driver tell, as the supervisor does not import PyTorch."""
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).touch()
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert expects_gpu(device, tmp_path) == expected
 
 
 def test_hyper_threads_of_one_core_count_once(tree: Tree) -> None:

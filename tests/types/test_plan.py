@@ -9,14 +9,14 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.cli.console import memory_of_batches
 from whimbrel.errors import SetupError
 from whimbrel.types.card import Card
-from whimbrel.types.hardware import Cpu, Hardware
+from whimbrel.types.hardware import Cpu, Gpu, Hardware
 from whimbrel.types.plan import Options, make_plan
 
 CPU = Hardware(num_cores=3, cpu=Cpu("EPYC", "avx512_bf16", "native"))
 OLD_CPU = replace(CPU, cpu=Cpu("Xeon", "avx512", "slow"))
 WITH_FLOAT16 = replace(CPU, cpu=Cpu("Xeon", "avx512_bf16", "slow", float16=True), kernels="avx512_fp16")
 LAPTOP = replace(CPU, cpu=Cpu("Core", "avx2", "none"))
-GPU = replace(CPU, gpus=("cuda:0", "cuda:1"), gpu_bfloat16=True)
+GPU = replace(CPU, gpus=(Gpu("cuda:0", bfloat16=True), Gpu("cuda:1", bfloat16=True)))
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +45,46 @@ def test_auto_is_resolved(
     plan = make_plan(options, card, hardware)
     assert (plan.device, plan.dtype, plan.num_lanes, plan.max_batch_tokens) == (device, dtype, lanes, tokens)
     assert (plan.served_name, plan.max_length, plan.matryoshka) == ("all-MiniLM-L6-v2", 256, False)
+
+
+OLD_GPU = Gpu("cuda:1", memory=2**34)
+MIXED = replace(CPU, gpus=(Gpu("cuda:0", memory=2**37, bfloat16=True), OLD_GPU))
+
+
+@pytest.mark.parametrize(
+    ("options", "device", "dtype", "memory", "note"),
+    [
+        (Options(), "cuda:0", "bfloat16", 2**37, ""),
+        (Options(device="cuda:1"), "cuda:1", "float32", 2**34, ""),
+        (Options(num_replicas=2), "cuda:0", "float32", 2**37, "cuda:1 cannot multiply bfloat16"),
+        (Options(num_replicas=2, replica=1), "cuda:1", "float32", 2**34, "cuda:1 cannot multiply bfloat16"),
+        (Options(num_replicas=2, replica=1, dtype="float16"), "cuda:1", "float16", 2**34, ""),
+        (Options(num_replicas=4, device="cuda:0"), "cuda:0", "bfloat16", 2**37, ""),
+    ],
+)
+def test_gpus_of_two_kinds(card: Card, options: Options, device: str, dtype: str, memory: int, note: str) -> None:
+    """Each has its own memory, and replicas of a model compute in one dtype."""
+    plan = make_plan(options, card, MIXED)
+    assert (plan.device, plan.dtype, plan.memory) == (device, dtype, memory)
+    assert note in plan.device_note
+    assert bool(note) == bool(plan.device_note)
+
+
+def test_replicas_share_one_gpu(card: Card) -> None:
+    one = replace(CPU, gpus=(Gpu("cuda:0", bfloat16=True),))
+    assert {make_plan(Options(num_replicas=4, replica=i), card, one).device for i in range(4)} == {"cuda:0"}
+
+
+def test_no_gpu_that_can_be_used(card: Card) -> None:
+    """One who asks for a GPU is told why there is none; one who has a driver too. Others are told nothing."""
+    reason = "the driver takes CUDA up to 12.4, PyTorch 2.11 wants 13.0"
+    old_driver = replace(CPU, gpu_note=reason, gpu_driver=True)
+    with pytest.raises(SetupError, match=rf"^no device 'cuda' here: {reason}\.$") as error:
+        make_plan(Options(device="cuda"), card, old_driver)
+    assert error.value.hint == "--device takes auto or one of: cpu, which serves every model, slower"
+    assert make_plan(Options(), card, old_driver).device_note == f"no GPU is used: {reason}"
+    assert not make_plan(Options(device="cpu"), card, old_driver).device_note
+    assert not make_plan(Options(), card, replace(CPU, gpu_note="there is no NVIDIA driver")).device_note
 
 
 def test_max_length_may_go_up_to_the_positions(card: Card) -> None:

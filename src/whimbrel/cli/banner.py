@@ -100,6 +100,7 @@ def _summary(card: Card, plan: Plan) -> dict[str, str]:
         "outputs": ", ".join(f"{name} ({_shape(output, plan)})" for name, output in card.outputs.items()),
         "max length": f"{', '.join(limits)}; a request may set up to {longest}" if limits else longest,
         "device": f"{plan.device} ({count(plan.num_lanes, 'lane')})",
+        "GPU": plan.device_note,
         "dtype": plan.dtype,
         "int8": plan.int8 and str(plan.int8),
         "long texts": plan.split_long and "run in parts, unless a request asks to cut them (split_long)",

@@ -76,6 +76,7 @@ def print_card(card: Card, plan: Plan | None, checkpoint: Checkpoint, *, as_json
     same_bits = {None: "found out when the weights are loaded", True: "yes", False: f"no: {plan.same_bits_reason}"}
     write_fields(with_text({
         "device": f"{plan.device}, {count(plan.num_lanes, 'lane')}",
+        "GPU": plan.device_note,
         "processor": str(plan.cpu),
         "kernels": plan.device == "cpu" and kernels_of(plan),
         "dtype": plan.dtype,

@@ -119,7 +119,7 @@ def find_problems(facts: Facts) -> list[Problem]:
         (facts.import_error is not None, f"PyTorch cannot be imported: {facts.import_error}", "install PyTorch anew"),
         (
             facts.gpu_driver is not None and hardware is not None and not hardware.gpus,
-            "there is a GPU driver, but PyTorch sees no GPU",
+            f"there is a GPU driver, but PyTorch sees no GPU: {hardware.gpu_note if hardware else ''}".removesuffix(": "),
             "install a CUDA build of PyTorch that the driver supports, and check CUDA_VISIBLE_DEVICES",
         ),
         (

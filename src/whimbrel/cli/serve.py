@@ -27,7 +27,7 @@ from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
 from whimbrel.telemetry import logs
 from whimbrel.telemetry import otel as spans
-from whimbrel.types.machine_limits import WaitingMemory, share_waiting_memory, usable_memory, usable_processors
+from whimbrel.types.machine_limits import WaitingMemory, expects_gpu, share_waiting_memory, usable_memory, usable_processors
 from whimbrel.types.plan import Options
 
 
@@ -37,7 +37,7 @@ def serve(models: Sequence[str], settings: Settings) -> int:
         spans.check()
     screen = stderr_console()
     model_ids: list[str | None] = [*models] if models else [None]
-    num_workers = settings.workers or choose_workers()
+    num_workers = settings.workers or choose_workers(settings.device)
     waiting = share_waiting_memory(usable_memory(), num_workers=num_workers, num_engines=settings.replicas * len(model_ids))
     served = _models(model_ids, settings, waiting)
     tls = read_tls_files(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
@@ -85,9 +85,14 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
     )
 
 
-def choose_workers() -> int:
-    """Return the default number of HTTP processes: one for each 8 processors that this process may use, 1 to 4."""
-    return max(1, min(4, usable_processors() // 8))
+def choose_workers(device: str | None = None) -> int:
+    """Return the default number of HTTP processes for the processors that this process may use.
+
+    A CPU's engine wants most of them: one for each 8, 1 to 4. A GPU's engine leaves them to those who tokenize and encode: one
+    for each 2, 1 to 16.
+    """
+    per_worker, most = (2, 16) if expects_gpu(device) else (8, 4)
+    return max(1, min(most, usable_processors() // per_worker))
 
 
 def name_models(models: Sequence[str | None], served_names: Sequence[str]) -> list[tuple[str, ...]]:

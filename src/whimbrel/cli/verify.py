@@ -183,7 +183,8 @@ def dtypes(device: str) -> list[Literal["float32", "bfloat16", "float16"]]:
     hardware = probe()
     if device == "cpu" or not hardware.gpus:
         return ["float32", "bfloat16"] if hardware.cpu.bfloat16 != "none" else ["float32"]
-    return ["float32", "bfloat16", "float16"] if hardware.gpu_bfloat16 else ["float32", "float16"]
+    of_device = [gpu.bfloat16 for gpu in hardware.gpus if gpu.name == device] or [hardware.gpus[0].bfloat16]
+    return ["float32", "bfloat16", "float16"] if of_device[0] else ["float32", "float16"]
 
 
 def compare(output: str, dtype: str, ours: Sequence[Float32Array], expected: Sequence[Float32Array]) -> Comparison:

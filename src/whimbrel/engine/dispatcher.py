@@ -80,6 +80,11 @@ class Dispatcher:
     def load(self) -> LoadStats:
         return LoadStats(self._scheduler.queued_tokens, self._scheduler.small_tokens, self._throughput.value)
 
+    @property
+    def token_budget(self) -> int:
+        """Limit in tokens of a batch: that of the plan, or less after a shortage of memory."""
+        return self._scheduler.token_budget
+
     # Jobs in
 
     def submit(self, job: Job, *, admitted: bool = False) -> None:

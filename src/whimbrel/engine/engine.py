@@ -32,7 +32,7 @@ from whimbrel.engine.finish_pool import FinishPool
 from whimbrel.engine.lanes import Lanes
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.engine.prepare import AsyncPreprocessor, Preprocessor
-from whimbrel.errors import CheckpointError, NonFinite, SetupError, relocating
+from whimbrel.errors import CheckpointError, NonFinite, OutOfMemory, SetupError, relocating
 from whimbrel.model.byte_cache import ByteCache
 from whimbrel.outputs import scoring
 from whimbrel.outputs.finishers import Finisher, RowsFinisher, score_vectors
@@ -42,6 +42,7 @@ from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
 from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.machine_limits import usable_processors
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
@@ -53,12 +54,17 @@ if TYPE_CHECKING:
     from whimbrel.model.maxsim_scorer import MaxSimScorer
     from whimbrel.model.runner import Runner
 
+_log = logging.getLogger("whimbrel")
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
 ProgressCallback: TypeAlias = Callable[[str], None]
 """Called with the name of each phase of loading as it begins."""
 
+_GPU_FINISH_THREADS: Final = 4
+_WARM_TOKENS: Final = 64
+"""Tokens of a text in the full batch of the warm-up."""
 _MANY_PAIRS: Final = 256
 """Pairs above which a thread starts the comparison, as that takes milliseconds."""
 
@@ -139,7 +145,7 @@ class Engine:
             runner = load_runner(checkpoint, self.card, self.plan)
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
-        self._finishing = FinishPool(self._dispatcher, self.plan.num_lanes, runner.init_thread)
+        self._finishing = FinishPool(self._dispatcher, _num_finish_threads(self.plan), runner.init_thread)
         self._lanes = Lanes(runner, self.card, self.plan, self._dispatcher, self._finishing, observer=batch_observer)
         atexit.register(self.close)  # its threads must not be inside torch while the interpreter goes down
         try:
@@ -150,6 +156,9 @@ class Engine:
                 self.plan = quantize(runner, self._run_now, self.preprocessor, self.card, self.plan)
             progress("warming up")
             self._warm_up()
+            if self.plan.device != "cpu":
+                self._warm_up_full_batch()
+            self._dispatcher.reset_throughput()
         except BaseException:
             self.close()
             raise
@@ -277,7 +286,23 @@ class Engine:
                 except NonFinite:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
-        self._dispatcher.reset_throughput()
+                except OutOfMemory:
+                    hint = f"a lower --max-length than {longest:,}, --dtype bfloat16 or float16, or --device cpu, may serve it"
+                    message = f"the memory of {self.plan.device} has no room for a text of {size:,} tokens beside the weights."
+                    raise SetupError(message, hint=hint) from None
+
+    def _warm_up_full_batch(self) -> None:
+        """Run a full batch of many texts, so that no caller waits for its memory or kernels. Log it if it does not fit."""
+        most = self.plan.max_batch_tokens
+        for number, tower in enumerate(self.card.towers or (self.card,)):
+            size = min(_WARM_TOKENS, max_length_for(self.plan, self.card, tower), most)
+            ids = np.full(size, tower.encoder.pad_id, np.int32)
+            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
+            seqs = [Seq(ids, index, tower=number) for index in range(most // size)]
+            self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
+        if (fits := self._dispatcher.token_budget) < most:
+            message = "a batch of %d tokens does not fit into the free memory of %s: --max-batch-tokens %d would."
+            _log.warning(message, most, self.plan.device, 2 ** (fits.bit_length() - 1))
 
 
 class AsyncEngine:
@@ -358,18 +383,31 @@ class AsyncEngine:
         await self.close()
 
 
+def _num_finish_threads(plan: Plan) -> int:
+    """Return the number of threads for slow work after the model: as many as lanes on a CPU, up to 4 beside a GPU's lane."""
+    return plan.num_lanes if plan.device == "cpu" else max(1, min(_GPU_FINISH_THREADS, usable_processors() // 4))
+
+
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
     """Load the runner of a model, in a wrapper for tests if WHIMBREL_RUNNER names one as `module:callable`.
 
     The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Only the environment of this
     process can name it, no request and no checkpoint. Raises CheckpointError or SetupError.
     """
+    from whimbrel.model.ops.memory import describe_memory, memory_errors
     from whimbrel.model.runner import Runner
 
-    runner = Runner(checkpoint, card, plan)
+    try:
+        with memory_errors():
+            runner = Runner(checkpoint, card, plan)
+    except MemoryError as error:
+        if plan.device == "cpu":
+            raise
+        hint = "free it, or choose another --device or a smaller --dtype; --device cpu serves what the host's memory holds"
+        raise SetupError(f"the model does not fit: {describe_memory(plan.device)}.", hint=hint) from error
     if (wrapper := os.environ.get("WHIMBREL_RUNNER")) is None:
         return runner
-    logging.getLogger("whimbrel").warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
+    _log.warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
     module, _, name = wrapper.partition(":")
     try:
         wrap = getattr(importlib.import_module(module), name)

@@ -1,28 +1,38 @@
 """Finish pool: the threads that run the slow work of finishers, such as late interaction and token pooling.
 
 The thread that collects a batch must go on soon, and only scatters its rows. Everything else of a finisher runs here, a few
-steps of a job at a time, so that the steps of others come between them. Knows no lanes and no batches in flight.
+steps of a job at a time, so that the steps of others come between them. Finishers that take a batch's rows on a GPU do so
+together, with one wait for the device. Knows no lanes and no batches in flight.
 """
 
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-import numpy as np
-
 from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import Job
-from whimbrel.errors import ComputeError, OutOfMemory
-from whimbrel.outputs.finishers import Step
+from whimbrel.errors import ComputeError, OutOfMemory, Unavailable
+from whimbrel.outputs.finishers import AddTogether, Step
 from whimbrel.outputs.rows import BatchOutput
+from whimbrel.types.arrays import Int64Array
 
 _log = logging.getLogger("whimbrel")
 
 _UNFINISHED_PER_LANE: Final = 8
 """Deliveries that may wait for a thread. Beyond it the thread that delivers rows waits too, so that vectors do not pile up."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """Seqs of a batch that belong to one job: seqs_B[i] of the batch is seqs_S[i] of the job."""
+
+    job: Job
+    seqs_B: Int64Array
+    seqs_S: Int64Array
 
 
 class FinishPool:
@@ -44,26 +54,47 @@ class FinishPool:
         if is_complete:
             self._complete(job)
 
-    def deliver(self, job: Job, batch: BatchOutput, seqs_B: list[int], seqs_S: list[int]) -> None:
-        """Give a job the rows of the batch's seqs `seqs_B`, which are its seqs `seqs_S`. The last of them answer it."""
-        add = partial(job.finisher.add, batch, np.array(seqs_B), np.array(seqs_S))
-        if job.finisher.adds_slowly:
-            self._slots.acquire()
-            self._in_pool(partial(self._add, job, add, len(seqs_S)))
-            return
-        if self._dispatcher.advance(job, len(seqs_S), add):
-            self._complete(job)
+    def deliver(self, batch: BatchOutput, parts: Sequence[Part]) -> None:
+        """Give each job the rows of a batch that are its own. The last of them answer it."""
+        together: dict[AddTogether, list[Part]] = {}
+        for part in parts:
+            finisher = part.job.finisher
+            if (function := finisher.together(batch)) is not None:
+                together.setdefault(function, []).append(part)
+                continue
+            add = partial(finisher.add, batch, part.seqs_B, part.seqs_S)
+            if finisher.adds_slowly:
+                self._in_slot(partial(self._run, part.job, add, part.seqs_S.size))
+            elif self._dispatcher.advance(part.job, part.seqs_S.size, add):
+                self._complete(part.job)
+        for function, parts_of_it in together.items():
+            self._in_slot(partial(self._add_together, function, batch, parts_of_it))
 
     def close(self) -> None:
         """Wait until every job is answered, then end the threads. Call it when no batch is left."""
         self._dispatcher.join()
         self._threads.shutdown()
 
-    def _add(self, job: Job, add: Callable[[], Sequence[Step]], num_seqs: int) -> None:
+    def _in_slot(self, action: Callable[[], None]) -> None:
+        """Run an action in the pool, once there are few others."""
+
+        def in_slot() -> None:
+            try:
+                action()
+            finally:
+                self._slots.release()
+
+        self._slots.acquire()
+        self._in_pool(in_slot)
+
+    def _add_together(self, function: AddTogether, batch: BatchOutput, parts: Sequence[Part]) -> None:
+        waiting = [part for part in parts if self._dispatcher.is_waiting(part.job)]
         try:
-            self._run(job, add, num_seqs)
-        finally:
-            self._slots.release()
+            outcomes = function(batch, [(part.job.finisher, part.seqs_B, part.seqs_S) for part in waiting])
+        except BaseException as error:  # whatever it is, the requests get an answer
+            outcomes = [error] * len(waiting)
+        for part, outcome in zip(waiting, outcomes, strict=True):
+            self._run(part.job, partial(_steps_of, outcome), part.seqs_S.size)
 
     def _run_steps(self, job: Job, steps: Sequence[Step]) -> None:
         remaining = iter(steps)
@@ -81,6 +112,9 @@ class FinishPool:
             return
         try:
             self._run_steps(job, action() or ())
+        except Unavailable as error:  # the device is lost, and with it the engine: other engines take what it has
+            _log.critical("%s The engine ends.", error)
+            self._dispatcher.fail_all()
         except BaseException as error:  # whatever it is, the request gets an answer
             self._dispatcher.fail(job, _to_error(error))
         else:
@@ -107,6 +141,12 @@ class FinishPool:
             if "shutdown" not in str(error):  # the action is queued, but no thread could be started
                 raise
             action()
+
+
+def _steps_of(outcome: Sequence[Step] | BaseException) -> Sequence[Step]:
+    if isinstance(outcome, BaseException):
+        raise outcome
+    return outcome
 
 
 def _to_error(error: BaseException) -> ComputeError:

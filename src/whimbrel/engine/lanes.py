@@ -29,10 +29,10 @@ import numpy as np
 
 from whimbrel.engine.dispatcher import Dispatcher
 from whimbrel.engine.engine_request import BatchItems, BatchObserver, Job
-from whimbrel.engine.finish_pool import FinishPool
+from whimbrel.engine.finish_pool import FinishPool, Part
 from whimbrel.engine.scheduler import ScheduledBatch
 from whimbrel.errors import ComputeError, NonFinite, OutOfMemory, Unavailable
-from whimbrel.outputs.rows import BatchOutput, DeviceRows, OutputRows, RowSelection, finite_seqs, select_rows
+from whimbrel.outputs.rows import BatchOutput, CheckedRows, DeviceRows, OutputRows, RowSelection, finite_seqs, select_rows
 from whimbrel.telemetry.trace import Timer, count, observe
 from whimbrel.types.batch import Batch, pack
 from whimbrel.types.card import Card
@@ -164,9 +164,8 @@ class Lanes:
                 count("non_finite", model=self._model)
                 message = "the model gives NaN or infinity for this text. Load it with --dtype float32, or leave the text out."
                 self._dispatcher.fail(job, NonFinite(message, item=seq.index))
-        for job, (of_batch, of_job) in rows.items():
-            if of_job:
-                self._finishing.deliver(job, output, of_batch, of_job)
+        parts = [Part(job, np.array(of_batch), np.array(of_job)) for job, (of_batch, of_job) in rows.items() if of_job]
+        self._finishing.deliver(output.unchecked(), parts)
 
     # Parts of these
 
@@ -270,7 +269,7 @@ class _Abandoned(Exception):
 def _has_shape(rows: OutputRows, num_rows: int, width: int) -> bool:
     if isinstance(rows, Sparse):
         return len(rows) == num_rows
-    if isinstance(rows, DeviceRows):
+    if isinstance(rows, DeviceRows | CheckedRows):
         return rows.rows_PD.shape == (num_rows, width) and rows.finite_P.size == num_rows
     return rows.shape == (num_rows, width) and rows.dtype == np.float32
 

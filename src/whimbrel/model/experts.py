@@ -8,14 +8,16 @@ Shapes: R rows, D model width, E experts, G groups, I inner width.
 """
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.activations import ACTIVATIONS, in_blocks
+from whimbrel.model.activations import in_blocks
 from whimbrel.model.layer import FeedForward, Mlp
 from whimbrel.model.ops.linear import Linear, round_up_rows
+from whimbrel.model.ops.row_kernels import row_kernels
 from whimbrel.model.parts import Parts
 from whimbrel.types.card import Routing
 
@@ -23,8 +25,8 @@ from whimbrel.types.card import Routing
 def load_experts(parts: Parts, i: int, num_experts: int) -> Mlp:
     """Load a layer of experts. Adapters may change the shared one alone.
 
-    Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU the host waits for each expert's
-    number of rows.
+    Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU the host waits in each layer for the
+    experts' numbers of rows.
     """
     spec, names = parts.spec, parts.names
     at = (names.experts or "").format(i=i)
@@ -47,8 +49,7 @@ def _load_plain(parts: Parts, router: Linear, num_experts: int, at: str) -> Mlp:
     spec, dtype, per_token = parts.spec, parts.dtype, parts.spec.experts_per_token
     width, inner = spec.hidden_size, spec.intermediate_size
     up_EID, down_EID = (
-        parts.weights.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width)
-        for name in ("w1", "w2")
+        parts.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")
     )
     experts = [
         FeedForward(
@@ -70,7 +71,7 @@ def _load_plain(parts: Parts, router: Linear, num_experts: int, at: str) -> Mlp:
 
 def _load_gated(parts: Parts, routing: Routing, router: Linear, correction_E: Tensor, at: str) -> Mlp:
     """Return the sum of weight * expert(x) over the experts of a token, + shared(x) if any."""
-    act, shared_name = ACTIVATIONS[parts.spec.activation], f"{at}.shared_experts"
+    activation, shared_name = parts.spec.activation, f"{at}.shared_experts"
     dtype, per_token = parts.dtype, parts.spec.experts_per_token
 
     def mlp(name: str, inner: int) -> Mlp:
@@ -79,8 +80,8 @@ def _load_gated(parts: Parts, routing: Routing, router: Linear, correction_E: Te
         down = parts.linear([last], [parts.spec.hidden_size], inner, adapted=name == shared_name)
 
         def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
-            gate, up = both(x_RD, lora_mask_RK).chunk(2, dim=-1)
-            return down(act(gate) * up, lora_mask_RK)
+            both_RO = both(x_RD, lora_mask_RK)
+            return down(row_kernels(both_RO).gate(both_RO, activation), lora_mask_RK)
 
         return run
 
@@ -115,8 +116,9 @@ def _largest(scores_RE: Tensor, count: int) -> Tensor:
 
 def _add_experts(x_RD: Tensor, experts: Sequence[Mlp], chosen_RE: Tensor, weights_RE: Tensor) -> Tensor:
     out_RD = torch.zeros_like(x_RD, dtype=torch.float32)
-    for number, expert in enumerate(experts):
-        rows = chosen_RE[:, number].nonzero()[:, 0]
+    counts = cast(list[int], chosen_RE.sum(0).tolist())  # pyright: ignore[reportUnknownMemberType]
+    rows_E = torch.split(torch.nonzero(chosen_RE.T)[:, 1], counts)
+    for number, (expert, rows) in enumerate(zip(experts, rows_E, strict=True)):
         if rows.numel():
             own = F.pad(x_RD[rows], (0, 0, 0, round_up_rows(rows.numel()) - rows.numel()))
             out_RD[rows] += expert(own, None)[: rows.numel()].float() * weights_RE[rows, number, None]

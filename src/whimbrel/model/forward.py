@@ -26,12 +26,15 @@ from torch import Tensor
 from whimbrel.model.byte_cache import ByteCache
 from whimbrel.model.load import Model
 from whimbrel.model.ops.attention import AttentionLayout, LayerHook
-from whimbrel.model.ops.kept_keys import KeptKeys, KeySource, after_prefixes, keeping, pieces
+from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource, keeping, pieces
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.model.pooling import Put
 from whimbrel.telemetry.trace import count, gauge
 from whimbrel.types.arrays import Int32Array, IntArray
 from whimbrel.types.batch import Batch, equal_length_groups, lengths_of, offsets_of, ranges
+
+PutRows: TypeAlias = Callable[[Int32Array, int], Tensor]
+"""Copies numbers to the device, with zeros up to a number of rows."""
 
 
 class PrefixKey(NamedTuple):
@@ -103,9 +106,26 @@ class Forward:
     """Forward passes of one model, or of the towers that a checkpoint has."""
 
     def __init__(
-        self, models: Sequence[Model], put: Put, cache: PrefixCache, *, piece_tokens: int | None, any_rows: bool = False
+        self,
+        models: Sequence[Model],
+        put: Put,
+        cache: PrefixCache,
+        *,
+        piece_tokens: int | None,
+        any_rows: bool = False,
+        put_rows: PutRows | None = None,
     ) -> None:
-        """`piece_tokens`: None: no text runs in pieces. `any_rows`: the models run any number of rows, so none are added."""
+        """`piece_tokens`: None: no text runs in pieces. `any_rows`: the models run any number of rows, so none are added.
+
+        `put_rows` copies numbers to the device with zeros up to a number of rows; None: as `put` copies them.
+        """
+
+        def pad_and_put(numbers_T: Int32Array, num_rows: int) -> Tensor:
+            padded_R = np.zeros(num_rows, np.int32)
+            padded_R[: numbers_T.size] = numbers_T
+            return put(padded_R)
+
+        self._copy_rows: PutRows = put_rows or pad_and_put
         self._models = models
         self._put = put
         self._cache = cache
@@ -138,9 +158,7 @@ class Forward:
         """Return the numbers on the device, with zeros up to the number of rows."""
         if (num_rows := self._round_up(numbers_T.size)) == numbers_T.size:
             return self._put(numbers_T)
-        padded_R = np.zeros(num_rows, np.int32)
-        padded_R[: numbers_T.size] = numbers_T
-        return self._put(padded_R)
+        return self._copy_rows(numbers_T, num_rows)
 
     def _layout(self, batch: Batch) -> AttentionLayout:
         lengths = lengths_of(batch.cu_seqlens)
@@ -225,7 +243,7 @@ class Forward:
             groups.append((start, len(seqs), length, keys))
             kept = [prefix.kept for seq in seqs if (prefix := prefix_of_S[seq])]
             if kept:
-                sources[start] = keeping(kept) if is_prefix else after_prefixes(kept)
+                sources[start] = keeping(kept) if is_prefix else AfterPrefixes(kept)
         num_keys_S = None if np.array_equal(attended_S, lengths_S) else self._put(attended_S)
         adapters_R = self._adapters(batch, tokens_R)
         offsets, longest = self._put(cu_seqlens), int(lengths_S.max())

@@ -17,7 +17,7 @@ from torch import Tensor
 from whimbrel.model.layer import Mixer, Rows
 from whimbrel.model.ops.attention import ScoreOptions, attend
 from whimbrel.model.ops.linear import Linear, Norm
-from whimbrel.model.ops.positions import apply_rotary
+from whimbrel.model.ops.rowwise import apply_rotary
 from whimbrel.model.parts import Parts
 from whimbrel.types.card import Latent
 

@@ -19,7 +19,9 @@ from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.library import FUSED, KIND_NUMBERS, Kernels, kernels
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, reach_of
 from whimbrel.model.ops.linear import Linear, Norm, gate
-from whimbrel.model.ops.positions import Angles, Bias, norm_and_rotate
+from whimbrel.model.ops.positions import Bias, norm_and_rotate
+from whimbrel.model.ops.row_kernels import row_kernels
+from whimbrel.model.ops.rowwise import FORMULAS, Angles
 from whimbrel.types.heads import Activation
 
 
@@ -133,6 +135,31 @@ class LayerCall:
         return out_RD
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Stream:
+    """Residual stream between two parts of layers. Its last sum may be yet to come, so that one kernel adds and norms."""
+
+    x_RD: Tensor
+    """float32."""
+    added_RD: Tensor | None = None
+    """Rows that are yet to be added to x."""
+    narrow_RD: Tensor | None = None
+    """x in the dtype of linear layers, where a kernel has written it too."""
+
+    def settle(self, norm: Norm | None = None) -> Tensor:
+        """Return the norm of the stream, or without one the stream itself, in float32."""
+        if norm is not None:
+            return norm(self.x_RD, self.added_RD)
+        return self.x_RD if self.added_RD is None else self.x_RD + self.added_RD
+
+    def read(self, norm: Norm | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the stream in float32 and, in `dtype`, its norm, or without one the stream."""
+        if norm is not None:
+            return norm.and_sum(self.x_RD, self.added_RD, dtype)
+        x_RD = self.settle()
+        return x_RD, x_RD.to(dtype) if self.narrow_RD is None else self.narrow_RD
+
+
 @dataclass(slots=True, eq=False)
 class Layer:
     """Attention and what follows it, each added to the residual stream. A norm that is None is none."""
@@ -147,11 +174,34 @@ class Layer:
     mlp_in: Norm | None
     mlp_out: Norm | None
     mlp_sum: Norm | None
+    dtype: torch.dtype
+    """Dtype of the linear layers."""
     _call: LayerCall | None = field(default=None, init=False)
 
-    def __call__(self, x_RD: Tensor, rows: Rows) -> Tensor:
+    def __call__(self, stream: Stream, rows: Rows) -> Stream:
+        """Return the stream after this layer."""
         if self._call is not None and rows.suit_one_call:
-            return self._call(x_RD, rows.layout, rows.angles)
+            return Stream(self._call(stream.settle(), rows.layout, rows.angles))
+        if row_kernels(stream.x_RD) is FORMULAS:
+            return Stream(self._run(stream.settle(), rows))
+        return self._run_in_kernels(stream, rows)
+
+    def _run_in_kernels(self, stream: Stream, rows: Rows) -> Stream:
+        """Run the layer with one kernel for each sum, the norm beside it and the rounding for the next linear layer."""
+        x_RD, inner_RD = stream.read(self.attention_in, self.dtype)
+        attended = _normed(self.attention_out, self.mix(inner_RD, rows))
+        if self.attention_inner_sum is not None:
+            attended = self.attention_inner_sum(x_RD, attended)
+        x_RD, inner_RD = self._add(self.attention_sum, x_RD, attended).read(self.mlp_in, self.dtype)
+        return self._add(self.mlp_sum, x_RD, _normed(self.mlp_out, self.mlp(inner_RD, rows.lora_mask_RK)))
+
+    def _add(self, norm: Norm | None, x_RD: Tensor, added_RD: Tensor) -> Stream:
+        if norm is None:
+            return Stream(x_RD, added_RD)
+        x_RD, narrow_RD = norm.in_both(x_RD, added_RD, self.dtype)
+        return Stream(x_RD, narrow_RD=narrow_RD)
+
+    def _run(self, x_RD: Tensor, rows: Rows) -> Tensor:
         attended = _normed(self.attention_out, self.mix(_normed(self.attention_in, x_RD), rows))
         if self.attention_inner_sum is not None:
             attended = self.attention_inner_sum(x_RD, attended)

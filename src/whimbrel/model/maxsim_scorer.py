@@ -4,6 +4,9 @@ Theory of operation: batches end in any order. Documents of a batch are scored i
 queries are kept, and documents that precede their queries, so a rerank of ten thousand documents takes the memory of a few.
 Documents whose vectors came with the request or from the document cache are scored in steps once all queries exist.
 
+Rows that stay on a GPU are taken for all requests of a batch together: one copy of its queries, then one launch for all pairs
+of one dtype and width, and one wait for their scores. A launch that fails is repeated request by request.
+
 Shapes: N texts, M queries, P pairs, X rows, D columns.
 """
 
@@ -22,10 +25,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim
+from whimbrel.errors import Unavailable
+from whimbrel.model.ops.maxsim import Reduce, best_matches, maxsim, start_maxsim
+from whimbrel.model.ops.maxsim_device import scoring_stream
 from whimbrel.model.ops.memory import memory_errors
+from whimbrel.model.ops.staging import put
 from whimbrel.model.ops.token_vectors import TokenVectors
-from whimbrel.outputs.finishers import Finisher, Step, checked_scores, stored_bytes
+from whimbrel.outputs.finishers import Addition, AddTogether, Finisher, Step, checked_scores, stored_bytes
 from whimbrel.outputs.multi_vector import pool_all
 from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.rows import BatchOutput, DeviceRows
@@ -60,6 +66,25 @@ class TokenRows:
     def copy(self) -> dict[int, Tensor]:
         rows = zip(self.texts_N.tolist(), self.starts_N.tolist(), self.ends_N.tolist(), strict=True)
         return {text: self.rows_XD[start:end].clone() for text, start, end in rows}
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Comparison:
+    """Pairs of a scorer that can be scored: pair i is of query query_P[i] and document document_P[i], both on one device."""
+
+    scorer: MaxSimScorer
+    pairs: Int64Array
+    queries: TokenVectors
+    documents: TokenVectors
+    query_P: IntArray
+    document_P: IntArray
+    reduce: Reduce
+
+    @property
+    def launch_key(self) -> tuple[object, ...]:
+        """Key of comparisons that may share a launch: they read the same rows in the same way."""
+        rows_XD = self.documents.rows_TD
+        return rows_XD.data_ptr(), rows_XD.shape, self.queries.rows_TD.dtype, self.reduce
 
 
 class MaxSimScorer(Finisher):
@@ -116,6 +141,31 @@ class MaxSimScorer(Finisher):
         steps, self._steps = self._steps, []
         return steps
 
+    def together(self, batch: BatchOutput) -> AddTogether | None:
+        pools = self._comparison.poolings or self._comparison.query_poolings  # which is work of the host
+        return None if pools or not isinstance(batch.rows["multi_vector"], DeviceRows) else MaxSimScorer._add_together
+
+    @staticmethod
+    @memory_errors()
+    def _add_together(batch: BatchOutput, additions: Sequence[Addition]) -> list[Sequence[Step] | Exception]:
+        """Add the rows of a batch, which stay on the device, to several scorers. Return the steps or the error of each."""
+        rows_XD: Tensor = cast(DeviceRows, batch.rows["multi_vector"]).rows_PD
+        offsets_B1 = batch.selections["multi_vector"].offsets_B1
+        scorers = [cast(MaxSimScorer, scorer) for scorer, _, _ in additions]
+        with scoring_stream(rows_XD):
+            texts = [
+                TokenRows(seqs_S, rows_XD[:, : scorer._width], offsets_B1[seqs_B], offsets_B1[seqs_B + 1])
+                for scorer, (_, seqs_B, seqs_S) in zip(scorers, additions, strict=True)
+            ]
+            is_query = [scorer._by_query.has(each.texts_N) for scorer, each in zip(scorers, texts, strict=True)]
+            queries = _copy_together(rows_XD, [each.select(mask_N) for each, mask_N in zip(texts, is_query, strict=True)])
+            documents = [each.select(~mask_N) for each, mask_N in zip(texts, is_query, strict=True)]
+            taken = [scorer._take(own, others) for scorer, own, others in zip(scorers, queries, documents, strict=True)]
+            errors = _score_together([comparison for _, ready in taken for comparison in ready])
+            for scorer, each in zip(scorers, documents, strict=True):
+                scorer._keep_documents(each)
+        return [errors.get(scorer, steps) for scorer, (steps, _) in zip(scorers, taken, strict=True)]
+
     def add(self, batch: BatchOutput, seqs_B: IntArray, seqs_S: IntArray) -> list[Step]:
         poolings, query_poolings = self._comparison.poolings, self._comparison.query_poolings
         if not poolings and not query_poolings:
@@ -133,8 +183,13 @@ class MaxSimScorer(Finisher):
         vectors_XD: Any = (rows.rows_PD if isinstance(rows, DeviceRows) else cast(Float32Array, rows))[:, : self._width]
         starts, ends = offsets_B1[seqs_B], offsets_B1[seqs_B + 1]
         if poolings:
-            host_XD = vectors_XD.cpu().numpy() if isinstance(rows, DeviceRows) else vectors_XD
-            fewer = pool_all(Ragged(host_XD[ranges(starts, ends)], offsets_of(ends - starts)), poolings)
+            index_X = ranges(starts, ends)
+            if isinstance(rows, DeviceRows):
+                with scoring_stream(vectors_XD):
+                    host_XD = vectors_XD[put(index_X, vectors_XD.device)].float().cpu().numpy()
+            else:
+                host_XD = vectors_XD[index_X]
+            fewer = pool_all(Ragged(host_XD, offsets_of(ends - starts)), poolings)
             vectors_XD, starts, ends = fewer.rows_XD, fewer.offsets_N1[:-1], fewer.offsets_N1[1:]
         return self.add_rows(vectors_XD, seqs_S, starts, ends)
 
@@ -152,18 +207,27 @@ class MaxSimScorer(Finisher):
         Rows are an array, or a tensor on any device; scoring runs on a GPU if one side is on it. Each text is added once.
         Returns the steps that may run from now on. Raises MemoryError."""
         computed = TokenRows(texts, torch.as_tensor(rows_XD), starts, ends)
-        is_query_N = self._by_query.has(texts)
-        documents = computed.select(~is_query_N)
+        with scoring_stream(self._rows_of_device(computed.rows_XD)):
+            is_query_N = self._by_query.has(texts)
+            documents = computed.select(~is_query_N)
+            steps, ready = self._take(computed.select(is_query_N).copy(), documents)
+            for comparison in ready:
+                self.score(comparison)
+            self._keep_documents(documents)
+        return steps
+
+    def _take(self, queries: dict[int, Tensor], documents: TokenRows) -> tuple[list[Step], list[_Comparison]]:
+        """Take computed texts. Return the steps and the comparisons that may run from now on."""
         with self._lock:
-            steps, ready = self._add_queries(computed.select(is_query_N).copy()) if is_query_N.any() else ([], [])
-            ready += self._add_documents(documents) if not is_query_N.all() else []
-        for pair in ready:
-            self._score_pairs(*pair)
+            steps, ready = self._add_queries(queries) if queries else ([], [])
+            ready += self._add_documents(documents) if documents.texts_N.size else []
+        return steps, [self._compare(*pair) for pair in ready]
+
+    def _keep_documents(self, documents: TokenRows) -> None:
         if self._keep is not None:
             with suppress(MemoryError), memory_errors():  # the scores are complete
                 for text, rows in documents.copy().items():
                     self._keep(text, rows)
-        return steps
 
     def _add_queries(self, queries: dict[int, Tensor]) -> tuple[list[Step], list[tuple[Int64Array, TokenRows]]]:
         """Add queries. Return the steps that may run, and the pairs with documents that waited for them."""
@@ -193,18 +257,26 @@ class MaxSimScorer(Finisher):
             self._waiting |= documents.select(self._is_waiting[documents.texts_N]).copy()
         return [(pairs[is_ready], documents)] if is_ready.any() else []
 
-    def _score_pairs(self, pairs: Int64Array, documents: TokenRows) -> None:
+    def _compare(self, pairs: Int64Array, documents: TokenRows) -> _Comparison:
         queries_M, query_P = np.unique(self._query_P[pairs], return_inverse=True)
         queries = _stack(queries_M, self._queries, documents.scale)
         order = np.argsort(documents.texts_N)
         document_P = order[np.searchsorted(documents.texts_N, self._document_P[pairs], sorter=order)]
         devices = documents.rows_XD.device, queries.rows_XD.device
         device = devices[0] if devices[0].type != "cpu" else devices[1]
-        query_vectors, document_vectors = queries.to_device(device), documents.to_device(device)
-        self.scores[pairs] = maxsim(query_vectors, document_vectors, query_P, document_P, reduce=self._reduce)
+        vectors = queries.to_device(device), documents.to_device(device)
+        return _Comparison(self, pairs, *vectors, query_P, document_P, self._reduce)
+
+    def score(self, each: _Comparison) -> None:
+        with scoring_stream(each.documents.rows_TD):
+            scores_P = maxsim(each.queries, each.documents, each.query_P, each.document_P, reduce=each.reduce)
+            self.write(each, scores_P)
+
+    def write(self, each: _Comparison, scores_P: Float32Array) -> None:
+        self.scores[each.pairs] = scores_P
         if self._matches is not None:
-            matches = best_matches(query_vectors, document_vectors, query_P, document_P)
-            starts_P, ends_P = self._matches.offsets_N1[pairs], self._matches.offsets_N1[pairs + 1]
+            matches = best_matches(each.queries, each.documents, each.query_P, each.document_P)
+            starts_P, ends_P = self._matches.offsets_N1[each.pairs], self._matches.offsets_N1[each.pairs + 1]
             self._matches.rows_XD[ranges(starts_P, ends_P)] = matches.rows_XD
 
     def _stored_steps(self, blocks: tuple[StoredVectors, ...], num_seqs: int) -> Iterable[Step]:
@@ -225,12 +297,82 @@ class MaxSimScorer(Finisher):
             texts_N = np.array(list(cached))
             offsets_N1 = np.cumsum([0, *(rows.nbytes for rows in cached.values())])
             for texts in _split_steps(offsets_N1, 1):
-                yield partial(self._score_all, partial(_stack, texts_N[texts], cached))
+                yield partial(self._score_all, partial(_stack, texts_N[texts], cached), cached[int(texts_N[texts][0])])
 
     @memory_errors()
-    def _score_all(self, load: Callable[[], TokenRows]) -> None:
-        documents = load()
-        self._score_pairs(self._by_document.pairs_of(documents.texts_N), documents)
+    def _score_all(self, load: Callable[[], TokenRows], *rows: Tensor) -> None:
+        """Score all pairs of some documents; `rows` are some of theirs."""
+        with scoring_stream(self._rows_of_device(*rows)):
+            documents = load()
+            self.score(self._compare(self._by_document.pairs_of(documents.texts_N), documents))
+
+    def _rows_of_device(self, *rows: Tensor) -> Tensor:
+        """Return rows on the device that scores will run on: on a GPU if these rows or those of queries are there."""
+        known = [*rows, *self._queries.values()]
+        return next((each for each in known if each.is_cuda), known[0])
+
+
+def _copy_together(rows_XD: Tensor, texts: Sequence[TokenRows]) -> list[dict[int, Tensor]]:
+    """Return copies of the rows of several scorers' texts, by text. They share one tensor."""
+    starts_N, ends_N = (np.concatenate([getattr(each, side) for each in texts]) for side in ("starts_N", "ends_N"))
+    lengths: list[int] = (ends_N - starts_N).tolist()
+    copied_XD = rows_XD[put(ranges(starts_N, ends_N), rows_XD.device)]
+    copies = iter(torch.split(copied_XD, lengths) if lengths else ())
+    return [{text: next(copies)[:, : each.rows_XD.shape[1]] for text in each.texts_N.tolist()} for each in texts]
+
+
+def _score_together(comparisons: Sequence[_Comparison]) -> dict[MaxSimScorer, Exception]:
+    """Score comparisons, with one launch for all that may share one, and one wait. Return errors of those that fail alone."""
+    by_launch: dict[tuple[object, ...], list[_Comparison]] = {}
+    for each in comparisons:
+        by_launch.setdefault(each.launch_key, []).append(each)
+    try:
+        launched = [(group, _launch(group)) for group in by_launch.values()]
+        for group, wait in launched:
+            ends = np.cumsum([each.pairs.size for each in group])
+            for each, scores_P in zip(group, np.split(wait(), ends[:-1]), strict=True):
+                each.scorer.write(each, scores_P)
+    except Unavailable:
+        raise
+    except Exception:
+        return _score_alone(comparisons)
+    return {}
+
+
+def _score_alone(comparisons: Sequence[_Comparison]) -> dict[MaxSimScorer, Exception]:
+    errors: dict[MaxSimScorer, Exception] = {}
+    for each in comparisons:
+        try:
+            with memory_errors():
+                each.scorer.score(each)
+        except Unavailable:
+            raise
+        except Exception as error:
+            errors[each.scorer] = error
+    return errors
+
+
+def _launch(group: Sequence[_Comparison]) -> Callable[[], Float32Array]:
+    """Launch comparisons that have the rows of their documents in common."""
+    rows_QD = torch.cat([each.queries.rows_TD for each in group])
+    first_row = offsets_of(np.array([len(each.queries.rows_TD) for each in group]))
+    first_query, first_document = (
+        offsets_of(np.array([len(vectors) for vectors in side]))
+        for side in ([each.queries for each in group], [each.documents for each in group])
+    )
+    queries = TokenVectors(
+        rows_QD,
+        np.concatenate([each.queries.starts_N + first for each, first in zip(group, first_row, strict=False)]),
+        np.concatenate([each.queries.ends_N + first for each, first in zip(group, first_row, strict=False)]),
+    )
+    documents = TokenVectors(
+        group[0].documents.rows_TD,
+        np.concatenate([each.documents.starts_N for each in group]),
+        np.concatenate([each.documents.ends_N for each in group]),
+    )
+    query_P = np.concatenate([each.query_P + first for each, first in zip(group, first_query, strict=False)])
+    document_P = np.concatenate([each.document_P + first for each, first in zip(group, first_document, strict=False)])
+    return start_maxsim(queries, documents, query_P, document_P, reduce=group[0].reduce)
 
 
 def _split_steps(offsets_N1: IntArray, row_bytes: int) -> list[slice]:
@@ -262,4 +404,4 @@ def _stack(texts_N: IntArray, rows: Mapping[int, Tensor], scale: float = 1.0) ->
     blocks = [rows[text] for text in cast(list[int], texts_N.tolist())]
     ends_N = np.cumsum([len(block) for block in blocks])
     rows_XD = blocks[0] if len(blocks) == 1 else torch.cat([block.to(blocks[0].device) for block in blocks])
-    return TokenRows(texts_N, rows_XD if scale == 1 else rows_XD * scale, np.concatenate(([0], ends_N[:-1])), ends_N)
+    return TokenRows(texts_N, rows_XD if scale == 1 else rows_XD.float() * scale, np.concatenate(([0], ends_N[:-1])), ends_N)

@@ -32,10 +32,10 @@ class Parts:
 
     def take(self, name: str, *shape: int) -> Tensor:
         """Return a tensor on the device, in float32."""
-        return self.weights.take(name, *shape).to(self.device)
+        return self.weights.take(name, *shape, device=self.device)
 
     def table(self, name: str, rows: int, width: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        return self.weights.take(f"{name}.weight", rows, width).to(dtype).to(self.device).contiguous()
+        return self.take(f"{name}.weight", rows, width).to(dtype).contiguous()
 
     def norm(self, name: str | None, width: int) -> Norm | None:
         if name is None:
@@ -74,7 +74,7 @@ class Parts:
 
     def _join(self, names: Sequence[str], rows: Sequence[int], columns: int, *, bias: bool) -> tuple[Tensor, Tensor | None]:
         named = list(zip(names, rows, strict=True))
-        weight = torch.cat([self.weights.take(f"{name}.weight", n, columns) for name, n in named]).to(self.device, self.dtype)
+        weight = torch.cat([self.take(f"{name}.weight", n, columns).to(self.dtype) for name, n in named])
         if not bias:
             return weight, None
-        return weight, torch.cat([self.weights.take(f"{name}.bias", n) for name, n in named]).to(self.device, self.dtype)
+        return weight, torch.cat([self.take(f"{name}.bias", n).to(self.dtype) for name, n in named])

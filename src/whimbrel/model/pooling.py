@@ -57,7 +57,8 @@ class Pooling:
             tokens_R = F.pad(put(rows.tokens_X), (0, round_up_rows(num_tokens) - num_tokens))
             return self._vocabulary(self._on_tokens(hidden_RD[tokens_R]), ends_P - starts_P)
         if modes:
-            x_TD, origins_P = self._on_tokens(hidden_RD), put(rows.origins_P)
+            x_TD = self._on_tokens(hidden_RD)
+            origins_P = put(rows.origins_P) if "weightedmean" in modes else starts_P  # which others do not read
             parts = [_POOLS[mode](x_TD, origins_P, starts_P, ends_P) for mode in modes]
             x_PD = parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
         else:

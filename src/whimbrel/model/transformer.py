@@ -21,12 +21,13 @@ from whimbrel.errors import CheckpointError
 from whimbrel.model.experts import load_experts
 from whimbrel.model.kernels.library import kernels, kernels_for
 from whimbrel.model.latent import load_latent
-from whimbrel.model.layer import Attention, FeedForward, Layer, LayerCall, Mixer, Mlp, Rows, added
+from whimbrel.model.layer import Attention, FeedForward, Layer, LayerCall, Mixer, Mlp, Rows, Stream, added
 from whimbrel.model.ops.attention import AttentionLayout, LayerHook, ScoreOptions
 from whimbrel.model.ops.disentangled import PositionTables, row_of_distances
 from whimbrel.model.ops.linear import Norm
-from whimbrel.model.ops.positions import Angles, Bias, alibi, frequencies, relative
+from whimbrel.model.ops.positions import Bias, alibi, frequencies, relative
 from whimbrel.model.ops.quantization import Quantization
+from whimbrel.model.ops.rowwise import Angles
 from whimbrel.model.ops.short_conv import short_conv, with_neighbours
 from whimbrel.model.parts import Parts
 from whimbrel.model.weights import Weights
@@ -89,25 +90,25 @@ class Transformer:
         angles = [rotary and _angles(positions_R, *rotary) for rotary in self._rotaries]
         rows = Rows(positions_R, layout, angles, lora_mask_RK)
         if self._whole is not None and between_layers is None and rows.suit_one_call:
-            x_RD = self._whole(x_RD, layout, angles)
+            stream = Stream(self._whole(x_RD, layout, angles))
         else:
-            x_RD = self._run_layers(x_RD, rows, between_layers)
-        return x_RD if self._final is None else self._final(x_RD)
+            stream = self._run_layers(x_RD, rows, between_layers)
+        return stream.settle(self._final)
 
-    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: LayerHook) -> Tensor:
-        pieces, embedded_RD = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces], x_RD
+    def _run_layers(self, x_RD: Tensor, rows: Rows, between_layers: LayerHook) -> Stream:
+        pieces, stream = [(part, rows.piece(part, piece)) for part, piece in rows.layout.pieces], Stream(x_RD)
         for number, layer in enumerate(self._layers):
             if between_layers is not None and number > 0:
                 between_layers()
             for part, piece in pieces:  # in place and in order: a piece attends to the keys of those before it
                 if between_layers is not None and part.start > 0:
                     between_layers()
-                x_RD[part] = layer(x_RD[part], piece)
+                x_RD[part] = layer(Stream(x_RD[part]), piece).settle()
             if not pieces:
-                x_RD = layer(x_RD, rows)
+                stream = layer(stream, rows)
             if number == 0 and self._neighbours is not None:
-                x_RD = self._neighbours(embedded_RD, x_RD, rows)
-        return x_RD
+                stream = Stream(self._neighbours(x_RD, stream.settle(), rows))
+        return stream
 
     def _embed(self, ids_R: Tensor, positions_R: Tensor, type_ids_R: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         own = kernels_for(ids_R)
@@ -151,6 +152,7 @@ class Transformer:
             mlp_in=norm(names.mlp_in),
             mlp_out=norm(names.mlp_out),
             mlp_sum=norm(names.mlp_sum),
+            dtype=parts.dtype,
         )
 
     def _attention(self, i: int, layer: LayerSpec, bias: Bias | None, rotary: int) -> Mixer:

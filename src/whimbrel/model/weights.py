@@ -67,9 +67,12 @@ class Weights(ExitStack[None]):
             self.close()
             raise
 
-    def take(self, name: str, *shape: int) -> Tensor:
-        """Return the tensor called `name`, with or without a prefix, in float32. Raises CheckpointError."""
-        tensor = self.stored(name)
+    def take(self, name: str, *shape: int, device: torch.device | None = None) -> Tensor:
+        """Return the tensor called `name`, with or without a prefix, in float32. Raises CheckpointError.
+
+        With `device` it is there, where it goes as it is stored, so that a GPU converts and checks it.
+        """
+        tensor = self.stored(name) if device is None else self.stored(name).to(device)
         return self._check(self._require(name), tensor, tensor.shape, shape)
 
     def take_rows(self, name: str, rows: Sequence[int], *shape: int) -> Tensor:

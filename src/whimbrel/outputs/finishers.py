@@ -12,7 +12,7 @@ Shapes: B seqs of a batch, S seqs of the request, P pairs.
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, cast
+from typing import Final, Protocol, TypeAlias, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +27,9 @@ from whimbrel.types.arrays import Float32Array, Int32Array
 from whimbrel.types.batch import ranges
 from whimbrel.types.result import Outputs, Sparse
 
+_ROWS_PER_SLICE: Final = 8
+"""Rows of a seq, on average, from which on they are copied seq by seq, which takes a call each, but no index of each row."""
+
 Step: TypeAlias = Callable[[], None]
 """Work of a finisher that any thread may do. Raises MemoryError."""
 
@@ -38,6 +41,12 @@ Finish: TypeAlias = ReturnRows | PairScoring
 def locate_error(error: WhimbrelError, finish: Finish) -> WhimbrelError:
     """Return an error that names a seq as one that names the text of the request, or the part of a pair."""
     return error.relocated(lambda location: location if location.item is None else finish.locate(location.item, location))
+
+
+Addition: TypeAlias = tuple["Finisher", NDArray[np.integer], NDArray[np.integer]]
+"""A finisher and the numbers of its seqs, in the batch and in its request: the arguments of `Finisher.add`."""
+AddTogether: TypeAlias = Callable[[BatchOutput, Sequence[Addition]], Sequence[Sequence[Step] | Exception]]
+"""Function that adds the rows of a batch to several finishers, and returns the steps or the error of each."""
 
 
 class Finisher(Protocol):
@@ -64,6 +73,10 @@ class Finisher(Protocol):
         """
         ...
 
+    def together(self, batch: BatchOutput) -> AddTogether | None:
+        """Return the function that adds this batch's rows to several finishers at once; None if each takes its own."""
+        return None
+
     def result(self) -> Outputs:
         """Return the outputs, once all seqs were added and all steps have run. Raises WhimbrelError and MemoryError."""
         ...
@@ -85,10 +98,14 @@ class RowsFinisher(Finisher):
     def add(self, batch: BatchOutput, seqs_B: NDArray[np.integer], seqs_S: NDArray[np.integer]) -> Sequence[Step]:
         for slot, array_PD in zip(self._layout.by_name.values(), self._arrays.values(), strict=True):
             name = slot.spec.name
-            offsets_B1 = batch.selections[name].offsets_B1
-            source = ranges(offsets_B1[seqs_B], offsets_B1[seqs_B + 1])
-            target = ranges(slot.offsets_N1[seqs_S], slot.offsets_N1[seqs_S + 1])
-            array_PD[target] = cast(Float32Array, batch.rows[name])[source, : slot.spec.num_columns]
+            offsets_B1, rows_PD = batch.selections[name].offsets_B1, cast(Float32Array, batch.rows[name])
+            starts, ends, firsts = offsets_B1[seqs_B], offsets_B1[seqs_B + 1], slot.offsets_N1[seqs_S]
+            columns = slot.spec.num_columns
+            if (ends - starts).sum() >= _ROWS_PER_SLICE * starts.size:
+                for start, end, first in zip(starts.tolist(), ends.tolist(), firsts.tolist(), strict=True):
+                    array_PD[first : first + end - start] = rows_PD[start:end, :columns]
+            else:
+                array_PD[ranges(firsts, slot.offsets_N1[seqs_S + 1])] = rows_PD[ranges(starts, ends), :columns]
         if (dynamic := self._layout.dynamic_output) is not None:
             sparse = cast(Sparse, batch.rows[dynamic.name])
             rows: list[int] = batch.selections[dynamic.name].offsets_B1[seqs_B].tolist()

@@ -36,7 +36,9 @@ class Settings(HttpLimits):
     uds: Path | None = _server(None, "Unix socket to listen on, in place of host and port.", "PATH")
     root_path: str = _server("", "Prefix under which a proxy shows the server, e.g. /embeddings.", "PATH")
     replicas: Processes = _server(1, "Number of engine processes per model.", "N", has_flag=True)
-    workers: Processes | None = _server(None, "Number of HTTP worker processes.", "N", computed="one per 8 cores, 1 to 4")
+    workers: Processes | None = _server(
+        None, "Number of HTTP worker processes.", "N", computed="one per 8 cores, to 4; for a GPU per 2, to 16"
+    )
     served_name: Texts = _server(
         (),
         "Model name for clients, or several separated by commas. Repeat it for the next MODEL.",

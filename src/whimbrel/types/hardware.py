@@ -42,6 +42,17 @@ class Cpu:
 
 
 @dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU that PyTorch can use."""
+
+    name: str
+    """Its name as a device, e.g. "cuda:0"."""
+    memory: int = 0
+    """Bytes of its memory; 0: unknown."""
+    bfloat16: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Hardware:
     """Resources of the machine, as `model.runner.probe` detects them."""
 
@@ -50,16 +61,17 @@ class Hardware:
     cpu: Cpu = field(default_factory=Cpu)
     kernels: str = ""
     """Instruction set of Whimbrel's own kernels, or empty where PyTorch's operators are used."""
-    gpus: tuple[str, ...] = ()
-    gpu_bfloat16: bool = False
+    gpus: tuple[Gpu, ...] = ()
+    gpu_note: str = ""
+    """Reason why there is no GPU, or why one cannot be used; empty: all can."""
+    gpu_driver: bool = False
+    """True if there is a driver of GPUs, so that one is expected."""
     torch: str = "unknown"
     """Version of PyTorch."""
     torch_note: str = ""
     """Warning about that version, or empty."""
     memory: int = 0
     """Bytes of memory that this process may use; 0: unknown."""
-    gpu_memory: int = 0
-    """Bytes of memory of the first GPU; 0: unknown."""
 
     @property
     def fast_bfloat16(self) -> bool:

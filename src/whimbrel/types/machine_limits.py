@@ -100,6 +100,14 @@ def usable_memory() -> int:
     return read_limits().usable_memory
 
 
+def expects_gpu(device: str | None, root: Path = Path("/")) -> bool:
+    """Return whether an engine with this option will most likely run on a GPU, by the driver's files and without PyTorch."""
+    if device not in (None, "auto"):
+        return device.startswith("cuda")
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
+    return visible not in ("", "-1") and (root / "proc/driver/nvidia/version").exists() and (root / "dev/nvidiactl").exists()
+
+
 @dataclass(frozen=True, slots=True)
 class WaitingMemory:
     total: int

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias, TypedDict, cast, ge
 from whimbrel.errors import SetupError
 from whimbrel.types.batch_memory import BatchDevice, batch_bytes
 from whimbrel.types.card import FALLBACK, Card, TokenizerReading
-from whimbrel.types.hardware import Cpu, Hardware
+from whimbrel.types.hardware import Cpu, Gpu, Hardware
 
 Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
 DTYPES: Final[tuple[Dtype, ...]] = get_args(Dtype)
@@ -132,6 +132,8 @@ class Plan:
     kernels: str = ""
     torch: str = "unknown"
     torch_note: str = ""
+    device_note: str = ""
+    """Reason why a GPU that seems to be there is not used, or not as it could be; empty: none."""
     same_bits: bool | None = None
     """A text has the same bits alone and in any batch. None on a CPU until the loaded weights have been tried."""
     same_bits_reason: str = ""
@@ -150,8 +152,9 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         raise TypeError(f"unexpected option: {', '.join(sorted(unknown))}")
     device = _device(options.get("device", "auto"), hardware, options.get("replica", 0))
     on_cpu = device == "cpu"
-    memory = hardware.memory if on_cpu else hardware.gpu_memory
-    dtype = _dtype(options.get("dtype", "auto"), card, on_cpu=on_cpu, hardware=hardware)
+    memory = hardware.memory if on_cpu else next(gpu.memory for gpu in hardware.gpus if gpu.name == device)
+    gpus = [] if on_cpu else _gpus_of_replicas(options, hardware)
+    dtype = _dtype(options.get("dtype", "auto"), card, gpus=gpus, hardware=hardware)
     usual = CPU_BATCH_TOKENS if on_cpu else GPU_BATCH_TOKENS
     max_batch_tokens = _limit(options, "max_batch_tokens", default=usual, most=MAX_BATCH_TOKENS)
     positions = card.encoder.max_positions
@@ -190,26 +193,48 @@ def make_plan(options: Options, card: Card, hardware: Hardware) -> Plan:
         kernels=hardware.kernels if on_cpu else "",
         torch=hardware.torch,
         torch_note=hardware.torch_note,
+        device_note=_device_note(options, gpus, hardware),
         same_bits=None if on_cpu else False,
         same_bits_reason="" if on_cpu else "a GPU's kernels are chosen by the size of a batch",
     )
 
 
 def _device(value: str, hardware: Hardware, replica: int) -> str:
-    devices = ("cpu", *hardware.gpus)
+    devices = ("cpu", *(gpu.name for gpu in hardware.gpus))
     if value in ("auto", "cuda") and hardware.gpus:
-        return hardware.gpus[replica % len(hardware.gpus)]
+        return hardware.gpus[replica % len(hardware.gpus)].name
     if value == "auto":
         return "cpu"
     if value in devices:
         return value
-    raise SetupError(f"no device {value!r} here.", hint=f"--device takes auto or one of: {', '.join(devices)}")
+    reason = f": {hardware.gpu_note}" if value.startswith("cuda") and hardware.gpu_note else ""
+    hint = f"--device takes auto or one of: {', '.join(devices)}{'' if hardware.gpus else ', which serves every model, slower'}"
+    raise SetupError(f"no device {value!r} here{reason}.", hint=hint)
 
 
-def _dtype(value: str, card: Card, *, on_cpu: bool, hardware: Hardware) -> Dtype:
-    cpu = hardware.cpu
+def _gpus_of_replicas(options: Options, hardware: Hardware) -> list[Gpu]:
+    """Return the GPUs that run the model, in this or another process."""
+    device = options.get("device", "auto")
+    if device not in ("auto", "cuda"):
+        return [gpu for gpu in hardware.gpus if gpu.name == device]
+    replicas = {options.get("replica", 0), *range(options.get("num_replicas", 1))}
+    return [hardware.gpus[number] for number in sorted({replica % len(hardware.gpus) for replica in replicas})]
+
+
+def _device_note(options: Options, gpus: Sequence[Gpu], hardware: Hardware) -> str:
+    if not gpus:
+        is_expected = hardware.gpu_driver and options.get("device", "auto") == "auto"
+        return f"no GPU is used: {hardware.gpu_note}" if is_expected and hardware.gpu_note else ""
+    without = [gpu.name for gpu in gpus if not gpu.bfloat16]
+    if 0 < len(without) < len(gpus) and options.get("dtype", "auto") == "auto":
+        return f"float32 on all GPUs, so that they give the same numbers: {', '.join(without)} cannot multiply bfloat16"
+    return hardware.gpu_note
+
+
+def _dtype(value: str, card: Card, *, gpus: Sequence[Gpu], hardware: Hardware) -> Dtype:
+    cpu, on_cpu = hardware.cpu, not gpus
     if value == "auto":
-        fast = hardware.fast_bfloat16 if on_cpu else hardware.gpu_bfloat16
+        fast = hardware.fast_bfloat16 if on_cpu else all(gpu.bfloat16 for gpu in gpus)
         return "bfloat16" if fast else "float32"
     if value == "bfloat16" and on_cpu and cpu.bfloat16 == "none":
         hint = "--dtype takes auto or float32 here; bfloat16 needs AVX-512"

@@ -7,6 +7,8 @@
 - Capped scores: the plain formula, 256 queries at a time. SDPA runs long seqs with a bias in the same steps.
 - GPU in half precision: the flash attention that PyTorch brings, over the ragged batch. It supports windows, but neither biases
   nor caps, nor heads wider than 256. It aligns the last keys with the last queries, so windows need all keys.
+- There the other forms of scores up to 256 columns, and seqs after prefixes: our own kernel in Triton (`attention_ragged.py`).
+  Each form has to pass a self-test on the device; else, and on cards before Ampere, groups of equal length are computed.
 - Seqs after a prefix, and pieces of a long text, attend to kept keys too (`kept_keys.py`), with a mask of absolute positions.
   Behind a window they leave out the keys that none of their queries sees. After many kept keys a CPU needs no mask: attention
   to the kept ones and to the own ones are joined by the logarithms of their sums of exponentials.
@@ -16,6 +18,7 @@ Shapes: R rows, T tokens, B seqs, L tokens of a seq, Q queries, K keys (or key h
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, cached_property
@@ -28,9 +31,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels
+from whimbrel.model.ops.attention_ragged import DeviceTiles, Variant, attend_ragged, follows_prefixes, variant_of
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
-from whimbrel.model.ops.kept_keys import KeySource
-from whimbrel.model.ops.positions import Bias
+from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource
+from whimbrel.model.ops.memory import is_out_of_memory
+from whimbrel.model.ops.positions import Bias, alibi, relative
 from whimbrel.types.arrays import Int64Array
 from whimbrel.types.batch_memory import MAX_MASK_ELEMENTS, MAX_MASKED_KEYS, MAX_PRODUCT_LENGTH, QUERIES_AT_A_TIME
 
@@ -55,6 +60,8 @@ class AttentionLayout:
     """Sources of keys of groups that attend to more than their own rows, or whose keys are kept, by the group's first token.
 
     They run in order, so a group may attend to what one before it keeps."""
+    tiles: list[DeviceTiles] = field(default_factory=list["DeviceTiles"])
+    """Tiles of the ragged kernel, made by the first layer that needs them; empty before."""
     pieces: Sequence[tuple[slice, AttentionLayout]] = ()
     """Rows and layout of each piece of a text that every layer runs piece by piece; empty: all rows at once."""
 
@@ -106,12 +113,22 @@ _FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
 _FLASH_STEP: Final = 8
 """Divisor of the head widths that flash attention takes."""
 _MAX_FLASH_WIDTH: Final = 256
+_RAGGED_TOLERANCE: Final = 0.05
+"""Limit of the difference in the self-test, whose values are about 1 and are rounded to bfloat16 on their way."""
+
+_log = logging.getLogger("whimbrel")
 
 
 def attend(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
     """Return softmax(scores) v within each seq, (R, N * H) in the dtype of v. Rows after the tokens are 0. K divides N."""
-    if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device) and _suits_flash(v_RKH, layout, scores):
-        return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
+    if v_RKH.dtype in _FLASH_DTYPES and _has_flash(v_RKH.device):
+        flash = _suits_flash(v_RKH, layout, scores)
+        if _is_on_gpu(v_RKH) and (not flash or follows_prefixes(layout)):
+            variant = variant_of(v_RKH, layout, scores)
+            if variant is not None and _has_ragged(v_RKH.device, variant):
+                return attend_ragged(q_RNH, k_RKH, v_RKH, layout, scores)
+        if flash:
+            return _attend_varlen(q_RNH, k_RKH, v_RKH, layout, scores)
     uncapped = scores.softcap is None and v_RKH.dtype in (torch.float32, torch.bfloat16)
     if uncapped and not v_RKH.is_cuda and kernels() is not None:
         return _attend_own(q_RNH, k_RKH, v_RKH, layout, scores)
@@ -322,8 +339,59 @@ def _products(q_LNH: Tensor, k_LNH: Tensor, v_LNH: Tensor, scale: float) -> Tens
     return torch.bmm(scores_NRR.softmax(-1), v)[:, :length].transpose(0, 1)
 
 
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+@cache
+def _has_ragged(device: torch.device, variant: Variant) -> bool:
+    """Return whether the ragged kernel can be compiled and agrees with the grouped formula. It says so in the log."""
+    try:
+        problem = ragged_problem(device, variant)
+    except Exception as error:  # of an import, a compiler or a driver
+        if is_out_of_memory(error):
+            raise
+        problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    if problem is None:
+        _log.info("Attention of %s runs in our kernel.", variant)
+    else:
+        _log.warning(
+            "Attention of %s runs length by length, which is slower: our kernel fails its self-test (%s).", variant, problem
+        )
+    return problem is None
+
+
+def ragged_problem(device: torch.device, variant: Variant) -> str | None:
+    """Return what a self-test of the ragged kernel finds, on seqs with small and with large tiles; None: nothing."""
+    lengths, num_kept = (150, 65, 16, 1), 70
+    starts = [0, *accumulate(lengths)]
+    x = torch.randn(starts[-1] + num_kept, 8, variant.width, generator=torch.Generator().manual_seed(0))
+    x = x.to(device, variant.dtype)
+    kept: KeptKeys = {0: (x[starts[-1] :, 4:6].clone(), x[starts[-1] :, 6:].clone())}
+    layout = AttentionLayout(
+        torch.tensor(starts, dtype=torch.int32, device=device),
+        [(start, 1, length, length) for start, length in zip(starts, lengths, strict=False)],
+        starts[-1],
+        max(lengths),
+        sources={starts[1]: AfterPrefixes([kept]), starts[2]: AfterPrefixes([kept])} if variant.after_prefixes else {},
+    )
+    bias = relative(torch.linspace(-2, 2, 32 * 4, device=device).view(32, 4), 128)
+    scores = ScoreOptions(
+        variant.width**-0.5,
+        causal=variant.causal,
+        window=50 if variant.window else None,
+        softcap=2.0 if variant.capped else None,
+        bias=(alibi(4, device) if variant.sloped else bias) if variant.biased else None,
+    )
+    q, k, v = x[:, :4], x[:, 4:6], x[:, 6:]
+    found, expected = (each(q, k, v, layout, scores).float() for each in (attend_ragged, _attend_runs))
+    worst = float((found - expected).abs().max())
+    return None if worst <= _RAGGED_TOLERANCE else f"its values differ by {worst:.3g}"
+
+
 @cache
 def _has_flash(device: torch.device) -> bool:
+    """Return whether a device has flash attention. On older GPUs Triton's products, too, have no tensor cores."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
 
 

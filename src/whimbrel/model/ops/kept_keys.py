@@ -7,6 +7,7 @@ Shapes: B seqs of a group, L tokens, K key heads, H head width, R rows of a text
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -29,14 +30,15 @@ def keeping(kept: Sequence[KeptKeys]) -> KeySource:
     return keep
 
 
-def after_prefixes(prefixes: Sequence[KeptKeys]) -> KeySource:
-    """Return the source of seqs of which each follows its prefix. All prefixes have one length."""
+@dataclass(frozen=True, slots=True, eq=False)
+class AfterPrefixes:
+    """Source of seqs of which each follows its prefix. All prefixes have one length."""
 
-    def follow(layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = zip(*(each[layer] for each in prefixes), strict=True)
+    prefixes: Sequence[KeptKeys]
+
+    def __call__(self, layer: int, k_BLKH: Tensor, v_BLKH: Tensor) -> tuple[Tensor, Tensor]:
+        keys, values = zip(*(each[layer] for each in self.prefixes), strict=True)
         return _concatenate(keys, k_BLKH), _concatenate(values, v_BLKH)
-
-    return follow
 
 
 def pieces(bounds: Sequence[tuple[int, int]]) -> list[KeySource]:
@@ -60,7 +62,10 @@ def _concatenate(before: Sequence[Tensor], own_BLKH: Tensor) -> Tensor:
     seqs, length, heads, width = own_BLKH.shape
     num_before = len(before[0])
     out_BLKH = own_BLKH.new_empty(seqs, heads, num_before + length, width).transpose(1, 2)
-    for number, before_LKH in enumerate(before):
-        out_BLKH[number, :num_before] = before_LKH
+    if all(each is before[0] for each in before):
+        out_BLKH[:, :num_before] = before[0]  # one copy for all
+    else:
+        for number, before_LKH in enumerate(before):
+            out_BLKH[number, :num_before] = before_LKH
     out_BLKH[:, num_before:] = own_BLKH
     return out_BLKH

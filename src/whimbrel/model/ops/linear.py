@@ -1,4 +1,4 @@
-"""Linear layers and norms: our own kernels or prepacked oneDNN on CPUs, PyTorch's linear on GPUs.
+"""Linear layers and norms: our own kernels or prepacked oneDNN on CPUs, PyTorch's linear and row kernels on GPUs.
 
 Norms are float32: in bfloat16 PyTorch's are three times slower on CPUs, and less exact. On a CPU a row has the same bits in any
 number of rows: by construction in our kernels (`model/kernels`). oneDNN's products run in blocks of sizes whose bits agree
@@ -19,7 +19,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.activations import ACTIVATIONS, in_blocks
 from whimbrel.model.fallback.prepacked import EPILOGUES, packed_linear, prepacked_supported
 from whimbrel.model.fallback.row_blocks import COARSE_SIZES, FINE_SIZES, MAX_BLOCK, RowBlocks, find_row_blocks
 from whimbrel.model.fallback.trials import FEW_TERMS, Finding, begin, cancelling
@@ -27,6 +26,7 @@ from whimbrel.model.kernels import library as own
 from whimbrel.model.kernels import structs
 from whimbrel.model.kernels.products import PackedLinear, dtype_around_int8, product_kind
 from whimbrel.model.ops.quantization import Quantization, QuantizedLinear
+from whimbrel.model.ops.row_kernels import row_kernels
 from whimbrel.types.heads import Activation
 
 _COARSE_FROM: Final = 2**22
@@ -71,13 +71,13 @@ class Linear:
             self._product = kind.product(weight, bias)
             self._finding = begin(kind) if weight.device.type == "cpu" else None
             self._cover: Callable[[int], Sequence[tuple[int, int]]] = RowBlocks(()).cover
-        self._after = None if fused == activation else ACTIVATIONS[activation]
+        self._after: Activation | None = None if fused == activation else activation
 
     def __call__(self, x_RI: Tensor, lora_mask_RK: Tensor | None = None) -> Tensor:
         out = self._in_blocks(x_RI.to(self._dtype)) if self._own is None else self._own(x_RI, self.out_dtype)
         if self._low_rank is not None and lora_mask_RK is not None:
             out += self._low_rank(x_RI, lora_mask_RK)
-        return out if self._after is None else in_blocks(self._after, out)
+        return out if self._after is None else row_kernels(out).activate(out, self._after)
 
     @property
     def packed(self) -> PackedLinear | None:
@@ -183,8 +183,7 @@ def gate(x_RO: Tensor, activation: Activation) -> Tensor:
     kernels = own.kernels_for(x_RO)
     if kernels is not None and activation in own.FUSED:
         return kernels.gate(x_RO, activation)
-    gate_RI, up_RI = x_RO.chunk(2, dim=-1)
-    return ACTIVATIONS[activation](gate_RI) * up_RI
+    return row_kernels(x_RO).gate(x_RO, activation)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -205,13 +204,19 @@ class Norm:
         of_rows = x.dtype == torch.float32 and weight.dim() == 1 and x.shape[1:] == weight.shape
         if kernels is not None and of_rows and (added is None or added.shape == x.shape):
             return kernels.norm(x, added, self.structure())
-        x = x.float() if added is None else x + added  # in bfloat16 the bits of a mean would also depend on the number of rows
-        if self.centred:
-            return F.layer_norm(x, weight.shape, weight, self.bias_D, self.eps)
-        if x.is_cuda:  # where it is one kernel
-            normed = F.rms_norm(x, x.shape[-1:], weight if weight.ndim == 1 else None, self.eps)
-            return normed if weight.ndim == 1 else normed * weight
-        return x * (x.square().mean(-1, keepdim=True) + self.eps).rsqrt() * weight
+        return self._rows(x, added, torch.float32, keep_sum=False)[1]
+
+    def and_sum(self, x_RD: Tensor, added_RD: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the sum in float32 and its norm in `dtype`."""
+        return self._rows(x_RD, added_RD, dtype, keep_sum=True)
+
+    def in_both(self, x_RD: Tensor, added_RD: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return the norm of the sum in float32, and in `dtype`."""
+        return self._rows(x_RD, added_RD, dtype, keep_sum=False)
+
+    def _rows(self, x: Tensor, added: Tensor | None, dtype: torch.dtype, *, keep_sum: bool) -> tuple[Tensor, Tensor]:
+        norm, weights = row_kernels(x).norm, (self.weight_D, self.bias_D)
+        return norm(x, added, *weights, eps=self.eps, centred=self.centred, keep_sum=keep_sum, dtype=dtype)
 
     def structure(self) -> structs.Norm:
         """Return the norm for C++, for as long as this object lives."""

@@ -4,8 +4,8 @@ Vectors are neither padded nor copied: a padding vector would compete with simil
 texts. Sums are float32. A document without tokens scores EMPTY, below all others, as in Sentence Transformers.
 Source: Khattab and Zaharia, "ColBERT" (2004.12832), 3.3.
 
-On a GPU `maxsim_triton.py` runs a Triton kernel. On a CPU, document tokens are computed in tiles that fit into a core's cache.
-A tile is first read into the cache, because products read rows in an order that is slow from memory. A product computes the
+On a GPU `maxsim_device.py` launches all pairs at once. On a CPU, document tokens are computed in tiles that fit into a core's
+cache. A tile is first read into it, because products read rows in an order that is slow from memory. A product computes the
 similarities of its tokens to those of the queries, and one pass over them updates the maxima of each document. A thread that
 waits for Python's lock may lose milliseconds to the scheduler. So all is prepared before the first tile, and a tile takes
 three calls. Products run in shapes whose bits agree, so a score has the same bits alone and with any others.
@@ -13,7 +13,7 @@ three calls. Products run in shapes whose bits agree, so a score has the same bi
 Shapes: Q query tokens, T document tokens, M queries, N documents, P pairs, D width.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from whimbrel.model.ops.maxsim_device import matches, start_sums
 from whimbrel.model.ops.tile_products import find_tile_products
 from whimbrel.model.ops.token_vectors import EMPTY, NO_MATCH, TokenVectors
 from whimbrel.types.arrays import Float32Array, Int64Array, IntArray
@@ -49,18 +50,26 @@ def maxsim(
 
     Raises ValueError if widths differ.
     """
+    return start_maxsim(queries, documents, query_P, document_P, reduce=reduce)()
+
+
+def start_maxsim(
+    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, *, reduce: Reduce = "sum"
+) -> Callable[[], Float32Array]:
+    """Launch all pairs on a GPU's current stream, and return a function that waits for their scores; on a CPU, compute them."""
     if queries.width != documents.width:
         raise ValueError(f"query vectors have width {queries.width}, document vectors {documents.width}")
-    if queries.rows_TD.is_cuda:
-        from whimbrel.model.ops.maxsim_triton import maxsim_triton
+    start = start_sums if queries.rows_TD.is_cuda else _start_on_cpu
+    wait_for_sums = start(queries, documents, query_P, document_P)
 
-        scores_P = maxsim_triton(queries, documents, query_P, document_P)
-    else:
-        scores_P = _maxsim_cpu(queries, documents, query_P, document_P)
-    if reduce == "mean":
-        scores_P /= np.maximum(queries.lengths, 1)[query_P]
-    scores_P[documents.lengths[document_P] == 0] = EMPTY
-    return scores_P
+    def scores() -> Float32Array:
+        scores_P = wait_for_sums()
+        if reduce == "mean":
+            scores_P /= np.maximum(queries.lengths, 1)[query_P]
+        scores_P[documents.lengths[document_P] == 0] = EMPTY
+        return scores_P
+
+    return scores
 
 
 def best_matches(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Ragged:
@@ -69,13 +78,11 @@ def best_matches(queries: TokenVectors, documents: TokenVectors, query_P: IntArr
     (Q, 2) for each pair, on the host; NO_MATCH for a document without tokens. On a CPU, pairs are computed one by one.
     """
     if queries.rows_TD.is_cuda:
-        from whimbrel.model.ops.maxsim_triton import matches_triton
-
-        matches_X2 = matches_triton(queries, documents, query_P, document_P)
+        matches_X2 = matches(queries, documents, query_P, document_P)
     else:
         pairs = zip(query_P.tolist(), document_P.tolist(), strict=True)
-        matches = [_best_matches(queries.of_text(query), documents.of_text(document)) for query, document in pairs]
-        matches_X2 = np.concatenate(matches) if matches else np.empty((0, 2), np.float32)
+        found = [_best_matches(queries.of_text(query), documents.of_text(document)) for query, document in pairs]
+        matches_X2 = np.concatenate(found) if found else np.empty((0, 2), np.float32)
     return Ragged(matches_X2, np.concatenate(([0], np.cumsum(queries.lengths[query_P]))))
 
 
@@ -84,6 +91,13 @@ def _best_matches(query_QD: Tensor, document_TD: Tensor) -> Float32Array:
         return np.tile(np.array(NO_MATCH, np.float32), (len(query_QD), 1))
     best_Q, token_Q = (query_QD @ document_TD.T).max(dim=1)
     return np.stack((best_Q.numpy(), token_Q.numpy()), axis=1, dtype=np.float32, casting="same_kind")
+
+
+def _start_on_cpu(
+    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray
+) -> Callable[[], Float32Array]:
+    scores_P = _maxsim_cpu(queries, documents, query_P, document_P)
+    return lambda: scores_P
 
 
 def _maxsim_cpu(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:

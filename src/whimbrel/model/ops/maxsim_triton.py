@@ -1,37 +1,44 @@
-"""MaxSim on a GPU: one launch for all pairs of any requests, over flat token vectors.
+"""MaxSim on a GPU by Triton: one launch for all pairs of any requests, over flat token vectors.
 
 Theory of operation: a program takes some tokens of one query and a stretch of one document. It reads the document's vectors in
-blocks to their real end, and keeps the greatest similarity of each query token; similarities never leave the chip. A second
-launch takes the maxima over stretches and the sum over tokens, in a fixed order. Documents are split into stretches if there
-are too few pairs to fill the device. Programs read lengths, offsets and counts, so the compiled code depends only on the
-dtypes, a few block shapes, and the alignment of the vectors. Aligned ones are loaded 16 bytes at a time. Offsets are int64.
+blocks to their real end; similarities never leave the chip. Document tokens are the rows of its products. So half precision
+runs on whole tiles of the tensor cores, also for queries of 32 tokens. Each lane of the program keeps the maxima of the rows
+that it sees; they meet once, at the end. A second launch takes the maxima over stretches and the sum over tokens,
+in a fixed order. Programs read lengths, offsets and counts, so the compiled code depends only on the dtypes, a few block
+shapes, and the alignment of the vectors. Aligned ones are loaded 16 bytes at a time. Offsets are int64.
+
+Products are those of the queries' dtype with sums in float32; float32 itself is multiplied exactly, without tensor cores.
 
 Source of the scheme: flash-attention's tiling, as flash-maxsim (2605.29517) applies it to MaxSim.
 
-Shapes: Q query tokens, T document tokens, P pairs, W programs, B blocks of query tokens, S stretches.
+Shapes: Q query tokens, T document tokens, P pairs, W programs, D width.
 """
 
 # Triton's language has no types.
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
 # pyright: reportUnknownParameterType=false, reportMissingParameterType=false, reportMissingTypeStubs=false
-# pyright: reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
+# pyright: reportArgumentType=false, reportIndexIssue=false, reportCallIssue=false, reportUntypedFunctionDecorator=false, reportMissingImports=false
 
 from typing import Final
 
-import numpy as np
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from whimbrel.model.ops.token_vectors import NO_MATCH, TokenVectors
-from whimbrel.types.arrays import Float32Array, Int64Array, IntArray
+from whimbrel.model.ops.maxsim_programs import Programs
+from whimbrel.model.ops.staging import put
+from whimbrel.model.ops.token_vectors import TokenVectors
 
 _BLOCK_T: Final = 64
 _MAX_BLOCK_D: Final = 128
-_PROGRAMS: Final = 4 * 132
-"""Number of programs that fill the device; with more, documents are not split."""
-_MIN_STRETCH: Final = 512
+_MAX_BLOCK_D_FLOAT32: Final = 32
+"""Columns of a slice: without tensor cores a program holds both sides of its products in registers."""
+
+
+@triton.jit
+def _maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -54,43 +61,44 @@ def _maxima_kernel(  # noqa: PLR0917
     item = items_ptr + tl.program_id(0).to(tl.int64) * 4
     q_start, num_q = tl.load(item), tl.load(item + 1)
     x_start, num_x = tl.load(item + 2), tl.load(item + 3)
-    rows = tl.arange(0, BLOCK_Q)
+    queries = tl.arange(0, BLOCK_Q)
     columns = tl.arange(0, BLOCK_D)
-    q_rows = q_ptr + (q_start + rows)[:, None] * q_stride
-    has_row = (rows < num_q)[:, None]
-    q = tl.load(q_rows + columns[None, :], mask=has_row & (columns < width)[None, :], other=0.0)
-    best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
-    where = tl.zeros((BLOCK_Q,), tl.int32)
+    q_rows = q_ptr + (q_start + queries)[None, :] * q_stride
+    has_query = (queries < num_q)[None, :]
+    q = tl.load(q_rows + columns[:, None], mask=has_query & (columns < width)[:, None], other=0.0)
+    best = tl.full((BLOCK_T, BLOCK_Q), float("-inf"), tl.float32)
+    where = tl.zeros((BLOCK_T, BLOCK_Q), tl.int32)
     for begin in range(0, num_x, BLOCK_T):
         tokens = begin + tl.arange(0, BLOCK_T)
-        has_token = tokens < num_x
-        x_rows = (x_start + tokens) * x_stride
-        similarities = tl.zeros((BLOCK_Q, BLOCK_T), tl.float32)
+        has_token = (tokens < num_x)[:, None]
+        x_rows = x_ptr + (x_start + tokens)[:, None] * x_stride
+        similarities = tl.zeros((BLOCK_T, BLOCK_Q), tl.float32)
         for k in range(0, 1 if ONE_SLICE else width, BLOCK_D):
             at = k + columns
             has_column = at < width
             if not ONE_SLICE:
-                q = tl.load(q_rows + at[None, :], mask=has_row & has_column[None, :], other=0.0)
-            mask = has_column[:, None] & has_token[None, :]
+                q = tl.load(q_rows + at[:, None], mask=has_query & has_column[:, None], other=0.0)
+            mask = has_token & has_column[None, :]
             if BITS:
-                packed = tl.load(x_ptr + x_rows[None, :] + (at // 8)[:, None], mask=mask, other=0)
-                x = ((packed >> (7 - at % 8)[:, None]) & 1).to(tl.float32) * 2.0 - 1.0
+                packed = tl.load(x_rows + (at // 8)[None, :], mask=mask, other=0)
+                x = ((packed >> (7 - at % 8)[None, :]) & 1).to(tl.float32) * 2.0 - 1.0
             else:
-                x = tl.load(x_ptr + x_rows[None, :] + at[:, None], mask=mask, other=0)
-            similarities = tl.dot(q, x.to(q.dtype), similarities, input_precision="ieee")
-        similarities = tl.where(has_token[None, :], similarities, float("-inf"))
-        found = tl.max(similarities, axis=1)
+                x = tl.load(x_rows + at[None, :], mask=mask, other=0)
+            similarities = tl.dot(x.to(q.dtype), q, similarities, input_precision="ieee")
+        similarities = tl.where(has_token, similarities, float("-inf"))
         if WHERE:
-            where = tl.where(found > best, (begin + tl.argmax(similarities, axis=1)).to(tl.int32), where)
-        best = tl.maximum(best, found)
-    out = tl.program_id(0).to(tl.int64) * BLOCK_Q + rows
-    tl.store(best_ptr + out, best)
+            where = tl.where(similarities > best, tokens.to(tl.int32)[:, None], where)
+        best = _maximum(best, similarities)
+    greatest = tl.reduce(best, 0, _maximum)
+    out = tl.program_id(0).to(tl.int64) * BLOCK_Q + queries
+    tl.store(best_ptr + out, greatest)
     if WHERE:
-        tl.store(where_ptr + out, where)
+        first = tl.min(tl.where(best == greatest[None, :], where, 2147483647), axis=0)
+        tl.store(where_ptr + out, first)
 
 
 @triton.jit
-def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
+def _sum_kernel(best_ptr, pairs_ptr, groups_ptr, sums_ptr, BLOCK_Q: tl.constexpr):
     group = groups_ptr + tl.program_id(0).to(tl.int64) * 4
     first, num_q, num_blocks, num_stretches = tl.load(group), tl.load(group + 1), tl.load(group + 2), tl.load(group + 3)
     rows = tl.arange(0, BLOCK_Q)
@@ -99,99 +107,34 @@ def _sum_kernel(best_ptr, groups_ptr, scores_ptr, BLOCK_Q: tl.constexpr):
         best = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
         for stretch in range(num_stretches):
             item = first + block * num_stretches + stretch
-            best = tl.maximum(best, tl.load(best_ptr + item * BLOCK_Q + rows))
+            best = _maximum(best, tl.load(best_ptr + item * BLOCK_Q + rows))
         total += tl.sum(tl.where(block * BLOCK_Q + rows < num_q, best, 0.0))  # pyright: ignore[reportOperatorIssue]
-    tl.store(scores_ptr + tl.program_id(0), total)
+    tl.store(sums_ptr + tl.load(pairs_ptr + tl.program_id(0)), total)
 
 
-def maxsim_triton(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:
-    """Return the sum of each pair, (P,) on the host; 0 if one side has no tokens. Runs on the device of the vectors."""
-    scores_P = np.zeros(query_P.size, np.float32)
-    pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
-    if not pairs_P.size:
-        return scores_P
-    query_P, document_P = query_P[pairs_P], document_P[pairs_P]
-    best_WQ, _, _, groups_P4 = _maxima(queries, documents, query_P, document_P, where=False)
-    scores = torch.empty(pairs_P.size, dtype=torch.float32, device=best_WQ.device)
-    groups = torch.from_numpy(groups_P4).to(best_WQ.device, non_blocking=True)
-    _sum_kernel[(pairs_P.size,)](best_WQ, groups, scores, BLOCK_Q=best_WQ.shape[1], num_warps=1)
-    scores_P[pairs_P] = scores.cpu().numpy()
-    return scores_P
+def maxima(queries: TokenVectors, documents: TokenVectors, programs: Programs, *, where: bool) -> tuple[Tensor, Tensor]:
+    """Return the greatest similarity of each query token of each program, (W, Q), and with `where` its first token, (W, Q).
 
-
-def matches_triton(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Float32Array:
-    lengths_P = queries.lengths[query_P]
-    matches_X2 = np.tile(np.array(NO_MATCH, np.float32), (int(lengths_P.sum()), 1))
-    pairs_P = _pairs_with_tokens(queries, documents, query_P, document_P)
-    if not pairs_P.size:
-        return matches_X2
-    ends_P = np.cumsum(lengths_P)[pairs_P]
-    query_P, document_P = query_P[pairs_P], document_P[pairs_P]
-    best, where, items_W4, groups_P4 = _maxima(queries, documents, query_P, document_P, where=True)
-    best_WQ, where_WQ = best.cpu().numpy(), where.cpu().numpy()
-    for (first, num_q, blocks, stretches), end, document in zip(
-        groups_P4.tolist(), ends_P.tolist(), document_P.tolist(), strict=True
-    ):
-        programs = slice(first, first + blocks * stretches)
-        before_SB = (items_W4[programs, 2] - documents.starts_N[document]).reshape(blocks, stretches)
-        best_BSQ, where_BSQ = (each[programs].reshape(blocks, stretches, -1) for each in (best_WQ, where_WQ))
-        chosen_B1Q = best_BSQ.argmax(axis=1, keepdims=True)
-        token_BSQ = where_BSQ + before_SB[:, :, None]
-        for column, each in enumerate((best_BSQ, token_BSQ)):
-            matches_X2[end - num_q : end, column] = np.take_along_axis(each, chosen_B1Q, axis=1).reshape(-1)[:num_q]
-    return matches_X2
-
-
-def _pairs_with_tokens(queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray) -> Int64Array:
-    return np.flatnonzero((queries.lengths[query_P] > 0) & (documents.lengths[document_P] > 0))
-
-
-def _maxima(
-    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, *, where: bool
-) -> tuple[Tensor, Tensor, Int64Array, Int64Array]:
-    """Return the greatest similarity of each query token of each program, (W, Q), and the programs and pairs of `_items`.
-
-    With `where` also its position in the stretch, (W, Q). Queries have the documents' dtype in the product, if it is a float.
+    Tokens are counted in the program's stretch. Past a program's query tokens the numbers have no meaning.
     """
-    longest = int(queries.lengths[query_P].max())
-    block_q = next((block for block in (16, 32, 64) if longest <= block), 128)
-    items_W4, groups_P4 = _items(queries, documents, query_P, document_P, block_q)
-    x_TD, width = documents.rows_TD, queries.width
+    x_TD, width, num_programs = documents.rows_TD, queries.width, len(programs.items_W4)
     q_TD = queries.rows_TD if queries.rows_TD.is_floating_point() else queries.floats(slice(None))
-    q_TD = q_TD.to(x_TD.dtype) if x_TD.is_floating_point() else q_TD
-    best_WQ = torch.empty(len(items_W4), block_q, dtype=torch.float32, device=x_TD.device)
-    where_WQ = torch.empty(len(items_W4) if where else 0, block_q, dtype=torch.int32, device=x_TD.device)
-    items = torch.from_numpy(items_W4).to(x_TD.device, non_blocking=True)
-    block_d = min(_MAX_BLOCK_D, max(16, triton.next_power_of_2(width)))
-    _maxima_kernel[(len(items_W4),)](
-        q_TD, x_TD, items, best_WQ, where_WQ, width, q_TD.stride(0), x_TD.stride(0),
-        BLOCK_Q=block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
-        BITS=x_TD.dtype == torch.uint8, WHERE=where, num_warps=4, num_stages=3,
+    if x_TD.is_floating_point():  # else its numbers are exact in any float
+        q_TD = q_TD.to(torch.promote_types(q_TD.dtype, x_TD.dtype))
+    best_WQ = torch.empty(num_programs, programs.block_q, dtype=torch.float32, device=x_TD.device)
+    where_WQ = torch.empty(num_programs if where else 0, programs.block_q, dtype=torch.int32, device=x_TD.device)
+    is_float32 = q_TD.dtype == torch.float32
+    most, num_warps = (_MAX_BLOCK_D_FLOAT32, programs.block_q // 8) if is_float32 else (_MAX_BLOCK_D, 4)
+    block_d = min(most, max(16, triton.next_power_of_2(width)))
+    _maxima_kernel[(num_programs,)](
+        q_TD, x_TD, put(programs.items_W4, x_TD.device), best_WQ, where_WQ, width, q_TD.stride(0), x_TD.stride(0),
+        BLOCK_Q=programs.block_q, BLOCK_T=_BLOCK_T, BLOCK_D=block_d, ONE_SLICE=width <= block_d,
+        BITS=x_TD.dtype == torch.uint8, WHERE=where, num_warps=num_warps, num_stages=3,
     )  # fmt: skip
-    return best_WQ, where_WQ, items_W4, groups_P4
+    return best_WQ, where_WQ
 
 
-def _items(
-    queries: TokenVectors, documents: TokenVectors, query_P: IntArray, document_P: IntArray, block_q: int
-) -> tuple[Int64Array, Int64Array]:
-    """Return the programs and the pairs.
-
-    A program has first query token, count, first document token, count. A pair has first program, query tokens, blocks of query
-    tokens, stretches of the document."""
-    q_P, x_P = queries.lengths[query_P], documents.lengths[document_P]
-    blocks_P = -(-q_P // block_q)
-    num_stretches = max(1, -(-_PROGRAMS // int(blocks_P.sum())))
-    stretch = max(_MIN_STRETCH, -(-int(x_P.max()) // num_stretches))
-    stretches_P = -(-x_P // stretch)
-    counts_P = blocks_P * stretches_P
-    first_P = np.cumsum(counts_P) - counts_P
-    pair_W = np.repeat(np.arange(query_P.size), counts_P)
-    block_W, stretch_W = np.divmod(np.arange(pair_W.size) - first_P[pair_W], stretches_P[pair_W])
-    block_W, stretch_W = block_W * block_q, stretch_W * stretch
-    items = (
-        queries.starts_N[query_P][pair_W] + block_W,
-        np.minimum(q_P[pair_W] - block_W, block_q),
-        documents.starts_N[document_P][pair_W] + stretch_W,
-        np.minimum(x_P[pair_W] - stretch_W, stretch),
-    )
-    return np.stack(items, axis=1), np.stack((first_P, q_P, blocks_P, stretches_P), axis=1)
+def add_up(best_WQ: Tensor, programs: Programs, sums: Tensor) -> None:
+    """Write the sum of each pair's maxima to its place in `sums`."""
+    groups_P4, pairs_P = (put(each, best_WQ.device) for each in (programs.groups_P4, programs.pairs_P))
+    _sum_kernel[(len(pairs_P),)](best_WQ, pairs_P, groups_P4, sums, BLOCK_Q=programs.block_q, num_warps=1)

@@ -15,11 +15,9 @@ import torch
 from torch import Tensor
 
 from whimbrel.model.kernels.library import kernels_for
-from whimbrel.model.ops.linear import Norm
+from whimbrel.model.ops.row_kernels import row_kernels
+from whimbrel.model.ops.rowwise import Angles
 from whimbrel.types.card import Rotary
-
-Angles: TypeAlias = tuple[Tensor, Tensor, bool]
-"""Cosines and sines, (R, F) each, and whether pairs of columns are interleaved."""
 
 _Scale: TypeAlias = Callable[[Rotary, Mapping[str, Any]], tuple[Tensor, float]]
 
@@ -32,29 +30,16 @@ def frequencies(rotary: Rotary, device: torch.device) -> tuple[Tensor, float]:
     return frequencies_F.to(device), scale
 
 
-def apply_rotary(x_RNH: Tensor, cos_RF: Tensor, sin_RF: Tensor, *, interleaved: bool) -> Tensor:
-    """Rotate every head of every row by the angles of its position, in float32. Columns after 2 F stay unchanged."""
-    width = 2 * cos_RF.shape[1]
-    rotated, rest = x_RNH[..., :width].float(), x_RNH[..., width:]
-    cos, sin = cos_RF[:, None], sin_RF[:, None]
-    a, b = (rotated[..., 0::2], rotated[..., 1::2]) if interleaved else rotated.chunk(2, dim=-1)
-    pair = a * cos - b * sin, b * cos + a * sin
-    out = torch.stack(pair, dim=-1).flatten(-2) if interleaved else torch.cat(pair, dim=-1)
-    return torch.cat((out, rest.float()), dim=-1) if rest.shape[-1] else out
-
-
 def norm_and_rotate(x_RNH: Tensor, weight_NH: Tensor | None, eps: float, angles: Angles | None) -> Tensor:
     """Return the RMS norm of every head, unless there is no weight, rotated by `angles`, unless they are None.
 
-    With our kernels, or if nothing is done, the result has the dtype of x; else it is float32.
+    With kernels, or if nothing is done, the result has the dtype of x; else it is float32.
     """
     own = kernels_for(x_RNH)
     heads_follow = x_RNH.stride(-1) == 1 and x_RNH.stride(1) == x_RNH.shape[2]
     if own is not None and heads_follow and x_RNH.dtype in (torch.float32, torch.bfloat16) and not (angles and angles[2]):
         return own.norm_and_rotate(x_RNH, weight_NH, eps, angles)
-    if weight_NH is not None:
-        x_RNH = Norm(weight_NH, None, eps, centred=False)(x_RNH.float())
-    return apply_rotary(x_RNH, *angles[:2], interleaved=angles[2]) if angles else x_RNH
+    return row_kernels(x_RNH).norm_and_rotate(x_RNH, weight_NH, eps, angles)
 
 
 def _plain(theta: float, width: int) -> Tensor:
@@ -112,6 +97,8 @@ class Bias:
     """Distances of keys from queries, int64 of any shape -> bias of each head, (N, ...) in float32."""
     device: torch.device | None = None
     """Device of the result; None: the host."""
+    slopes_N: Tensor | None = None
+    """Slopes, if the bias is minus the distance, times a slope per head."""
     _bands: dict[int, Tensor] = field(default_factory=dict[int, Tensor], init=False)
 
     def __call__(self, first: int, last: int, length: int) -> Tensor:
@@ -133,7 +120,7 @@ _LEAST_BAND: Final = 512
 def alibi(num_heads: int, device: torch.device) -> Bias:
     """Return the ALiBi bias: minus the distance, times a slope per head."""
     slopes_N = alibi_slopes(num_heads).to(device)
-    return Bias(lambda distances: -slopes_N.view(-1, *[1] * distances.dim()) * distances.abs(), device)
+    return Bias(lambda distances: -slopes_N.view(-1, *[1] * distances.dim()) * distances.abs(), device, slopes_N)
 
 
 def relative(table_BN: Tensor, max_distance: int) -> Bias:
