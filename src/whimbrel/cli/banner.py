@@ -52,7 +52,7 @@ def print_banner(
     tokens = min(plan.max_queue_tokens for plan in plans)
     waiting = f"up to {bodies:,.0f} MiB of bodies, {tokens:,} tokens in each engine"
     _print_fields(console, {
-        "processes": f"{count(options.num_replicas * len(models), 'engine')}, {count(options.num_workers, 'HTTP worker')}",
+        "processes": f"{count(options.num_engines, 'engine')}, {count(options.num_workers, 'HTTP worker')}",
         "waiting": f"{waiting}; then clients wait until they are read",
         "API key": "required" if has_key else "none",
         "URL": f"unix:{listener.getsockname()}" if is_unix else f"{url}  ({pages})",

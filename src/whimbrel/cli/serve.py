@@ -52,7 +52,6 @@ def serve(models: Sequence[str], settings: Settings) -> int:
             models=served,
             limits=limits,
             num_workers=num_workers,
-            num_replicas=settings.replicas,
             drain_seconds=settings.drain_timeout,
             step_seconds=settings.step_timeout,
             logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
@@ -80,6 +79,7 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
             read_choice("pooling", settings.pooling),
             shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
             read_choice("reranker", settings.reranker),
+            settings.replicas,
         )
         for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
     )

@@ -24,6 +24,7 @@ class ModelOptions:
     pooling: PoolingOption | None
     options: Options
     reranker: RerankerName | None = None
+    num_replicas: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,16 @@ class ServeOptions:
     models: tuple[ModelOptions, ...]
     limits: ServerLimits
     num_workers: int = 1
-    num_replicas: int = 1
     drain_seconds: float = 30.0
     step_seconds: float = 60.0
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
     tls: TlsFiles | None = None
+
+    @property
+    def num_engines(self) -> int:
+        return sum(model.num_replicas for model in self.models)
 
 
 class _Message(msgspec.Struct, tag=True, array_like=True):

@@ -62,8 +62,8 @@ class Supervisor:
         self._on_ready = on_ready
         self._engines = [
             EngineChild(f"engine-{model}-{replica}", model=model, replica=replica)
-            for model in range(len(options.models))
-            for replica in range(options.num_replicas)
+            for model, each in enumerate(options.models)
+            for replica in range(each.num_replicas)
         ]
         self._workers = [WorkerChild(f"worker-{index}", index=index) for index in range(options.num_workers)]
         self._children: list[EngineChild | WorkerChild] = [*self._engines, *self._workers]
@@ -155,7 +155,7 @@ class Supervisor:
         await engine.start(self._metrics_folder, partial(self._handle_engine, engine), secrets=self._options.limits.api_keys)
         engine.started_at = perf_counter()
         model = self._pinned(engine.model)
-        options: Options = {**model.options, "replica": engine.replica, "num_replicas": self._options.num_replicas}
+        options: Options = {**model.options, "replica": engine.replica, "num_replicas": model.num_replicas}
         engine.send(messages.Load(replace(model, options=options), engine.name, self._options.logs))
 
     def _pinned(self, number: int) -> messages.ModelOptions:

@@ -102,8 +102,8 @@ class Worker:
             return
         options = self._config.options
         card = await asyncio.to_thread(messages.read_planned_card, options.models[model], planned)
-        segments = max_segments(max(options.num_workers, len(options.models) * options.num_replicas))
-        replicas = [Replica(segments, partial(_exit, "an engine")) for _ in range(options.num_replicas)]
+        segments = max_segments(max(options.num_workers, options.num_engines))
+        replicas = [Replica(segments, partial(_exit, "an engine")) for _ in range(options.models[model].num_replicas)]
         make = partial(RemoteEngine, replicas=replicas, on_crash=partial(self._refuse_text, model))
         engine = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
         self._engines[model] = engine
