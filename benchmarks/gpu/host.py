@@ -4,14 +4,13 @@ Requests per second are what all cores do together, the client's among them. Tho
 server's processes: reading, tokenising, packing, rows, answers. The models have the width of bge-base, and one layer.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
 from common import SHORT, make_texts
-from setting import Row, Setting
+from setting import Row, Setting, wrapped_by
 from workloads import measured, of_result
 
 from whimbrel.types.machine_limits import usable_processors
@@ -59,11 +58,9 @@ def workloads(*, small: bool) -> list[tuple[str, TargetOptions, list[Sample]]]:
 
 
 def run(_: str, setting: Setting) -> Iterator[Row]:
-    os.environ["WHIMBREL_RUNNER"] = "runners:NullRunner"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     cores = usable_processors()
     load = Load(concurrency=4 * cores, duration=0.5 if setting.small else 1.5 if cores > 4 else 5.0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, wrapped_by("runners:NullRunner"):
         models = write_models(Path(folder))
         for workers in (1,) if setting.small else (2, 4, 8) if cores > 4 else (1, 2):
             with serving(*models, "--workers", str(workers), "--max-batch-tokens", "16384") as server:

@@ -1,7 +1,8 @@
 """The seeds' workloads on our server, each in its own protocol, and what its client could read from a canned answer.
 
-Our server runs with its default batch of tokens. The client of token vectors is the seed's: four threads of one process, a new
-connection for each request, and the JSON parsed. Beside it the same vectors are asked for as bytes by four processes.
+Our server runs with its default batch of tokens, and draws its weights (`drawn.py`). The client of token vectors is the seed's:
+four threads of one process, a new connection for each request, and the JSON parsed. Beside it the same vectors are asked for as
+bytes by four processes.
 """
 
 import json
@@ -16,7 +17,8 @@ from time import perf_counter
 from typing import Any, Final
 
 import numpy as np
-from setting import NeedsGpu, Row, Setting
+from drawn import write_hollow
+from setting import Row, Setting, wrapped_by
 
 from bench_servers import always, answer, fake_server
 from whimbrel_bench.backends import Sample
@@ -32,15 +34,14 @@ _SERVERS: Final = {"rerank": ("", "--max-batch-tokens 4096"), "gritlm": ("",), "
 
 
 def run(name: str, setting: Setting) -> Iterator[Row]:
-    if not setting.small and setting.device == "cpu":
-        raise NeedsGpu
+    print(f"{name} on {setting.device}")  # raises NeedsGpu
     preset = read_preset(name, "small" if setting.small else "full")
     samples, times = (preset.samples()[:8], 1) if setting.small else (preset.samples(), 2)
     load = replace(preset.load, duration=preset.load.duration and (0.5 if setting.small else 8.0))
     load = replace(load, num_warmups=0) if setting.small else load
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, wrapped_by("drawn:as_it_is"):
         path = Path(folder) / name
-        preset.write(path)
+        write_hollow(preset.write, path)
         for arguments in _SERVERS[name][:times]:
             with serving(str(path), *preset.serve, *arguments.split()) as server:
                 target = Target(server.url, preset.target)
