@@ -1,14 +1,12 @@
-"""Models whose weights are drawn where they are used, in place of many GB on the disk: files with headers and a hole for data.
+"""Weights that are drawn on the device, in place of many GB on the disk, for files that have a header and a hole for data.
 
-With WHIMBREL_RUNNER=drawn:as_it_is a process draws the weights of each model that it loads on the model's device: random, as
-`random_models` writes them. A tensor's values depend on its name, its shape and the kind of device.
+With WHIMBREL_RUNNER=drawn:as_it_is a process draws the weights of each model that it loads: random, as `random_models` writes
+them. A tensor's values depend on its name, its shape and the kind of device.
 """
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 from zlib import crc32
 
 import torch
@@ -17,18 +15,6 @@ from whimbrel.model import weights
 from whimbrel_bench import random_models
 
 _read_stored = weights.Weights._read
-
-
-def write_hollow(write: Callable[[Path], None], folder: Path) -> None:
-    """Write a random model by `write`, with headers in place of weights."""
-    with patch.object(random_models, "write_safetensors", _write_hollow):
-        write(folder)
-
-
-def _write_hollow(path: Path, shapes: random_models.Shapes) -> None:
-    with path.open("wb") as stream:
-        num_bytes = random_models.write_header(stream, shapes)
-        stream.truncate(stream.tell() + num_bytes)
 
 
 def as_it_is(runner: Any, folder: Path, plan: Any) -> Any:

@@ -15,12 +15,13 @@ from http.client import HTTPConnection
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
-from drawn import write_hollow
 from setting import Row, Setting, wrapped_by
 
 from bench_servers import always, answer, fake_server
+from whimbrel_bench import random_models
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.options import Load
 from whimbrel_bench.presets import read_preset
@@ -34,7 +35,8 @@ _SERVERS: Final = {"rerank": ("", "--max-batch-tokens 4096"), "gritlm": ("",), "
 
 
 def run(name: str, setting: Setting) -> Iterator[Row]:
-    print(f"{name} on {setting.device}")  # raises NeedsGpu
+    if not setting.small:
+        print(f"{name} on {setting.device}")  # raises NeedsGpu
     preset = read_preset(name, "small" if setting.small else "full")
     samples, times = (preset.samples()[:8], 1) if setting.small else (preset.samples(), 2)
     load = replace(preset.load, duration=preset.load.duration and (0.5 if setting.small else 8.0))
@@ -50,6 +52,18 @@ def run(name: str, setting: Setting) -> Iterator[Row]:
                 runs = token_vectors if name == "token-vectors" else requests
                 yield from ({"server": arguments or "defaults"} | row for row in runs(server, target, samples, load, times))
                 print(server.log)
+
+
+def write_hollow(write: Callable[[Path], None], folder: Path) -> None:
+    """Write a random model by `write`, with holes in place of weights."""
+
+    def write_header(path: Path, shapes: random_models.Shapes) -> None:
+        with path.open("wb") as stream:
+            num_bytes = random_models.write_header(stream, shapes)
+            stream.truncate(stream.tell() + num_bytes)
+
+    with patch.object(random_models, "write_safetensors", write_header):
+        write(folder)
 
 
 def requests(server: Serving, target: Target, samples: list[Sample], load: Load, times: int) -> Iterator[Row]:

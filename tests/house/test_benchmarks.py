@@ -119,7 +119,7 @@ def test_a_step_on_a_gpu_that_is_killed_leaves_nothing_running(tmp_path: Path) -
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False, env=env)
     assert done.returncode == 1, done.stderr
     assert outcomes(tmp_path) == {"orphan": "ended with -9"}
-    assert done.stdout.splitlines()[-1].endswith(" benchmarks/gpu --seconds 300 --only orphan")
+    assert done.stdout.splitlines()[-1].endswith("benchmarks/gpu --seconds 300 --only orphan")
     pid = json.loads((tmp_path / "results.jsonl").read_text())["rows"][0]["pid"]
     assert not Path(f"/proc/{pid}").exists()
 
@@ -130,7 +130,7 @@ def test_weights_that_are_drawn_take_no_place_on_the_disk(tmp_path: Path) -> Non
         import sys
         from pathlib import Path
         sys.path.insert(0, {str(FOLDER / "gpu")!r})
-        from drawn import write_hollow
+        from workloads import write_hollow
         from whimbrel import Engine
         from whimbrel_bench.random_models import Size, write_gritlm
         folder = Path({str(tmp_path)!r})
