@@ -5,7 +5,7 @@
 The steps (plan.py, printed by --plan) stand in the order of their value. Each is a process of its own with a limit. None is
 begun whose estimate does not fit into the time left. After each, its rows are added to $OUT/results.jsonl and $OUT/table.md is
 written anew. At the end the table is printed, and the command that runs again what failed or had no time. $OUT is build/gpu by
-default. Beside these it gets log.txt, profiles.txt and the junit files of the tests. Files of an earlier run move to $OUT/before.
+default. Beside these it gets log.txt, profiles.txt and the junit files of the tests; an earlier run's move to $OUT/before.
 --small takes tiny sizes, and a CPU where there is no GPU. After Ctrl-C, or if a step is killed, the rows so far stay. The exit
 status is 0 if all that ran was right. Without --small a step that lacks a GPU is not. A machine without our dependencies: see
 `carry`.
