@@ -42,6 +42,7 @@ class Server:
         listener: int,
         limits: HttpLimits,
         render_error: RenderError,
+        *,
         tls: ssl.SSLContext | None = None,
         balance: Balance | None = None,
     ) -> None:

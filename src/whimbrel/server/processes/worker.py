@@ -56,7 +56,8 @@ class Worker:
         self._app = app = create_app(self._served, guards=options.limits)
         counts = memoryview(map_memory(fds[1])).cast("i")
         balance = Balance(counts, config.index) if options.num_workers > 1 else None
-        self._server = Server(app, fds[0], options.limits, render_error, options.tls and options.tls.load(), balance)
+        tls = options.tls and options.tls.load()
+        self._server = Server(app, fds[0], options.limits, render_error, tls=tls, balance=balance)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
