@@ -1,7 +1,7 @@
 """Balance of connections between the processes that accept from one listening socket.
 
-Theory of operation. The process that wakes first takes a burst of connections before others are awake, and keeps them as long as
-the clients keep them open. So each writes the number of its connections into shared memory. One with clearly more than another
+Theory of operation. The process that wakes first takes a burst of connections before others are awake, and keeps them while
+clients keep them open. So each writes the number of its connections into shared memory. One with clearly more than another
 leaves new ones to the others for a moment, and then takes one more: so none waits for a process that is slow or dead.
 """
 
