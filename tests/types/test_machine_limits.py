@@ -209,7 +209,11 @@ def test_a_gpu_is_expected(
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
-    monkeypatch.setattr(machine_limits, "version", lambda _: build)
+
+    def version(name: str) -> str:
+        return build
+
+    monkeypatch.setattr(machine_limits, "version", version)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
