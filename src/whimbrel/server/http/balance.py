@@ -5,7 +5,6 @@ clients keep them open. So each writes the number of its connections into shared
 leaves new ones to the others for a moment, and then takes one more: so none waits for a process that is slow or dead.
 """
 
-from collections.abc import MutableSequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -19,7 +18,7 @@ _FACTOR: Final = 1.5
 class Balance:
     """Numbers of connections of all processes, of which one is this process."""
 
-    counts: MutableSequence[int]
+    counts: memoryview[int] | list[int]
     index: int
 
     def note(self, count: int) -> None:
