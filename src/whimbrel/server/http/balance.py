@@ -5,6 +5,8 @@ clients keep them open. So each writes the number of its connections into shared
 leaves new ones to the others for a moment, and then takes one more: so none waits for a process that is slow or dead.
 """
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from typing import Final
 
