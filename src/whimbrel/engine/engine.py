@@ -391,12 +391,14 @@ def _num_finish_threads(plan: Plan) -> int:
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
     """Load the runner of a model, in a wrapper for tests if WHIMBREL_RUNNER names one as `module:callable`.
 
-    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Only the environment of this
-    process can name it, no request and no checkpoint. Raises CheckpointError or SetupError.
+    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Its module is imported before
+    the model is loaded. Only the environment of this process can name it, no request and no checkpoint. Raises CheckpointError
+    or SetupError.
     """
     from whimbrel.model.ops.memory import describe_memory, memory_errors
     from whimbrel.model.runner import Runner
 
+    wrap = _find_wrapper()
     try:
         with memory_errors():
             runner = Runner(checkpoint, card, plan)
@@ -405,12 +407,16 @@ def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
             raise
         hint = "free it, or choose another --device or a smaller --dtype; --device cpu serves what the host's memory holds"
         raise SetupError(f"the model does not fit: {describe_memory(plan.device)}.", hint=hint) from error
+    return runner if wrap is None else wrap(runner, checkpoint.folder / card.path, plan)
+
+
+def _find_wrapper() -> Callable[..., Runner] | None:
+    """Return the callable that WHIMBREL_RUNNER names. Raises SetupError."""
     if (wrapper := os.environ.get("WHIMBREL_RUNNER")) is None:
-        return runner
+        return None
     _log.warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
     module, _, name = wrapper.partition(":")
     try:
-        wrap = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SetupError(f"WHIMBREL_RUNNER={wrapper}: {error}.", hint="It takes module:callable.") from error
-    return wrap(runner, checkpoint.folder / card.path, plan)

@@ -174,7 +174,10 @@ class Attach(_Message):
 
 
 class WorkerConfig(_Message):
-    """The configuration of a worker; its first message. The descriptor of the listening socket comes with it."""
+    """The configuration of a worker; its first message.
+
+    The descriptors of the listening socket and of the memory with the workers' numbers of connections come with it.
+    """
 
     options: ServeOptions
     known: dict[int, Planned]

@@ -29,7 +29,7 @@ from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
 from whimbrel.server.processes.quarantine import QuarantineList
-from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
+from whimbrel.server.processes.shared_memory import StatusBoard, allocate, map_memory
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
 from whimbrel.types.machine_limits import usable_memory
@@ -38,6 +38,7 @@ from whimbrel.types.plan import Options
 _log = logging.getLogger("whimbrel")
 
 _STOP_SECONDS: Final = 5.0
+_COUNT_BYTES: Final = 4
 _MIN_DRAIN_SECONDS: Final = 0.5
 """Seconds that a worker may take to report that it has no requests."""
 _BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {CHANNEL_BROKEN: 0.0}
@@ -58,6 +59,8 @@ class Supervisor:
         """`on_load` gets a model's index and the steps of its first replica's load; `on_ready` gets all models at the end."""
         self._options = options
         self._listener = listener
+        self._connections, _ = allocate(_COUNT_BYTES * options.num_workers)
+        """Memory in which each worker counts its connections."""
         self._on_load = on_load
         self._on_ready = on_ready
         self._engines = [
@@ -241,7 +244,7 @@ class Supervisor:
         worker.connected.clear()
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
         config = messages.WorkerConfig(self._options, known, worker.name, worker.index)
-        worker.send(config, os.dup(self._listener.fileno()))
+        worker.send(config, os.dup(self._listener.fileno()), os.dup(self._connections))
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)

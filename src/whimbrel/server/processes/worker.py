@@ -15,6 +15,7 @@ from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import SetupError, Unavailable
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry, render_error
+from whimbrel.server.http.balance import Balance
 from whimbrel.server.http.listener import Server
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
@@ -28,7 +29,7 @@ from whimbrel.telemetry.trace import gauge
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
-_NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 1, messages.EngineUp: 2}
+_NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 2, messages.EngineUp: 2}
 """The number of descriptors that come with a message."""
 
 
@@ -53,7 +54,10 @@ class Worker:
         for model, planned in config.known.items():
             await self._add_model(model, planned)
         self._app = app = create_app(self._served, guards=options.limits)
-        self._server = Server(app, fds[0], options.limits, render_error, options.tls and options.tls.load())
+        counts = memoryview(map_memory(fds[1])).cast("i")
+        balance = Balance(counts, config.index) if options.num_workers > 1 else None
+        tls = options.tls and options.tls.load()
+        self._server = Server(app, fds[0], options.limits, render_error, tls=tls, balance=balance)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
