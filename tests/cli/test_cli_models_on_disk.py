@@ -131,7 +131,7 @@ def test_a_pull_tells_programs_what_it_did(hub: FakeHub, here: Here) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.sample(1)
 def test_an_interrupted_pull_goes_on(number: int, hub: FakeHub, here: Here, blobs: Path) -> None:
-    """What was fetched stays and is told; the next pull asks for the rest alone."""
+    """The part that was fetched stays and is told; the next pull asks for the rest alone."""
     hub.faults.pause, hub.faults.piece = 0.2, 100_000
     with start_pull(ID) as process:
         wait_for_part(blobs, 2**18)

@@ -49,7 +49,7 @@ class Faults:
     num_breaks: int = 10**9
     """Number of connections that break."""
     content: dict[str, bytes] = field(default_factory=dict)
-    """File -> what is sent in its place."""
+    """File -> the bytes that are sent in its place."""
     no_ranges: bool = False
     pause: float = 0.0
     """Seconds between pieces of a large file."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CachedRepoInfo, CachedRevisionInfo, HFCacheInfo
 
 Verdict: TypeAlias = Literal["yes", "transformers", "convert", "no"]
-"""yes: by Whimbrel's own code; transformers: it is tried; convert: after `whimbrel convert`."""
+"""Forms of an answer. yes: by Whimbrel's own code; transformers: may run it; convert: after `whimbrel convert`."""
 _MIN_PREFIX: Final = 7
 """Fewest digits that name a commit."""
 _LOCK_SECONDS: Final = 0.1
@@ -91,7 +91,7 @@ def find_model(model: str, models: Collection[CachedModel]) -> CachedModel:
 
 
 def plan_removal(found: CachedModel, revision: str) -> Removal:
-    """Return what is removed: the model, or its `revision` if that is not empty. Raises SetupError if there is none such."""
+    """Return the plan to remove a model, or its `revision` if that is not empty. Raises SetupError if there is none."""
     if not revision:
         return Removal(found.model, found.folder, (), found.num_bytes, ())
     if found.incomplete:

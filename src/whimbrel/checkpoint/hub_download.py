@@ -55,7 +55,7 @@ class Download:
     """Branch, tag or commit that the user named, or empty."""
     commit: str
     licence: str
-    """As the model's page states it, or empty."""
+    """The licence that the model's page states, or empty."""
     patterns: tuple[str, ...]
     files: tuple[HubFile, ...]
 
@@ -149,13 +149,13 @@ def fetch(download: Download, progress: Progress, wait: Callable[[str], None]) -
 
     `wait` is called with the name of a file that another process is fetching. An interrupt leaves what was fetched.
     """
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
     from huggingface_hub.utils import logging
     from huggingface_hub.utils import tqdm as bar
 
     class Silent(bar):
         def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **(options | {"disable": True}))
+            super().__init__(*args, **(options | {"disable": True}))  # pyright: ignore[reportUnknownMemberType]
 
     verbosity, piece = logging.get_verbosity(), constants.DOWNLOAD_CHUNK_SIZE
     logging.set_verbosity_error()  # a broken connection is tried again; its traces would tear the bar
@@ -166,7 +166,8 @@ def fetch(download: Download, progress: Progress, wait: Callable[[str], None]) -
                 if file.is_large and file.size <= constants.MAX_HTTP_DOWNLOAD_SIZE:  # above it, the library has its own way
                     _fetch_large(download, file, progress, wait)
             options: dict[str, Any] = {"allow_patterns": list(download.patterns), "tqdm_class": Silent}
-            folder = snapshot_download(download.model, revision=download.revision or None, cache_dir=hub_cache(), **options)
+            options |= {"revision": download.revision or None, "cache_dir": hub_cache()}
+            folder: Any = snapshot_download(download.model, **options)
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = piece
         logging.set_verbosity(verbosity)
@@ -249,8 +250,8 @@ class _Part(FileIO):
 def _continue(download: Download, file: HubFile, partial: Path, progress: Progress) -> None:
     """Fetch what `partial` does not have yet of a file, and check the whole. Raises _Damaged, after which it is gone."""
     from huggingface_hub import hf_hub_url
-    from huggingface_hub.file_download import http_get
-    from huggingface_hub.utils import build_hf_headers, silent_tqdm
+    from huggingface_hub.file_download import http_get  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.utils import build_hf_headers, silent_tqdm  # pyright: ignore[reportUnknownVariableType]
 
     if _size(partial) > file.size:
         partial.unlink()

@@ -146,12 +146,17 @@ def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
 @contextmanager
 def hub_errors(model: str, revision: str | None) -> Generator[None]:
     """Turn the errors of the hub's client library within the block, and of the disk, into a SetupError over this model."""
-    from huggingface_hub import errors
-
     try:
         yield
-    except (errors.HTTPError, OSError, ValueError) as error:  # HTTPError: of httpx, whichever the library is built on
+    except (_network_error(), OSError, ValueError) as error:
         raise _explain_hub(error, model, revision) or _explain_disk(error, model) from None
+
+
+def _network_error() -> type[Exception]:
+    """Return the base of the errors of httpx, or of the successor on which a newer client library is built."""
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+    return HTTPError
 
 
 def _explain_hub(error: Exception, model: str, revision: str | None) -> SetupError | None:
@@ -176,7 +181,7 @@ def _explain_hub(error: Exception, model: str, revision: str | None) -> SetupErr
         case errors.HfHubHTTPError():
             status = error.response.status_code
             message, hint = f"the hub answers {status} for {model}.", _hint_for(status, error.response.headers, model)
-        case errors.HTTPError():
+        case _ if isinstance(error, _network_error()):
             message = f"{_endpoint()} cannot be reached for {model} ({type(error).__name__})."
             hint = f"check the network, the proxy and HF_ENDPOINT; fetched files stay{_similar(model)}"
         case UnicodeEncodeError():
