@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from io import FileIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Self, TypeAlias
 
 from whimbrel.checkpoint.locate import file_patterns, folder_in_cache, hub_cache, hub_errors
 from whimbrel.errors import SetupError
@@ -247,17 +247,30 @@ class _Part(FileIO):
         return size
 
 
+class _NoBar:
+    """A bar of the client library's that shows nothing."""
+
+    def __init__(self, *_: object, **__: object) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def update(self, _: float | None = 1) -> None: ...
+
+
 def _continue(download: Download, file: HubFile, partial: Path, progress: Progress) -> None:
     """Fetch what `partial` does not have yet of a file, and check the whole. Raises _Damaged, after which it is gone."""
     from huggingface_hub import hf_hub_url
     from huggingface_hub.file_download import http_get  # pyright: ignore[reportUnknownVariableType]
-    from huggingface_hub.utils import build_hf_headers, silent_tqdm  # pyright: ignore[reportUnknownVariableType]
+    from huggingface_hub.utils import build_hf_headers  # pyright: ignore[reportUnknownVariableType]
 
     if _size(partial) > file.size:
         partial.unlink()
     url = hf_hub_url(download.model, file.name, revision=download.commit)
     headers = build_hf_headers() | {"Accept-Encoding": "identity"}  # a part of a compressed file would be another part
-    bars: Any = silent_tqdm
+    bars: Any = _NoBar
     try:
         with _Part(partial, file, progress) as part:
             progress(file.name, part.tell())
