@@ -33,8 +33,8 @@ ROOT_PAGES = {
 """Pages of the repository's root and their places on the site."""
 _WIDTH = 100
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
-    "bench offline", "bench compare", "config show",
+    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "pull", "list", "rm", "verify", "doctor",
+    "top", "bench serve", "bench offline", "bench compare", "config show",
 )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 
 from whimbrel import __version__
-from whimbrel.cli import console, verb_commands
+from whimbrel.cli import console, models_on_disk, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
@@ -50,9 +50,11 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 ) -> None: ...
 
 
-def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds a command with this help."""
-    return app.command(help=help_text(summary, *examples))
+def _command(
+    summary: str, *examples: tuple[str, str], name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command with this help, by default with the function's name."""
+    return app.command(name, help=help_text(summary, *examples))
 
 
 @_command(
@@ -189,12 +191,32 @@ def convert(
 
 
 @_command(
-    "List the verified models, with their difference from the reference.",
+    "List the verified models, with their difference from the reference. `whimbrel list` lists those on this machine.",
     ("whimbrel models", "a table"),
     ("whimbrel models --json", "with the tests"),
 )
 def models(*, as_json: AsJson = False) -> None:
     console.print_models(as_json=as_json)
+
+
+_command(
+    "Fetch a model of the Hub into its cache, with the files that Whimbrel reads. Prints the folder.",
+    ("whimbrel pull BAAI/bge-small-en-v1.5", "goes on if it was interrupted"),
+    ("whimbrel pull owner/name@v1", "a branch, a tag or a commit"),
+    ("whimbrel pull BAAI/bge-m3 --pickles", "for whimbrel convert"),
+)(models_on_disk.pull)
+_command(
+    "List the models in the Hub's cache on this machine. `whimbrel models` lists the verified ones.",
+    ("whimbrel list", "a table"),
+    ("whimbrel list --json", "with folders and reasons"),
+    name="list",
+)(models_on_disk.list_models)
+_command(
+    "Remove a model, or one revision of it, from the Hub's cache on this machine.",
+    ("whimbrel rm BAAI/bge-m3", "says what it frees, and asks"),
+    ("whimbrel rm BAAI/bge-m3@v1 --yes", "one revision, without asking"),
+    name="rm",
+)(models_on_disk.remove)
 
 
 @_command(

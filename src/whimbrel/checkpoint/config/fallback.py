@@ -71,6 +71,11 @@ _UNDECLARED: Final[Mapping[str, str]] = {
 """Model type, or "" for all -> keys on the hub that transformers' classes do not declare: translated old names, or unused."""
 
 
+def reason_to_refuse(model_type: str) -> str:
+    """Return the reason why models of a type are refused. Empty if none is known."""
+    return _UNPACKABLE.get(model_type) or _UNREAD.get(model_type, "")
+
+
 def is_offered(config: JsonFile, names: list[object]) -> bool:
     """Return whether transformers has these classes. Raises CheckpointError if it might have them, but is not installed."""
     if config.get("model_type", str, "") in (*_UNPACKABLE, *_UNREAD):
