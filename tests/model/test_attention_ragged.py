@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from attention_cases import SCORES, make_layout, on_device
+from compiled_kernels import MAX_SHARED, note_launches
 from references import attend_reference
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, ragged_problem
 from whimbrel.model.ops.attention_ragged import Variant, attend_ragged, variant_of
-from whimbrel.model.ops.attention_tiles import make_tiles
+from whimbrel.model.ops.attention_tiles import LARGE_TILE, make_tiles
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, keeping, pieces
 from whimbrel.types.batch import offsets_of
 
@@ -49,11 +50,11 @@ def worst(found: Tensor, expected: Tensor) -> float:
     return float((found.float().nan_to_num() - expected.float().nan_to_num()).abs().max())
 
 
-def layout_with_prefixes(device: str = "cpu") -> AttentionLayout:
+def layout_with_prefixes(device: str = "cpu", dtype: torch.dtype = torch.float32, width: int = 16) -> AttentionLayout:
     """Return seqs of which the first is a prefix of this batch, and others follow it, a kept one of 20 tokens, or none."""
     lengths = [33, 40, 18, 18, 18, 5]
     starts = offsets_of(np.array(lengths)).tolist()
-    _, k_LKH, v_LKH = draw(20, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    _, k_LKH, v_LKH = draw(20, width, device=device, dtype=dtype)
     fresh, kept = KeptKeys(), KeptKeys({0: (k_LKH, v_LKH)})
     groups = [(0, 1, 33, 33), (33, 1, 40, 40), (73, 2, 18, 18), (109, 1, 18, 18), (127, 1, 5, 5)]
     sources = {0: keeping([fresh]), 73: AfterPrefixes([fresh, fresh]), 109: AfterPrefixes([kept]), 127: AfterPrefixes([fresh])}
@@ -228,33 +229,40 @@ def test_a_kernel_that_cannot_run_is_named_once(caplog: pytest.LogCaptureFixture
     attention._has_ragged.cache_clear()
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("block_m", [16, 64])
-@pytest.mark.parametrize("width", [64, 96, 128, 256])
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("options", [[], ["SLOPED"], ["CAUSAL", "WINDOW", "CAPPED", "BIASED", "KEPT"]], ids=" ".join)
-@pytest.mark.sample(8)
-def test_the_code_for_a_gpu(options: list[str], capability: int, width: int, block_m: int) -> None:
-    """Loads of 16 bytes, asynchronous copies, products on tensor cores, registers and shared memory that suffice."""
-    pytest.importorskip("triton")
-    from compiled_kernels import compiled
-    from whimbrel.model.ops.attention_triton import attend_kernel, shape_of
+CODE: dict[str, dict[str, Any]] = {
+    "plain": {}, "slopes": SCORES["biased by slopes"], "causal": {"causal": True},
+    "everything after prefixes": SCORES["capped causal window"] | SCORES["biased"],
+}  # fmt: skip
+QUICK = [("plain", 64, 80), ("everything after prefixes", 128, 90), ("slopes", 256, 80), ("causal", 24, 90)]
+"""Each form, and each kind of width: one that fills its block, also of the greatest size, and one that does not."""
+THOROUGH = product(CODE, (16, 24, 64, 96, 128, 136, 256), (80, 90))
 
-    block_h = 1 << (width - 1).bit_length()
-    shape = shape_of(block_m, block_h)
-    flags = {name: name in options for name in ("CAUSAL", "WINDOW", "CAPPED", "BIASED", "SLOPED", "KEPT")}
-    blocks = {"WIDTH": width, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_H": block_h}
-    halves = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "kept_k_ptr", "kept_v_ptr", "out_ptr"), "*bf16")
-    types = {"band_ptr": "*fp32", "tiles_ptr": "*i32", "scale": "fp32", "cap": "fp32"} | halves
-    sizes = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
-    code = compiled(attend_kernel, types, blocks | flags, capability, **sizes)
-    assert code.count("cp.async.cg.shared.global")
-    assert not code.count("ld.global*b16")
-    assert code.count("st.global*v4")
-    assert code.spills <= 16  # of some hundred registers
-    assert code.shared <= (99 if capability == 80 else 227) * 1024
-    assert bool(code.count("wgmma.mma_async")) == (capability == 90 and block_m == 64)
-    assert bool(code.count("mma.sync")) == (capability == 80 or block_m == 16)
+
+@pytest.mark.parametrize(
+    ("form", "width", "capability"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.extended) for each in THOROUGH if each not in QUICK)],
+)
+def test_the_code_for_a_gpu(form: str, width: int, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads of 16 bytes, asynchronous copies, products on tensor cores, registers and shared memory that suffice.
+
+    The code depends on the width by the size of its block, and by whether it fills it.
+    """
+    pytest.importorskip("triton")
+    from whimbrel.model.ops import attention_triton
+
+    launches = note_launches(monkeypatch, attention_triton, "attend_kernel")
+    layout = layout_with_prefixes(dtype=torch.bfloat16, width=width) if "prefixes" in form else make_layout([70, 16])
+    attend_ragged(*draw(132, width, dtype=torch.bfloat16), layout, ScoreOptions(0.3, **CODE[form]))
+    for launch in launches.noted:
+        code, is_large = launch.compile(capability), launch.arguments["BLOCK_M"] == LARGE_TILE
+        assert code.copies == ({4, 16} if launch.arguments["BIASED"] else {16})  # a bias is read number by number
+        assert "ld 2" not in code.accesses
+        assert {each for each in code.accesses if "st" in each} == {"st 16"}
+        assert code.spills <= 4  # of some hundred registers
+        assert code.shared <= MAX_SHARED[capability]
+        assert bool(code.count("wgmma.mma_async")) == (capability == 90 and is_large)
+        assert bool(code.count("mma.sync")) == (capability == 80 or not is_large)
+    assert len(launches.noted) == 2
 
 
 # On a GPU
@@ -305,8 +313,12 @@ def test_kept_keys_on_a_gpu(what: str) -> None:
     """Keys of prefixes are read in place."""
     options: dict[str, Any] = {"causal": True} | SCORES[what]
     qkv = draw(132, dtype=torch.bfloat16, device="cuda")
-    found = attend_ragged(*qkv, layout_with_prefixes("cuda"), on_device(ScoreOptions(0.3, **options), "cuda")).cpu()
-    expected = attend_reference(*(x.cpu() for x in qkv), _on_host(layout_with_prefixes("cuda")), ScoreOptions(0.3, **options))
+    found = attend_ragged(
+        *qkv, layout_with_prefixes("cuda", torch.bfloat16), on_device(ScoreOptions(0.3, **options), "cuda")
+    ).cpu()
+    expected = attend_reference(
+        *(x.cpu() for x in qkv), _on_host(layout_with_prefixes("cuda", torch.bfloat16)), ScoreOptions(0.3, **options)
+    )
     assert worst(found, expected) <= 2e-2
 
 

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
-from compiled_triton import compile_for
+from compiled_kernels import MAX_SHARED, note_launches
 from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
 from whimbrel.model.ops import maxsim_device, maxsim_torch
 from whimbrel.model.ops.maxsim import best_matches, maxsim
 from whimbrel.model.ops.maxsim_device import matches, start_sums
+from whimbrel.model.ops.maxsim_programs import plan_programs
 from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
 CASES = ["float32", "float16", "int8", "bits", "float16 int8", "float16 bits", "float32 float16", "float16 float32"]
@@ -36,8 +37,7 @@ def sides(case: str, width: int, lengths: tuple[list[int], list[int]] = FEW) -> 
 
 
 def as_float(vectors: TokenVectors, dtype: str) -> TokenVectors:
-    rows = vectors.rows_TD.half() if dtype == "float16" else vectors.rows_TD
-    return TokenVectors(rows, vectors.starts_N, vectors.ends_N)
+    return TokenVectors(vectors.rows_TD.to(getattr(torch, dtype)), vectors.starts_N, vectors.ends_N)
 
 
 def interpreted() -> None:
@@ -113,45 +113,36 @@ def assert_right(
     assert len(differ) <= (0.03 * len(best) if "bits" in name or "float16" in name else 0), name  # near ties fall either way
 
 
-KERNELS: list[tuple[str, str, dict[str, Any]]] = [
-    ("fp16", "fp16", {"BLOCK_Q": 32}),
-    ("bf16", "bf16", {"BLOCK_Q": 64}),
-    ("fp16", "fp16", {"BLOCK_Q": 64, "WHERE": True}),
-    ("fp16", "fp16", {"BLOCK_Q": 64, "ONE_SLICE": False}),
-    ("fp16", "u8", {"BLOCK_Q": 32, "BITS": True}),
-    ("fp16", "i8", {"BLOCK_Q": 64}),
-    ("fp32", "fp32", {"BLOCK_Q": 64, "BLOCK_D": 32, "ONE_SLICE": False, "num_warps": 8}),
-    ("fp32", "fp16", {"BLOCK_Q": 32, "BLOCK_D": 32, "ONE_SLICE": False}),
-]
+KERNELS = [
+    *[("float16", 32, 128, False), ("float16 bits", 32, 128, False), ("bfloat16", 64, 128, False), ("float16", 64, 128, True)],
+    *[("float32", 64, 128, False), ("float16 int8", 64, 128, False), ("float16", 64, 256, False), ("float32 float16", 32, 128, False)],
+]  # fmt: skip
+"""Dtypes, query tokens, width, and whether the places of the maxima are kept."""
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("of_queries", "of_documents", "constants"), KERNELS, ids=str)
+@pytest.mark.parametrize(("case", "num_queries", "width", "where"), KERNELS)
+@pytest.mark.sample(5)
 def test_the_kernel_compiled_without_a_gpu(
-    of_queries: str,
-    of_documents: str,
-    constants: dict[str, Any],
-    capability: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, num_queries: int, width: int, where: bool, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half precision runs on the tensor cores (wgmma on 9.0), floats load 16 bytes at a time and ahead, no register is spilled."""
     pytest.importorskip("triton")
-    from whimbrel.model.ops.maxsim_triton import _maxima_kernel
+    from whimbrel.model.ops import maxsim_triton
 
-    default: dict[str, Any] = {"BLOCK_T": 64, "BLOCK_D": 128, "ONE_SLICE": True, "BITS": False, "WHERE": False}
-    pointers = {"q_ptr": of_queries, "x_ptr": of_documents, "items_ptr": "i64", "where_ptr": "i32", "best_ptr": "fp32"}
-    constants = default | constants
-    options = {"num_warps": constants.pop("num_warps", 4), "num_stages": 3}
-    compiled = compile_for(capability, _maxima_kernel, pointers, constants, tmp_path, monkeypatch, **options)
-    assert compiled.spilled_bytes == 0
+    of_maxima, of_sums = (note_launches(monkeypatch, maxsim_triton, name) for name in ("_maxima_kernel", "_sum_kernel"))
+    queries, documents = sides(case, width, ([num_queries], [700]))
+    for programs in plan_programs(queries, documents, np.array([0]), np.array([0])):
+        best_WQ, _ = maxsim_triton.maxima(queries, documents, programs, where=where)
+        maxsim_triton.add_up(best_WQ, programs, torch.zeros(1))
+    code = of_maxima.noted[0].compile(capability)
+    assert code.spills == of_sums.noted[0].compile(capability).spills == 0
+    assert code.shared <= MAX_SHARED[capability]
     on_tensor_cores = {80: "mma.sync", 90: "wgmma.mma_async"}[capability]
-    assert (on_tensor_cores in compiled.ptx) == (of_queries != "fp32")
-    assert "ld.global.b16" not in compiled.ptx
-    if of_queries == of_documents:
-        assert "cp.async.cg.shared.global" in compiled.ptx
-        assert "cp.async.ca.shared.global" not in compiled.ptx
+    assert bool(code.count(on_tensor_cores)) == (not case.startswith("float32"))
+    assert "ld 2" not in code.accesses
+    if " " not in case:
+        assert code.copies == {16}
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from checkpoints.families import CASES, write_model
 from checkpoints.sentence_layout import sentence_layout
+from compiled_kernels import note_launches
 from hidden_states import hidden_states, least_cosine, loaded, random_ids
 from whimbrel import Engine
 from whimbrel.model.kernels import library
@@ -180,51 +181,6 @@ def test_the_kernels_on_a_gpu() -> None:
     assert problems("cuda") == []
 
 
-class Launch:
-    """A kernel's place holder, which notes its only launch."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.arguments: dict[str, Any] = {}
-        self.options: dict[str, Any] = {}
-
-    def __getitem__(self, _: tuple[int, ...]) -> Launch:
-        return self
-
-    def __call__(self, *arguments: Any, **options: Any) -> None:
-        assert not self.arguments
-        names = [each.name for each in self.kernel.params]
-        self.arguments, self.options = dict(zip(names, arguments, strict=True)), options
-
-
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-
-
-def compile_launch(launch: Launch, capability: int, folder: Path) -> tuple[str, dict[str, int]]:
-    """Compile a kernel for what a launch passed, with aligned pointers. Return its PTX and the resources of a thread."""
-    import triton
-    from triton import compiler
-    from triton.backends.compiler import GPUTarget
-
-    given = list(launch.arguments.values())
-    types = ["constexpr" if each.is_constexpr else "fp32" for each in launch.kernel.params]
-    types = [
-        POINTERS[x.dtype] if isinstance(x, Tensor) else "constexpr" if x is None else kind
-        for x, kind in zip(given, types, strict=True)
-    ]
-    source = compiler.ASTSource(
-        launch.kernel,
-        dict(zip(launch.arguments, types, strict=True)),
-        {(i,): given[i] for i, kind in enumerate(types) if kind == "constexpr"},
-        {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")},
-    )
-    result = compiler.compile(source, GPUTarget("cuda", capability, 32), launch.options)
-    (folder / "cubin").write_bytes(result.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    report = subprocess.run([tool, "-res-usage", folder / "cubin"], capture_output=True, check=True, text=True).stdout
-    return result.asm["ptx"], {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
-
-
 def empty(width: int, size: int = 4) -> Tensor:
     return torch.empty(2, width, dtype=torch.float32 if size == 4 else torch.bfloat16)
 
@@ -248,23 +204,19 @@ LAUNCHES: dict[str, Any] = {
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("case", LAUNCHES)
 @pytest.mark.sample(6)
-def test_rows_are_read_and_written_16_bytes_at_a_time(
-    case: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_read_and_written_16_bytes_at_a_time(case: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile for a GPU, without one, what models launch. A thread keeps its part of a row in registers."""
     pytest.importorskip("triton")
     from whimbrel.model.ops import rowwise_triton
 
     name, call = LAUNCHES[case]
-    launch = Launch(getattr(rowwise_triton, name))
-    monkeypatch.setattr(rowwise_triton, name, launch)
+    launches = note_launches(monkeypatch, rowwise_triton, name)
     call(rowwise_triton, empty)
-    ptx, resources = compile_launch(launch, capability, tmp_path)
-    accesses = re.findall(r"(?:ld|st)\.global\S*", ptx)
-    assert accesses
-    assert {re.sub(r".*\.v4\.(b|f)32", "16 bytes", each) for each in accesses} == {"16 bytes"}
-    assert resources["LOCAL"] == 0  # else registers are spilled
-    assert resources["REG"] <= 64
+    (launch,) = launches.noted
+    code = launch.compile(capability)
+    assert code.accesses == {"ld 16", "st 16"}
+    assert code.spills == 0
+    assert code.registers <= 64
 
 
 class Driver:
