@@ -25,7 +25,7 @@ from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, 
 from whimbrel.model.ops.attention_ragged import Variant, attend_ragged, variant_of
 from whimbrel.model.ops.attention_tiles import LARGE_TILE, make_tiles
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, keeping, pieces
-from whimbrel.types.batch import offsets_of
+from whimbrel.types.batch import equal_length_groups, offsets_of
 
 LENGTHS = [70, 17, 16, 1]
 """More than one large tile, a large one that is not full, a small tile, and one that is not full."""
@@ -92,32 +92,37 @@ def differences_over_other_keys() -> Iterator[tuple[str, float]]:
             yield f"piece from {first} {what}", worst(found, whole[first:last])
 
 
+def differences_by_width() -> Iterator[tuple[str, float]]:
+    """Every width that the kernel takes, two queries a key head, and one that has to be filled up."""
+    layout = make_layout([19, 3])
+    for width in (*range(16, 257, 8), 12):
+        qkv, scores = draw(22, width, 2, torch.float16), ScoreOptions(width**-0.5, causal=True)
+        found = attend_ragged(*qkv, layout, scores)
+        yield f"width {width}", worst(found, attend_reference(*qkv, layout, scores)) / TOLERANCES["float16"]
+
+
 def faults() -> Iterator[str]:
-    layout, (q, k, v) = make_layout(LENGTHS), draw(104)
-    for what in ("all", "causal window", "biased causal"):
-        scores = ScoreOptions(0.3, **SCORES[what])
-        found = attend_ragged(q, k, v, layout, scores)
-        for start, end in pairwise(cast("list[int]", layout.cu_seqlens.tolist())):
-            alone = attend_ragged(*(x[start:end].clone() for x in (q, k, v)), make_layout([end - start]), scores)
-            if not torch.equal(alone, found[start:end]):
-                yield f"{what}: the seq from {start} has other bits alone"
-    none, nothing = AttentionLayout(torch.zeros(1, dtype=torch.int32), [], 0, 0), ScoreOptions(1)
+    """Yield the seqs whose bits are others than alone: as the first, the last, or between others, which are all NaN."""
+    for what, size in (("all", 70), ("causal window", 17), ("biased causal", 1), ("capped", 33)):
+        lengths = [size, 66, size, 16, size]
+        starts, scores = offsets_of(np.array(lengths)).astype(np.int32), ScoreOptions(0.3, **SCORES[what])
+        layout = AttentionLayout(torch.from_numpy(starts), equal_length_groups(starts), int(starts[-1]), max(lengths))
+        qkv = draw(layout.num_tokens)
+        for x in qkv:
+            x[starts[1] : starts[2]] = x[starts[3] : starts[4]] = torch.nan
+            x[starts[2] : starts[3]] = x[starts[4] :] = x[:size]
+        found = attend_ragged(*qkv, layout, scores)
+        alone = attend_ragged(*(x[:size].clone() for x in qkv), make_layout([size]), scores)
+        for place in (0, 2, 4):
+            if alone.isnan().any() or not torch.equal(alone, found[starts[place] : starts[place + 1]]):
+                yield f"{what}: the seq of {size} tokens from {starts[place]} has other bits than alone"
+        if not found[starts[1] : starts[2]].isnan().any(dim=1).all():
+            yield f"{what}: NaN in a seq is hidden"
+    none, nothing, (q, k, v) = AttentionLayout(torch.zeros(1, dtype=torch.int32), [], 0, 0), ScoreOptions(1), draw(3)
     if attend_ragged(*(x[:0] for x in (q, k, v)), none, nothing).shape != (0, 64):
         yield "no seqs, but rows"
-    if attend_ragged(*(x[:3] for x in (q, k, v)), none, nothing).any():
+    if attend_ragged(*(q, k, v), none, nothing).any():
         yield "rows after the tokens are not 0"
-
-
-def faults_beside_nan() -> Iterator[str]:
-    layout, (q, k, v), scores = make_layout(LENGTHS), draw(104), ScoreOptions(0.3, causal=True)
-    expected = attend_ragged(q, k, v, layout, scores)
-    for x in (q, k, v):
-        x[70:87] = torch.nan
-    found = attend_ragged(q, k, v, layout, scores)
-    if not found[70:87].isnan().any(dim=1).all():
-        yield "NaN in a seq is hidden"
-    if not torch.equal(found[:70], expected[:70]) or not torch.equal(found[87:], expected[87:]):
-        yield "NaN in a seq reaches others"
 
 
 def failed_self_tests() -> Iterator[str]:
@@ -128,23 +133,23 @@ def failed_self_tests() -> Iterator[str]:
 
 def interpreted() -> None:
     """Run in a separate process, because Triton selects its interpreter when it is imported."""
-    found = dict(differences()), dict(differences_over_other_keys())
-    found = *found, [*faults(), *faults_beside_nan(), *failed_self_tests()]
+    found = dict(differences()), dict(differences_by_width()), dict(differences_over_other_keys())
+    found = *found, [*faults(), *failed_self_tests()]
     sys.stdout.write(json.dumps(found))
 
 
-@pytest.mark.extended
 def test_the_kernel_by_the_interpreter() -> None:
-    """All forms of scores, widths and kinds of keys. A seq's bits do not depend on its batch."""
+    """All forms of scores, widths and kinds of keys. A seq's bits do not depend on its neighbours."""
     pytest.importorskip("triton")
     code = "import test_attention_ragged; test_attention_ragged.interpreted()"
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
     assert not run.returncode, run.stderr.decode()
-    by_tolerance, others, faults = json.loads(run.stdout)
-    assert by_tolerance.keys() == SCORES.keys()
-    assert {name: error for name, error in by_tolerance.items() if error > 1} == {}
-    assert {name: error for name, error in others.items() if error > 3e-6} == {}
+    by_form, by_width, others, faults = json.loads(run.stdout)
+    assert by_form.keys() == SCORES.keys()
+    assert len(by_width) == 32
+    assert {name: error for name, error in (by_form | by_width).items() if not error <= 1} == {}
+    assert {name: error for name, error in others.items() if not error <= 3e-6} == {}
     assert faults == []
 
 

@@ -37,37 +37,48 @@ def sides(case: str, width: int, lengths: tuple[list[int], list[int]] = FEW) -> 
 
 
 def as_float(vectors: TokenVectors, dtype: str) -> TokenVectors:
-    return TokenVectors(vectors.rows_TD.to(getattr(torch, dtype)), vectors.starts_N, vectors.ends_N)
+    rows_TD = vectors.rows_TD.to(getattr(torch, {"int8": "float32", "bits": "float32"}.get(dtype, dtype)))
+    return TokenVectors(rows_TD, vectors.starts_N, vectors.ends_N)
 
 
-def interpreted() -> None:
+WIDTHS = {"float16": 128, "float32": 48, "float16 int8": 16, "bits": 320, "float32 float16": 16}
+"""Cases for the interpreter, which does not multiply bfloat16, with their widths."""
+FEWEST = ([33], [0, 70])
+
+
+def interpreted(lengths: dict[str, tuple[list[int], list[int]]]) -> None:
     """Run in a separate process, because Triton selects its interpreter when it is imported."""
     from whimbrel.model.ops import maxsim_triton
 
     patched: Any = maxsim_device
     patched._backend = lambda _: maxsim_triton
     found = {}
-    for case, width in zip(
-        ("float32", "float16", "float16 int8", "bits", "float32 float16"), (48, 128, 16, 320, 16), strict=True
-    ):
-        queries, documents = sides(case, width)
+    for case, width in WIDTHS.items():
+        queries, documents = sides(case, width, lengths[case])
         pairs = all_pairs(queries, documents)
-        found[f"{case},{width}"] = [
-            start_sums(queries, documents, *pairs)().tolist(),
-            matches(queries, documents, *pairs).tolist(),
-        ]
-    sys.stdout.write(json.dumps(found))
+        found[case] = [start_sums(queries, documents, *pairs)().tolist(), matches(queries, documents, *pairs).tolist()]
+    queries, documents = sides("float16", 32, ([3, 40], [5, 70, 2]))
+    documents.rows_TD[:5] = torch.nan  # the first document
+    among = start_sums(queries, documents, np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2]))()
+    alone = start_sums(queries, documents, np.array([0]), np.array([1]))()
+    sys.stdout.write(json.dumps([found, [*map(float.hex, (*among.tolist(), *alone.tolist()))]]))
 
 
-@pytest.mark.extended
-def test_the_kernel_by_the_interpreter() -> None:
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_the_kernel_by_the_interpreter(many: bool) -> None:
+    """A pair's bits do not depend on the pairs beside it, of which one is NaN."""
     pytest.importorskip("triton")
-    code = "import test_maxsim_triton; test_maxsim_triton.interpreted()"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=True)
-    for name, found in json.loads(run.stdout).items():
-        case, width = name.split(",")
-        assert_right(*sides(case, int(width)), *map(np.array, found), name=name)
+    lengths = {case: FEW if many or case == "float16" else FEWEST for case in WIDTHS}
+    code = f"import test_maxsim_triton; test_maxsim_triton.interpreted({lengths})"
+    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
+    assert run.returncode == 0, run.stderr.decode()[-3000:]
+    by_case, (of_nan, among, *_, alone) = json.loads(run.stdout)
+    assert by_case.keys() == WIDTHS.keys()
+    for case, found in by_case.items():
+        assert_right(*sides(case, WIDTHS[case], lengths[case]), *map(np.array, found), name=case)
+    assert of_nan == "nan"
+    assert among == alone
 
 
 @pytest.mark.parametrize("step", [2**24, 3000])
