@@ -16,6 +16,7 @@ from torch import Tensor
 
 from checkpoints.families import CASES, write_model
 from checkpoints.late_interaction import write_pylate
+from checkpoints.lora import write_adapter
 from checkpoints.sentence_layout import sentence_layout
 from checkpoints.sparse import write_splade
 from shared_prefixes import PROMPT
@@ -31,14 +32,17 @@ TEXTS = ["a", "The whimbrel is a wader with a long curved bill.", "far away " * 
 
 def write_family(folder: Path, case: str, pooling: str = "mean") -> None:
     name, config = CASES[case]
-    write_model(folder, name, config | {"max_position_embeddings": 600})
+    model = write_model(folder, name, config | {"max_position_embeddings": 600})
+    write_adapter(folder / "adapter", model)
     sentence_layout(folder, modes=(pooling,), max_seq_length=500)
 
 
 KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Engine], object]]] = {
-    "prompts and long texts": (
+    "prompts, adapters and long texts": (
         lambda folder: write_family(folder, "qwen3", "lasttoken"),
-        lambda engine: [engine.embed(TEXTS), engine.embed(TEXTS, prompt=PROMPT)],
+        lambda engine: [
+            engine.embed(TEXTS, prompt=prompt, adapter=name) for prompt in (None, PROMPT) for name in (None, "adapter")
+        ],
     ),
     "biases": (lambda folder: write_family(folder, "mpnet"), lambda engine: engine.embed(TEXTS)),
     "caps and prompts": (
@@ -48,7 +52,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Engine], object]]] = 
     "sparse": (write_splade, lambda engine: engine.sparse(TEXTS)),
     "expanded queries": (
         lambda folder: write_pylate(folder, window=16, do_query_expansion=True),
-        lambda engine: engine.rerank("far away", TEXTS),
+        lambda engine: [engine.rerank("far away", TEXTS), engine.explain("far", TEXTS), engine.multi_vector(TEXTS)],
     ),
 }
 
@@ -93,8 +97,9 @@ def _compiled_for(argument: Any) -> object:
 def test_a_request_finds_its_kernels_compiled(kind: str, noted: set[object], tmp_path: Path) -> None:
     write, ask = KINDS[kind]
     write(tmp_path)
-    pooling: Any = "splade" if kind == "sparse" else None
-    with Engine(str(tmp_path), dtype="bfloat16", max_batch_tokens=128, pooling=pooling) as engine:
+    options: Any = {"pooling": "splade"} if kind == "sparse" else {}
+    options |= {"adapters": {"adapter": str(tmp_path / "adapter")}} if "adapters" in kind else {}
+    with Engine(str(tmp_path), dtype="bfloat16", max_batch_tokens=128, **options) as engine:
         engine._warm_up_full_batch()
         engine._warm_up_forms()
         warm = set(noted)

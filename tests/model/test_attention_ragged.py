@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, product
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +15,7 @@ from torch import Tensor
 
 from attention_cases import SCORES, make_layout, on_device
 from compiled_kernels import MAX_SHARED, note_launches
+from interpreted_kernels import interpreted
 from references import attend_reference
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, ragged_problem
@@ -65,7 +62,7 @@ def layout_with_prefixes(device: str = "cpu", dtype: torch.dtype = torch.float32
 # What a process in the interpreter finds
 
 
-def differences() -> Iterator[tuple[str, float]]:
+def differences_by_form() -> Iterator[tuple[str, float]]:
     for what, (dtype, width, num_kv_heads) in FORMS.items():
         layout, scores = make_layout(LENGTHS), ScoreOptions(width**-0.5, **SCORES[what])
         qkv = draw(layout.num_tokens + 5, width, num_kv_heads, getattr(torch, dtype))
@@ -131,21 +128,14 @@ def failed_self_tests() -> Iterator[str]:
             yield problem
 
 
-def interpreted() -> None:
-    """Run in a separate process, because Triton selects its interpreter when it is imported."""
-    found = dict(differences()), dict(differences_by_width()), dict(differences_over_other_keys())
-    found = *found, [*faults(), *failed_self_tests()]
-    sys.stdout.write(json.dumps(found))
+def findings() -> tuple[dict[str, float], dict[str, float], dict[str, float], list[str]]:
+    differences = (differences_by_form(), differences_by_width(), differences_over_other_keys())
+    return *map(dict, differences), [*faults(), *failed_self_tests()]
 
 
 def test_the_kernel_by_the_interpreter() -> None:
     """All forms of scores, widths and kinds of keys. A seq's bits do not depend on its neighbours."""
-    pytest.importorskip("triton")
-    code = "import test_attention_ragged; test_attention_ragged.interpreted()"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
-    assert not run.returncode, run.stderr.decode()
-    by_form, by_width, others, faults = json.loads(run.stdout)
+    by_form, by_width, others, faults = interpreted("test_attention_ragged", "findings()")
     assert by_form.keys() == SCORES.keys()
     assert len(by_width) == 32
     assert {name: error for name, error in (by_form | by_width).items() if not error <= 1} == {}

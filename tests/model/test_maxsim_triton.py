@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +9,7 @@ import pytest
 import torch
 
 from compiled_kernels import MAX_SHARED, note_launches
+from interpreted_kernels import interpreted
 from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
 from whimbrel.model.ops import maxsim_device, maxsim_torch
 from whimbrel.model.ops.maxsim import best_matches, maxsim
@@ -23,7 +20,7 @@ from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 CASES = ["float32", "float16", "int8", "bits", "float16 int8", "float16 bits", "float32 float16", "float16 float32"]
 """Dtype of the queries and of the documents."""
 LENGTHS = ([5, 32, 1, 70, 150], [0, 1, 2, 64, 65, 700, 33])
-FEW = ([2, 65], [0, 1, 65, 520])
+FEW = ([2, 65], [0, 1, 65, 640])
 """Sizes for the slow interpreter: a block, more than one; no token, one, more than a block, two stretches."""
 
 
@@ -46,8 +43,8 @@ WIDTHS = {"float16": 128, "float32": 48, "float16 int8": 16, "bits": 320, "float
 FEWEST = ([33], [0, 70])
 
 
-def interpreted(lengths: dict[str, tuple[list[int], list[int]]]) -> None:
-    """Run in a separate process, because Triton selects its interpreter when it is imported."""
+def findings(lengths: dict[str, tuple[list[int], list[int]]]) -> Any:
+    """Return sums and matches of all cases, bits of four pairs and of the second alone, matches in a document with a copy."""
     from whimbrel.model.ops import maxsim_triton
 
     patched: Any = maxsim_device
@@ -61,24 +58,23 @@ def interpreted(lengths: dict[str, tuple[list[int], list[int]]]) -> None:
     documents.rows_TD[:5] = torch.nan  # the first document
     among = start_sums(queries, documents, np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2]))()
     alone = start_sums(queries, documents, np.array([0]), np.array([1]))()
-    sys.stdout.write(json.dumps([found, [*map(float.hex, (*among.tolist(), *alone.tolist()))]]))
+    queries, documents = sides("float16", 32, ([3], [128]))
+    documents.rows_TD[64:] = documents.rows_TD[:64]  # the next block of a program
+    twice = matches(queries, documents, np.array([0]), np.array([0]))[:, 1]
+    return found, [*map(float.hex, (*among.tolist(), *alone.tolist()))], twice.tolist()
 
 
 @pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.extended)])
 def test_the_kernel_by_the_interpreter(many: bool) -> None:
     """A pair's bits do not depend on the pairs beside it, of which one is NaN."""
-    pytest.importorskip("triton")
     lengths = {case: FEW if many or case == "float16" else FEWEST for case in WIDTHS}
-    code = f"import test_maxsim_triton; test_maxsim_triton.interpreted({lengths})"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
-    assert run.returncode == 0, run.stderr.decode()[-3000:]
-    by_case, (of_nan, among, *_, alone) = json.loads(run.stdout)
+    by_case, (of_nan, among, *_, alone), twice = interpreted("test_maxsim_triton", f"findings({lengths})")
     assert by_case.keys() == WIDTHS.keys()
     for case, found in by_case.items():
         assert_right(*sides(case, WIDTHS[case], lengths[case]), *map(np.array, found), name=case)
     assert of_nan == "nan"
     assert among == alone
+    assert max(twice) < 64  # the first of equals
 
 
 @pytest.mark.parametrize("step", [2**24, 3000])

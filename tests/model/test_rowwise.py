@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, product
@@ -21,6 +18,7 @@ from checkpoints.families import CASES, write_model
 from checkpoints.sentence_layout import sentence_layout
 from compiled_kernels import note_launches
 from hidden_states import hidden_states, least_cosine, loaded, random_ids
+from interpreted_kernels import interpreted
 from whimbrel import Engine
 from whimbrel.model.kernels import library
 from whimbrel.model.layer import Layer
@@ -167,19 +165,9 @@ def problems(device: str, step: int = 1) -> list[str]:
     return [*([] if found is None else [found]), *(name for each in every for name in each(KERNELS, device, step))]
 
 
-def interpreted(step: int) -> None:
-    """Run in a separate process, because Triton selects its interpreter when it is imported."""
-    sys.stdout.write(json.dumps(problems("cpu", step)))
-
-
 @pytest.mark.parametrize("step", [FEW, pytest.param(1, marks=pytest.mark.extended)])
 def test_the_kernels_by_the_interpreter(step: int) -> None:
-    pytest.importorskip("triton")
-    code = f"import warnings; warnings.simplefilter('ignore'); import test_rowwise; test_rowwise.interpreted({step})"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
-    assert run.returncode == 0, run.stderr.decode()[-3000:]
-    assert json.loads(run.stdout) == []
+    assert interpreted("test_rowwise", f"problems('cpu', {step})") == []
 
 
 @pytest.mark.gpu
