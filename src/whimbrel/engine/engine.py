@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -41,6 +42,7 @@ from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
 from whimbrel.telemetry.trace import count
+from whimbrel.tokenizer.prefixes import max_prefix_tokens, with_prefix
 from whimbrel.types.card import Card, PoolingOption, RerankerName
 from whimbrel.types.machine_limits import usable_processors
 from whimbrel.types.options import copy_signature, warn_of_truncation
@@ -158,6 +160,7 @@ class Engine:
             self._warm_up()
             if self.plan.device != "cpu":
                 self._warm_up_full_batch()
+                self._warm_up_forms()
             self._dispatcher.reset_throughput()
         except BaseException:
             self.close()
@@ -273,16 +276,14 @@ class Engine:
         for number, tower in enumerate(self.card.towers or (self.card,)):
             longest = min(max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
             ids = np.full(longest, tower.encoder.pad_id, np.int32)
-            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
             num_adapters = len(tower.encoder.adapters) + 1
             for size in (1, 16, longest):
                 seqs = [
                     Seq(ids[:size], index, adapter=index % num_adapters - 1, tower=number)
                     for index in range(max(self.plan.num_lanes, num_adapters))
                 ]
-                request = EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter())
                 try:
-                    self._run_now(request)
+                    self._run_outputs(tower, seqs)
                 except NonFinite:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
@@ -297,12 +298,31 @@ class Engine:
         for number, tower in enumerate(self.card.towers or (self.card,)):
             size = min(_WARM_TOKENS, max_length_for(self.plan, self.card, tower), most)
             ids = np.full(size, tower.encoder.pad_id, np.int32)
-            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
-            seqs = [Seq(ids, index, tower=number) for index in range(most // size)]
-            self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
+            self._run_outputs(tower, [Seq(ids, index, tower=number) for index in range(most // size)])
         if (fits := self._dispatcher.token_budget) < most:
             message = "a batch of %d tokens does not fit into the free memory of %s: --max-batch-tokens %d would."
             _log.warning(message, most, self.plan.device, 2 ** (fits.bit_length() - 1))
+
+    def _warm_up_forms(self) -> None:
+        """Run a text after a prefix, a query with an expansion and a text in pieces, for which a GPU has other kernels."""
+        for number, tower in enumerate(self.card.towers or (self.card,)):
+            longest, most = max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens
+            ids = np.full(min(longest, most + 1), tower.encoder.pad_id, np.int32)
+            short = Seq(ids[:_WARM_TOKENS], 0, tower=number)
+            prefixed = with_prefix(short, short.ids, max_prefix_tokens(tower, self.plan))
+            forms = [prefixed] if prefixed.prefix_tokens else []
+            if any(form.expansion is not None and not form.expansion.attended for form in tower.text_formats.values()):
+                forms.append(replace(short, num_attended=short.ids.size - 1))
+            if self.plan.chunked_prefill and longest > most:
+                forms.append(replace(short, ids=ids))
+            for seq in forms:
+                with suppress(OutOfMemory):  # the log has told of it
+                    self._run_outputs(tower, [seq])
+
+    def _run_outputs(self, tower: Card, seqs: list[Seq]) -> None:
+        """Run seqs of one tower with every output."""
+        specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
+        self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
 
 
 class AsyncEngine:

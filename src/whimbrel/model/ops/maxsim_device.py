@@ -65,6 +65,7 @@ def prepare_kernels(width: int, dtype: torch.dtype, device: torch.device) -> Non
     documents = TokenVectors(rows_XD, np.array([96]), np.array([192]))
     with memory_errors(), scoring_stream(rows_XD):
         start_sums(queries, documents, np.array([0, 1]), np.array([0, 0]))()
+        matches(queries, documents, np.array([0, 1]), np.array([0, 0]))
 
 
 def start_sums(
