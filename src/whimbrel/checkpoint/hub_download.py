@@ -167,13 +167,14 @@ def fetch(download: Download, progress: Progress, wait: Callable[[str], None]) -
                     _fetch_large(download, file, progress, wait)
             options: dict[str, Any] = {"allow_patterns": list(download.patterns), "tqdm_class": Silent}
             options |= {"revision": download.revision or None, "cache_dir": hub_cache()}
-            folder = str(snapshot_download(download.model, **options))
+            fetch_snapshot: Any = snapshot_download
+            folder = Path(fetch_snapshot(download.model, **options))
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = piece
         logging.set_verbosity(verbosity)
     for file in download.files:
         progress(file.name, file.size)
-    return Path(folder)
+    return folder
 
 
 def _fetch_large(download: Download, file: HubFile, progress: Progress, wait: Callable[[str], None]) -> None:
