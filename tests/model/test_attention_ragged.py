@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attention_cases import SCORES, make_layout, on_device
+from compiled_triton import skip_without_interpreter
 from references import attend_reference
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, ragged_problem
@@ -135,7 +136,7 @@ def interpreted() -> None:
 @pytest.mark.extended
 def test_the_kernel_by_the_interpreter() -> None:
     """All forms of scores, widths and kinds of keys. A seq's bits do not depend on its batch."""
-    pytest.importorskip("triton")
+    skip_without_interpreter()
     code = "import test_attention_ragged; test_attention_ragged.interpreted()"
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)

@@ -6,6 +6,7 @@ import logging
 import re
 import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,14 +14,17 @@ import pytest
 import torch
 
 import whimbrel.model.runner
+from checkpoints.families import CASES, write_model
 from scripted_runner import ScriptedRunner, install
 from whimbrel import Engine
+from whimbrel.engine.engine_request import EngineRequest
 from whimbrel.errors import SetupError, Unavailable
 from whimbrel.model import gpus
 from whimbrel.model.gpus import find_gpus, is_built_for
 from whimbrel.outputs.finishers import RowsFinisher
 from whimbrel.types.batch import Batch
 from whimbrel.types.hardware import Gpu, Hardware
+from whimbrel.types.result import Result
 
 CUDA_13 = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120"]
 
@@ -119,6 +123,22 @@ def test_the_warm_up_runs_a_full_batch_of_many_texts(runner: type[ScriptedRunner
         assert engine.plan.device == "cuda:0"
         assert runner.launched[-1] == 16_384 // 64
     assert "does not fit" not in caplog.text
+
+
+def test_the_warm_up_runs_texts_behind_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else the first of them would wait seconds for a kernel."""
+    write_model(tmp_path, *CASES["qwen3"])
+    with Engine(str(tmp_path), pooling="lasttoken", dtype="float32", max_batch_tokens=256) as engine:
+        sizes: list[set[int]] = []
+        run_now = engine._run_now
+
+        def record(request: EngineRequest) -> Result:
+            sizes.append({seq.prefix_tokens for seq in request.seqs})
+            return run_now(request)
+
+        monkeypatch.setattr(engine, "_run_now", record)
+        engine._warm_up_full_batch()
+    assert sizes == [{0}, {32}]
 
 
 def test_a_full_batch_that_does_not_fit(

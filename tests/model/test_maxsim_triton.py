@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from compiled_triton import compile_for
+from compiled_triton import compile_for, skip_without_interpreter
 from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
 from whimbrel.model.ops import maxsim_device, maxsim_torch
 from whimbrel.model.ops.maxsim import best_matches, maxsim
@@ -61,7 +61,7 @@ def interpreted() -> None:
 
 @pytest.mark.extended
 def test_the_kernel_by_the_interpreter() -> None:
-    pytest.importorskip("triton")
+    skip_without_interpreter()
     code = "import test_maxsim_triton; test_maxsim_triton.interpreted()"
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=True)

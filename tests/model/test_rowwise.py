@@ -21,6 +21,7 @@ from torch import Tensor
 
 from checkpoints.families import CASES, write_model
 from checkpoints.sentence_layout import sentence_layout
+from compiled_triton import skip_without_interpreter
 from hidden_states import hidden_states, least_cosine, loaded, random_ids
 from whimbrel import Engine
 from whimbrel.model.kernels import library
@@ -166,12 +167,25 @@ def interpreted() -> None:
 
 @pytest.mark.extended
 def test_the_kernels_by_the_interpreter() -> None:
-    pytest.importorskip("triton")
+    skip_without_interpreter()
     code = "import warnings; warnings.simplefilter('ignore'); import test_rowwise; test_rowwise.interpreted()"
     env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
     run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
     assert run.returncode == 0, run.stderr.decode()[-3000:]
     assert json.loads(run.stdout) == []
+
+
+def test_no_memory_for_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails and is run again, and with it the self-test. The formulas are not chosen for ever."""
+    pytest.importorskip("triton")
+
+    def full(*_: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(row_kernels, "find_problem", full)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            row_kernels._kernels_of(torch.device("cuda:7"))
 
 
 @pytest.mark.gpu

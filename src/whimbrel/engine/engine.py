@@ -298,8 +298,11 @@ class Engine:
             size = min(_WARM_TOKENS, max_length_for(self.plan, self.card, tower), most)
             ids = np.full(size, tower.encoder.pad_id, np.int32)
             specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
-            seqs = [Seq(ids, index, tower=number) for index in range(most // size)]
-            self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
+            warm = [[Seq(ids, index, tower=number) for index in range(most // size)]]
+            if tower.encoder.keeps_keys:  # attention behind a prefix has a kernel of its own
+                warm.append([Seq(ids, index, tower=number, prefix_tokens=size // 2) for index in range(2)])
+            for seqs in warm:
+                self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
         if (fits := self._dispatcher.token_budget) < most:
             message = "a batch of %d tokens does not fit into the free memory of %s: --max-batch-tokens %d would."
             _log.warning(message, most, self.plan.device, 2 ** (fits.bit_length() - 1))

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.rowwise import FORMULAS, RowKernels, activate_rows, gate_rows
 
 
@@ -31,6 +32,8 @@ def _kernels_of(device: torch.device) -> RowKernels:
 
         problem = find_problem(KERNELS, device)
     except Exception as error:  # Triton, its compiler, the C compiler that it calls and the driver raise many kinds
+        if is_out_of_memory(error):  # of which the next batch may find more
+            raise
         problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     else:
         if problem is None:
