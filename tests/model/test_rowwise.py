@@ -26,7 +26,8 @@ from hidden_states import hidden_states, least_cosine, loaded, random_ids
 from whimbrel import Engine
 from whimbrel.model.kernels import library
 from whimbrel.model.layer import Layer
-from whimbrel.model.ops import linear, row_kernels
+from whimbrel.model.ops import attention, linear, maxsim_device, maxsim_torch, row_kernels
+from whimbrel.model.ops.attention_ragged import Variant
 from whimbrel.model.ops.row_kernels import find_problem
 from whimbrel.model.ops.rowwise import FORMULAS, RowKernels
 
@@ -377,8 +378,13 @@ def test_the_formulas_run_where_kernels_fail(
 
 def test_kernels_are_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_kernels, "find_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setattr(attention, "ragged_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setattr(maxsim_device, "_try", lambda *_: pytest.fail("they were tried"))
     monkeypatch.setenv("WHIMBREL_KERNELS", "off")
-    assert row_kernels._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
+    device, variant = torch.device("cuda", 0), Variant(torch.bfloat16, 64, *[False] * 6)
+    assert row_kernels._kernels_of.__wrapped__(device) is FORMULAS
+    assert not attention._has_ragged.__wrapped__(device, variant)
+    assert maxsim_device._backend.__wrapped__(device) is maxsim_torch
 
 
 def stand_in(calls: list[str], *, narrow: bool) -> RowKernels:

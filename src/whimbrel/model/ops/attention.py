@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.library import kernels, turned_off
 from whimbrel.model.ops.attention_ragged import DeviceTiles, Variant, attend_ragged, follows_prefixes, variant_of
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource
@@ -348,6 +348,8 @@ def _is_on_gpu(x: Tensor) -> bool:
 @cache
 def _has_ragged(device: torch.device, variant: Variant) -> bool:
     """Return whether the ragged kernel can be compiled and agrees with the grouped formula. It says so in the log."""
+    if turned_off():
+        return False
     try:
         problem = ragged_problem(device, variant)
     except Exception as error:  # of an import, a compiler or a driver

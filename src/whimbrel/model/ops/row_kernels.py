@@ -6,7 +6,6 @@ WHIMBREL_KERNELS=off.
 """
 
 import logging
-import os
 from functools import cache
 from itertools import product
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whimbrel.model.kernels.library import turned_off
 from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.rowwise import FORMULAS, RowKernels, activate_rows, gate_rows
 
@@ -25,7 +25,7 @@ def row_kernels(x: Tensor) -> RowKernels:
 
 @cache
 def _kernels_of(device: torch.device) -> RowKernels:
-    if device.type != "cuda" or os.environ.get("WHIMBREL_KERNELS", "").strip().lower() == "off":
+    if device.type != "cuda" or turned_off():
         return FORMULAS
     try:
         from whimbrel.model.ops.rowwise_triton import KERNELS
