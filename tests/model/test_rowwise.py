@@ -22,7 +22,8 @@ from interpreted_kernels import interpreted
 from whimbrel import Engine
 from whimbrel.model.kernels import library
 from whimbrel.model.layer import Layer
-from whimbrel.model.ops import linear, row_kernels
+from whimbrel.model.ops import attention, linear, maxsim_device, maxsim_torch, row_kernels
+from whimbrel.model.ops.attention_ragged import Variant
 from whimbrel.model.ops.row_kernels import find_problem
 from whimbrel.model.ops.rowwise import FORMULAS, RowKernels
 
@@ -168,6 +169,19 @@ def problems(device: str, step: int = 1) -> list[str]:
 @pytest.mark.parametrize("step", [FEW, pytest.param(1, marks=pytest.mark.extended)])
 def test_the_kernels_by_the_interpreter(step: int) -> None:
     assert interpreted("test_rowwise", f"problems('cpu', {step})") == []
+
+
+def test_no_memory_for_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails and is run again, and with it the self-test. The formulas are not chosen for ever."""
+    pytest.importorskip("triton")
+
+    def full(*_: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(row_kernels, "find_problem", full)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            row_kernels._kernels_of(torch.device("cuda:7"))
 
 
 @pytest.mark.gpu
@@ -325,8 +339,13 @@ def test_on_a_gpu_the_formula_is_the_fused_rms_norm(shape: tuple[int, ...], monk
 
 def test_kernels_are_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_kernels, "find_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setattr(attention, "ragged_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setattr(maxsim_device, "_try", lambda *_: pytest.fail("they were tried"))
     monkeypatch.setenv("WHIMBREL_KERNELS", "off")
-    assert row_kernels._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
+    device, variant = torch.device("cuda", 0), Variant(torch.bfloat16, 64, *[False] * 6)
+    assert row_kernels._kernels_of.__wrapped__(device) is FORMULAS
+    assert not attention._has_ragged.__wrapped__(device, variant)
+    assert maxsim_device._backend.__wrapped__(device) is maxsim_torch
 
 
 def stand_in(calls: list[str], *, narrow: bool) -> RowKernels:

@@ -149,7 +149,8 @@ def fetch(download: Download, progress: Progress, wait: Callable[[str], None]) -
 
     `wait` is called with the name of a file that another process is fetching. An interrupt leaves what was fetched.
     """
-    from huggingface_hub import constants, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+    import huggingface_hub
+    from huggingface_hub import constants
     from huggingface_hub.utils import logging
     from huggingface_hub.utils import tqdm as bar
 
@@ -167,8 +168,8 @@ def fetch(download: Download, progress: Progress, wait: Callable[[str], None]) -
                     _fetch_large(download, file, progress, wait)
             options: dict[str, Any] = {"allow_patterns": list(download.patterns), "tqdm_class": Silent}
             options |= {"revision": download.revision or None, "cache_dir": hub_cache()}
-            fetch_snapshot: Any = snapshot_download
-            folder = Path(fetch_snapshot(download.model, **options))
+            library: Any = huggingface_hub  # types of its functions are known in part
+            folder = Path(library.snapshot_download(download.model, **options))
     finally:
         constants.DOWNLOAD_CHUNK_SIZE = piece
         logging.set_verbosity(verbosity)
