@@ -130,8 +130,8 @@ def test_maxsim_is_compiled_before_the_first_request(tmp_path: Path, monkeypatch
             return maxsim_torch.maxima(queries, documents, programs, where=where)
 
     write_stanford(tmp_path)
-    with fake_gpu(monkeypatch):
-        monkeypatch.setattr(maxsim_device, "_backend", lambda _: Kernels)
+    with fake_gpu(monkeypatch), monkeypatch.context() as patched:
+        patched.setattr(maxsim_device, "_backend", lambda _: Kernels)
         runner, card = load(tmp_path, "bfloat16")
         runner._prepare_scores(card.output("multi_vector"))
         warm = set(compiled)
