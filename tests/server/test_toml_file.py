@@ -167,7 +167,7 @@ def paths(value: Any, above: KeyPath = ()) -> set[KeyPath]:
     return {found for key, each in value.items() for found in ((*above, key), *paths(each, (*above, key)))}
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(documents())
 def test_lines_are_those_of_documents_that_are_written_with_known_ones(document: tuple[str, dict[KeyPath, int]]) -> None:
     text, lines = document
@@ -178,7 +178,7 @@ def test_lines_are_those_of_documents_that_are_written_with_known_ones(document:
     assert all(any(key[:end] in found for end in range(1, len(key))) for key in in_arrays)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     st.lists(st.sampled_from([*"[]{}=.,\"'\\#\n a1", '"""', "'''", "a = ", "[a]\n", "\r\n", "é", "\x00"]), max_size=30).map(
         "".join

@@ -1,7 +1,7 @@
 """JSON Schema (draft 2020-12) of the file of settings, made from the table of settings, for editors."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import msgspec
 
@@ -38,8 +38,8 @@ def _value(row: Setting) -> dict[str, Any]:
     """Return the schema of a value. TOML has no null: a key without a value is left out."""
     schema = msgspec.json.schema(row.type, schema_hook=lambda _: {"type": "string"})
     kind = next(each for each in schema.get("anyOf", [schema]) if each.get("type") != "null")
-    if "enum" in kind:
-        kind = {"enum": [each for each in kind["enum"] if each is not None]}
+    if get_origin(row.kind) is Literal:
+        kind = {"enum": list(get_args(row.kind))}
     elif kind["type"] == "string" and row.default != "":
         kind = {"minLength": 1} | kind
     default = {"default": row.default} if row.default is not None and not row.computed else {}
