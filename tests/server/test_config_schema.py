@@ -10,13 +10,14 @@ from typing import Any, Final
 
 import jsonschema_rs
 import pytest
+import trustme
 
 from docs_code import Block, blocks_of
 from whimbrel.cli.serve import check_config
 from whimbrel.errors import SetupError
 from whimbrel.server.config_file import SECTIONS, read_config
 from whimbrel.server.config_schema import config_schema
-from whimbrel.server.settings_table import MODEL_TABLE, TABLE, Setting
+from whimbrel.server.settings_table import MODEL_TABLE, Setting
 
 ROOT = Path(__file__).parents[2]
 SCHEMA = config_schema()
@@ -26,7 +27,7 @@ KEYS = [(table, key) for table, rows in TABLES.items() for key in rows]
 VALUES: Final[list[Any]] = [
     "", "auto", "cpu", "cuda:1", "cuda:x", "float32", "int8", "mean", "qwen3", "file", "json", "debug", "always", "10m", "10 m", "a/b",
     0, 1, 2, 257, 65535, 65536, 86400, 86401, 2**20, 2**20 + 1, 2**40, 2**40 + 1, -1, 0.05, 0.1, 1.5, 1e9, 1e10, 3.0,
-    True, False, [], ["a"], [1], ["a", "b"], {}, {"a": "b"}, {"a": 1},
+    True, False, [], ["a"], [1], [""], ["a", "b"], {}, {"a": "b"}, {"a": 1}, {"a": ""}, {"": "a"}, "a@b", "main",
 ]  # fmt: skip
 
 
@@ -125,8 +126,10 @@ def write_files_of(content: Mapping[str, Any], folder: Path) -> None:
             *filter(lambda each: each.startswith("."), [model.get("source", "")]),
         ]:
             (folder / path).mkdir(parents=True, exist_ok=True)
+    certificate = trustme.CA().issue_cert("localhost")
+    pem = {"ssl_certfile": certificate.cert_chain_pems[0].bytes(), "ssl_keyfile": certificate.private_key_pem.bytes()}
     for key, value in content.get("server", {}).items():
-        if key in TABLE and key.endswith("_file"):
+        if key.endswith(("_file", "certfile", "keyfile")):
             (folder / value).parent.mkdir(parents=True, exist_ok=True)
-            (folder / value).write_text("secret\n")
+            (folder / value).write_bytes(pem.get(key, b"secret\n"))
             (folder / value).chmod(0o600)

@@ -203,7 +203,7 @@ def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPa
 WRONG: list[tuple[bytes, str]] = [
     (b"[server]\nport = 1\nport = 2\n", ":3: port is stated twice."),
     (b"[server]\n[limits]\n[server]\n", ":3: [server] is stated twice."),
-    (b"a = { b = 1, b = 2 }", ": a is stated twice."),
+    (b"a = { b = 1, b = 2 }", ":1: b is stated twice."),
     (b"a = [\n 1,\n]\na = [\n 2,\n]\n", ": a key is stated twice."),
     (b"[models.e5]\nprompts = { a = 'x' }\n[models.e5.prompts]\n", ":3: [models.e5.prompts] is stated twice."),
     (b"[server\nport = 1", ":1: this is no TOML: "), (b"port 1", ":1: this is no TOML"), (b"a = tru\n", ":1: this is no TOML"),

@@ -20,7 +20,7 @@ from whimbrel.cli.banner import print_banner
 from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
 from whimbrel.errors import SetupError
-from whimbrel.server.app.limits import engine_options, read_server_limits
+from whimbrel.server.app.limits import ServerLimits, engine_options, read_server_limits
 from whimbrel.server.config_file import Config
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import TlsFiles, read_tls_files
@@ -53,9 +53,8 @@ def serve(models: Sequence[str], config: Config) -> int:
     tls = read_tls(settings, warn)
     use_hub_token(settings, warn)
     with listen_on_path(settings.uds) if settings.uds else listen(settings.host, settings.port) as listener:
-        limits = read_server_limits(
-            settings, address=None if settings.uds else listener.getsockname()[0], max_inflight_bytes=waiting.bodies, warn=warn
-        )
+        address = None if settings.uds else listener.getsockname()[0]
+        limits = _read_limits(config, address, waiting.bodies, warn)
         options = ServeOptions(
             models=tuple(replace(model, options=model.options | bounds) for model in served),
             limits=limits,
@@ -75,7 +74,16 @@ def check_config(config: Config, warn: Callable[[str], None]) -> None:
     models_to_serve((), config)
     read_tls(config.settings, warn)
     use_hub_token(config.settings, warn)
-    read_server_limits(config.settings, address=None, max_inflight_bytes=config.settings.max_body_bytes, warn=warn)
+    _read_limits(config, None, config.settings.max_body_bytes, warn)
+
+
+def _read_limits(config: Config, address: str | None, max_inflight_bytes: int, warn: Callable[[str], None]) -> ServerLimits:
+    """Return limits and access rules. Raises SetupError, with the place of the setting that its message begins with."""
+    try:
+        return read_server_limits(config.settings, address=address, max_inflight_bytes=max_inflight_bytes, warn=warn)
+    except SetupError as error:
+        place = config.sources.get((error.message.partition(" ")[0],))
+        raise (error if place is None else SetupError(f"{place}: {error.message}", hint=error.hint)) from None
 
 
 def models_to_serve(model_ids: Sequence[str], config: Config) -> tuple[ModelOptions, ...]:

@@ -10,6 +10,8 @@ Every key is checked against the table of settings (settings_table.py), also whe
 are relative to the file's folder. Of these only folders of models and adapters are looked up.
 """
 
+import os
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
@@ -112,7 +114,8 @@ def _table(document: TomlFile, at: KeyPath) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         of_model = "; a model is a table of its own, [models.NAME]" if at[0] == "models" else ""
         kind = "a list" if isinstance(value, list) else f"{value!r:.80}"
-        raise SetupError(f"{document.name(*at)} is {kind}; it takes a table{of_model}.", hint=f"[{dotted(*at)}]")
+        table = "models.NAME" if at == ("models",) else dotted(*at)
+        raise SetupError(f"{document.name(*at)} is {kind}; it takes a table{of_model}.", hint=f"[{table}]")
     return cast(dict[str, Any], value)
 
 
@@ -134,7 +137,7 @@ def _under(folder: Path, value: Any) -> Any:
     """Return a value whose relative paths are of `folder`."""
     if isinstance(value, dict):
         return {name: _under(folder, each) for name, each in cast(dict[str, Any], value).items()}
-    return folder / value.expanduser() if isinstance(value, Path) else value
+    return folder / os.path.expanduser(value) if isinstance(value, Path) else value  # unlike Path's it has no errors
 
 
 def _read_model(document: TomlFile, name: str) -> dict[str, tuple[Any, str]]:
@@ -156,15 +159,16 @@ def _read_model(document: TomlFile, name: str) -> dict[str, tuple[Any, str]]:
     return found
 
 
+_HUB_ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*/[A-Za-z0-9._-]+(@[^\s@]+)?")
 _RELATIVE: Final = "a path is relative to the file's folder"
 
 
 def _find_folder(document: TomlFile, source: str, place: str) -> Path | None:
     """Return the folder that a source names, or None for a hub id. Raises SetupError for a path that leads to no folder."""
-    folder = document.path.absolute().parent / Path(source).expanduser()
+    folder = document.path.absolute().parent / os.path.expanduser(source)
     if folder.is_dir():
         return folder
-    if source.startswith((".", "/", "~")) or source.partition("@")[0].count("/") != 1:
+    if not _HUB_ID.fullmatch(source):
         raise SetupError(f"{place}: there is no folder {folder}.", hint=f"{_RELATIVE}; a hub id looks like owner/name")
     if Path(source).is_dir():
         raise SetupError(f"{place}: {source} is a folder of the working directory, and no folder {folder}.", hint=_RELATIVE)
@@ -176,12 +180,12 @@ def _refuse_shared_names(document: TomlFile, names: Mapping[str, Iterable[str]])
     known: dict[str, KeyPath] = {}
     for model, further in names.items():
         for name, at in ((model, ("models", model)), *((each, ("models", model, "names")) for each in further)):
-            if not name.strip() or name != name.strip():
-                raise SetupError(f"{document.name(*at)}: {name!r} is no name of a model.", hint="e.g. [models.e5]")
+            if not name.strip() or name != name.strip() or not name.isprintable():
+                raise SetupError(f"{document.name(*at)}: {name!r:.80} is no name of a model.", hint="e.g. [models.e5]")
             if (other := known.setdefault(name, at)) is not at:
                 place = f"{dotted(*other)} ({document.where(*other)})"
                 raise SetupError(
-                    f"{document.name(*at)}: another model, or this one, has the name {name} already: {place}.",
+                    f"{document.name(*at)}: another model, or this one, has the name {dotted(name)} already: {place}.",
                     hint="give every model names of its own",
                 )
 

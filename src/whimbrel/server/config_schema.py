@@ -42,6 +42,11 @@ def _value(row: Setting) -> dict[str, Any]:
         kind = {"enum": list(get_args(row.kind))}
     elif kind["type"] == "string" and row.default != "":
         kind = {"minLength": 1} | kind
+    elif kind["type"] == "array":
+        kind = kind | {"items": {"minLength": 1} | kind["items"]}
+    elif kind["type"] == "object":
+        values = {"minLength": 1 if row.holds_paths else 0} | kind["additionalProperties"]
+        kind = kind | {"propertyNames": {"minLength": 1}, "additionalProperties": values}
     default = {"default": row.default} if row.default is not None and not row.computed else {}
     by_default = f" Default: {row.computed}." if row.computed else ""
     return {"description": row.text + by_default} | kind | default

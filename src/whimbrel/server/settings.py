@@ -24,6 +24,7 @@ Processes = Annotated[int, Meta(ge=1, le=256)]
 Texts: TypeAlias = tuple[str, ...]
 Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", examples=["auto", "cpu", "cuda", "cuda:1"])]
 Keep = Annotated[str, Meta(pattern=r"^(always|[0-9]{1,9}[smhd])$", examples=["always", "90s", "10m", "2h", "1d"])]
+Revision = Annotated[str, Meta(pattern=r"^[^\s@]+$", examples=["main", "v1.0", "5c38ec7c"])]
 _SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _server: Final = partial(setting, group="Server")
@@ -95,7 +96,7 @@ class ModelTable(ModelSettings):
         "MODEL",
         computed="the packaged model",
     )
-    revision: str | None = _model(None, "Branch, tag or commit of a Hub id.", "REVISION", computed="the hub's main")
+    revision: Revision | None = _model(None, "Branch, tag or commit of a Hub id.", "REVISION", computed="the hub's main")
     names: Texts = _model((), "Further names of the model for clients. The first one is that of the table.", "NAME")
     prompts: Mapping[str, str] | None = _model(
         None,

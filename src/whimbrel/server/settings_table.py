@@ -145,9 +145,28 @@ class Setting:
 
     def read_toml(self, value: Any, source: str) -> Any:
         """Return the value that a file states. Raises SetupError, which names the `source` of the value."""
-        if isinstance(value, str) and not value.strip() and self.default != "":
-            raise SetupError(f"{source} is empty.", hint="leave it out for the default")
-        return self.check(value, source, strict=True)
+        found = self.check(value, source, strict=True)
+        for text in self._names_in(value):
+            if not text.strip():
+                what = "is empty" if isinstance(value, str) else "holds an empty text"
+                raise SetupError(f"{source} {what}.", hint="leave it out for the default")
+            if not text.isprintable():
+                raise SetupError(f"{source} holds a control character.", hint=self.text)
+        return found
+
+    def _names_in(self, value: Any) -> Iterable[str]:
+        """Return the texts of a value that name something, so that they are not empty."""
+        if isinstance(value, str):
+            return [value] if self.default != "" else []
+        if isinstance(value, dict):
+            table = cast(dict[str, str], value)
+            return [*table, *(table.values() if self.holds_paths else ())]
+        return cast(list[str], value) if isinstance(value, list) else []
+
+    @property
+    def holds_paths(self) -> bool:
+        """True of a table of paths."""
+        return Path in get_args(self.kind)
 
     def _read_array(self, text: str, source: str) -> Any:
         try:

@@ -13,12 +13,13 @@ from whimbrel.errors import SetupError
 KeyPath: TypeAlias = tuple[str, ...]
 """Names from the top of a document to a table or a key."""
 MAX_BYTES: Final = 8 * 2**20
+MAX_SHOWN: Final = 80
 _TOKEN: Final = re.compile(
     r'''"""(?:\\.|[^\\])*?"""(?!")|\'\'\'.*?\'\'\'(?!')|"(?:\\.|[^"\\\n])*"|'[^'\n]*'|#[^\n]*|[ \t\r]+|[\w-]+|.''', re.DOTALL
 )
 _BARE: Final = re.compile(r"[A-Za-z0-9_-]+")
 _AT_LINE: Final = re.compile(r" \(at line (\d+), column \d+\)$")
-_TWICE: Final = re.compile(r"Cannot overwrite|Cannot declare .* twice|Duplicate|Cannot mutate|Cannot redefine")
+_TWICE: Final = re.compile(r"Cannot (?:overwrite|declare|redefine|mutate)|Duplicate inline table key '(?P<key>.*)'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +41,12 @@ class TomlFile:
 
 
 def dotted(*keys: str) -> str:
-    """Return a key as TOML writes it."""
-    return ".".join(key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=False) for key in keys)
+    """Return a key as TOML writes it. Long names are cut, and characters that no terminal shows are escaped."""
+    return ".".join(_shown(key if len(key) <= MAX_SHOWN else f"{key[:MAX_SHOWN]}...") for key in keys)
+
+
+def _shown(key: str) -> str:
+    return key if _BARE.fullmatch(key) else json.dumps(key, ensure_ascii=not key.isprintable())
 
 
 def read_toml(path: Path) -> TomlFile:
@@ -148,10 +153,13 @@ def _explain(path: Path, text: str, message: str) -> SetupError:
     number = int(found[1]) if found else text.rstrip("\n").count("\n") + 1 if message.endswith("(at end of document)") else None
     where = str(path) if number is None else f"{path}:{number}"
     words = message.removesuffix(found[0] if found else " (at end of document)").removesuffix(".")
-    if _TWICE.search(words):
+    if (twice := _TWICE.match(words)) is not None:
         stated = text.splitlines()[number - 1].partition("=")[0].partition("#")[0].strip() if number else ""
-        stated = "" if stated[:1] in ("]", "}") else stated  # the end of a value in several lines
-        return SetupError(f"{where}: {stated or 'a key'} is stated twice.", hint="a table and a key stand once in a file")
+        stated = twice["key"] or ("" if stated[:1] in ("]", "}") else stated)  # the end of a value in several lines
+        return SetupError(
+            f"{where}: {stated[:MAX_SHOWN] or 'a key'} is stated twice.",
+            hint="a key and a table stand once in a file, and a table in braces is closed",
+        )
     return SetupError(
         f"{where}: this is no TOML: {words[:1].lower()}{words[1:]}.", hint='a key is NAME = VALUE; texts have quotes: "text"'
     )
