@@ -158,7 +158,7 @@ def test_every_setting_has_one_place_in_a_file() -> None:
 WRONG: list[tuple[str, str, str]] = [
     # unknown
     ("[sever]\nport = 1", "w.toml:1: sever is not known.", "did you mean server?"),
-    ("[xyz]", "w.toml:1: xyz is not known.", "the tables are [server]"),
+    ('"" = 1', 'w.toml:1: "" is not known.', ""), ("[xyz]", "w.toml:1: xyz is not known.", "the tables are [server]"),
     ("port = 1", "w.toml:1: port stands in no table.", "port stands in [server]"),
     ("dtype = 'int8'", "stands in no table", "dtype stands in [defaults] or [models.NAME]"),
     ("[server]\nprot = 1", "w.toml:2: server.prot is not known.", "did you mean port?"),

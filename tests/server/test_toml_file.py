@@ -180,9 +180,12 @@ def test_lines_are_those_of_documents_that_are_written_with_known_ones(document:
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.lists(st.sampled_from([*"[]{}=.,\"'\\#\n a1", '"""', "'''", "a = ", "[a]\n", "\r\n", "é", "\x00"]), max_size=30).map(
-        "".join
-    )
+    st.lists(
+        st.sampled_from(
+            [*"[]{}=.,\"'\\#\n a1", '"""', "'''", "a = ", "[a]\n", "\r\n", "é", "\x00", "\t", "\u202e", "\u2028", "b = 1\n"]
+        ),
+        max_size=30,
+    ).map("".join)
 )
 def test_any_text_is_read_or_refused_in_one_line(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     file = tmp_path_factory.getbasetemp() / "any.toml"

@@ -72,8 +72,9 @@ def read_config(path: Path | None, given: Mapping[str, Any], assignments: Iterab
     if (file := find_file(path, environ)) is None:
         return Config(settings=Settings(**values_of(over)), sources=_sources_of(over))
     document = read_toml(file)
-    if unknown := next((name for name in document.content if name not in TABLES), None):
-        raise _unknown_table(document, unknown)
+    for name in document.content:
+        if name not in TABLES:
+            raise _unknown_table(document, name)
     sections = {name: _read_table(document, (name,), rows) for name, rows in SECTIONS.items()}
     found = merged({key: each for section in sections.values() for key, each in section.items()}, over)
     of_all = {key: each for key, each in over.items() if key in OF_MODELS}

@@ -154,10 +154,10 @@ def _explain(path: Path, text: str, message: str) -> SetupError:
     where = str(path) if number is None else f"{path}:{number}"
     words = message.removesuffix(found[0] if found else " (at end of document)").removesuffix(".")
     if (twice := _TWICE.match(words)) is not None:
-        stated = text.splitlines()[number - 1].partition("=")[0].partition("#")[0].strip() if number else ""
+        stated = text.split("\n")[number - 1].partition("=")[0].partition("#")[0].strip()[:MAX_SHOWN] if number else ""
         stated = twice["key"] or ("" if stated[:1] in ("]", "}") else stated)  # the end of a value in several lines
         return SetupError(
-            f"{where}: {stated[:MAX_SHOWN] or 'a key'} is stated twice.",
+            f"{where}: {(stated if stated.isprintable() else ascii(stated)) or 'a key'} is stated twice.",
             hint="a key and a table stand once in a file, and a table in braces is closed",
         )
     return SetupError(
