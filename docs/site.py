@@ -133,7 +133,7 @@ def config() -> str:
             for row in rows.values()
             if row.key not in known
         ]
-        parts.append("\nand all keys of [defaults]\n" if known else "")
+        parts.append("\nAnd all keys of [defaults].\n" if known else "")
     return "\n".join(parts)
 
 

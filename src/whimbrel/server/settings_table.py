@@ -93,7 +93,7 @@ class Setting:
         if get_origin(self.kind) is Literal:
             return f"one of {', '.join(get_args(self.kind))}"
         if self.examples:
-            return f"one of {', '.join(self.examples)} and the like"
+            return f"text such as {', '.join(self.examples)}"
         words = {
             bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text",
             tuple: "a list of texts", Mapping: "a table of texts",
