@@ -52,7 +52,11 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Engine], object]]] = 
     "sparse": (write_splade, lambda engine: engine.sparse(TEXTS)),
     "expanded queries": (
         lambda folder: write_pylate(folder, window=16, do_query_expansion=True),
-        lambda engine: [engine.rerank("far away", TEXTS), engine.explain("far", TEXTS), engine.multi_vector(TEXTS, input_type="document")],
+        lambda engine: [
+            engine.rerank("far away", TEXTS),
+            engine.explain("far", TEXTS),
+            engine.multi_vector(TEXTS, input_type="document"),
+        ],
     ),
 }
 

@@ -34,7 +34,7 @@ FOREIGN = set(
     """
     HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER _process_colbert_vecs _process_token_weights
     livenessProbe pair_to_messages readinessProbe returned_token_ids step_tag_id
-    terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.request_id
+    terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.schema.json whimbrel.toml whimbrel.request_id
 """.split()
 )
 """Names of other projects that are mentioned in backquotes and that our code does not use."""

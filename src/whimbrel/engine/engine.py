@@ -43,7 +43,8 @@ from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
 from whimbrel.telemetry.trace import count
 from whimbrel.tokenizer.prefixes import max_prefix_tokens, with_prefix
-from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.card import Card
+from whimbrel.types.choices import PoolingOption, RerankerName
 from whimbrel.types.machine_limits import usable_processors
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
@@ -127,6 +128,7 @@ class Engine:
             reranker=reranker,
             accept_config=accepted,
             adapters=options.get("adapters"),
+            prompts=options.get("prompts"),
             tokenizer=options.get("tokenizer"),
         )
         progress("importing PyTorch")  # not before: faults of a model's name or its files are told at once

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import HttpLimits
-from whimbrel.server.settings import Settings
+from whimbrel.server.settings import ModelSettings, Settings
 from whimbrel.types.plan import Options
 
 ANY_PEER: Final = "*"
@@ -69,11 +69,11 @@ def read_server_limits(
     )
 
 
-def engine_options(settings: Settings) -> Options:
-    """Return the options that all models of a server share: the settings that have the name of one."""
-    shared = Options.__annotations__.keys() & {item.name for item in fields(Settings)} - {"served_name"}
-    stated: Any = {key: getattr(settings, key) for key in shared}
-    return Options(**stated)
+def engine_options(settings: Settings, model: ModelSettings) -> Options:
+    """Return the options of a model's engines: the settings that have the name of one. Those of models come from `model`."""
+    names = Options.__annotations__.keys() - {"served_name"}
+    stated: Any = {item.name: getattr(settings, item.name) for item in fields(Settings) if item.name in names}
+    return Options(**stated | {item.name: getattr(model, item.name) for item in fields(ModelSettings) if item.name in names})
 
 
 def read_root_path(value: str) -> str:

@@ -12,7 +12,8 @@ from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavaila
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.telemetry.logs import LogOptions
-from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.card import Card
+from whimbrel.types.choices import PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
 
 
@@ -25,6 +26,8 @@ class ModelOptions:
     options: Options
     reranker: RerankerName | None = None
     num_replicas: int = 1
+    keep: float | None = None
+    """Seconds without a request after which the model is unloaded; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,6 +241,7 @@ def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
         reranker=model.reranker,
         accept_config=plan.accept_config,
         adapters=plan.adapters,
+        prompts=model.options.get("prompts"),
         tokenizer=model.options.get("tokenizer"),
     )
 
