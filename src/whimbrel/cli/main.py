@@ -20,6 +20,7 @@ from whimbrel.cli import console, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
+from whimbrel.cli.key_command import key
 from whimbrel.cli.shared_options import AsJson, ModelArgument, help_text, need, option
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.settings import Settings
@@ -239,6 +240,13 @@ def doctor(*, as_json: AsJson = False) -> None:
     from whimbrel.cli import doctor as checks
 
     raise typer.Exit(checks.run(as_json=as_json))
+
+
+_command(
+    "Make an API key. The key goes to the terminal, its table for the configuration file to stdout.",
+    ("whimbrel key search >> whimbrel.toml", "a key named search"),
+    ("whimbrel key --hash < key.txt", "the hash of a key that exists"),
+)(key)
 
 
 config = typer.Typer(

@@ -22,30 +22,36 @@ from whimbrel.errors import SetupError
 from whimbrel.server.app.limits import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import read_tls_files
+from whimbrel.server.keys import ApiKey, check_keys
 from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
-from whimbrel.telemetry import logs
+from whimbrel.telemetry import audit, logs
 from whimbrel.telemetry import otel as spans
 from whimbrel.types.machine_limits import WaitingMemory, expects_gpu, share_waiting_memory, usable_memory, usable_processors
 from whimbrel.types.plan import Options
 
 
-def serve(models: Sequence[str], settings: Settings) -> int:
+def serve(models: Sequence[str], settings: Settings, keys: tuple[ApiKey, ...] = ()) -> int:
     """Load the models, print a banner and serve until a signal. Returns the exit code. Raises SetupError."""
     if settings.otel:
         spans.check()
+    audit_log = settings.audit_log and settings.audit_log.expanduser().resolve()
+    if audit_log is not None:
+        audit.check(audit_log)
     screen = stderr_console()
     model_ids: list[str | None] = [*models] if models else [None]
     num_workers = settings.workers or choose_workers(settings.device)
     waiting = share_waiting_memory(usable_memory(), num_workers=num_workers, num_engines=settings.replicas * len(model_ids))
     served = _models(model_ids, settings, waiting)
+    _check_keys(keys, served)
     tls = read_tls_files(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
     with listen_on_path(settings.uds) if settings.uds else listen(settings.host, settings.port) as listener:
         limits = read_server_limits(
             settings,
             address=None if settings.uds else listener.getsockname()[0],
             max_inflight_bytes=waiting.bodies,
+            keys=keys,
             warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
         )
         options = ServeOptions(
@@ -56,6 +62,7 @@ def serve(models: Sequence[str], settings: Settings) -> int:
             step_seconds=settings.step_timeout,
             logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
             otel=settings.otel,
+            audit_log=audit_log,
             tls=tls,
         )
         logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
@@ -83,6 +90,16 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
         )
         for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
     )
+
+
+def _check_keys(keys: Sequence[ApiKey], served: Sequence[ModelOptions]) -> None:
+    """Raise SetupError if a key names a model or a route that is not served."""
+    if not keys:
+        return
+    from whimbrel.server.app.openapi import key_routes
+
+    names = [(model.options.get("served_name"), *model.options.get("aliases", ())) for model in served]
+    check_keys(keys, models=[name for each in names for name in each if name], routes=key_routes())
 
 
 def choose_workers(device: str | None = None) -> int:

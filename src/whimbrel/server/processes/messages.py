@@ -39,6 +39,7 @@ class ServeOptions:
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
+    audit_log: Path | None = None
     tls: TlsFiles | None = None
 
     @property
@@ -174,7 +175,7 @@ class Attach(_Message):
 
 
 class WorkerConfig(_Message):
-    """The configuration of a worker; its first message. The descriptor of the listening socket comes with it."""
+    """The configuration of a worker; its first message. The listening socket and the budgets' memory come as descriptors."""
 
     options: ServeOptions
     known: dict[int, Planned]
@@ -256,7 +257,7 @@ def failed(uid: int, error: WhimbrelError) -> Failed:
 
 def error_of(message: Failed) -> WhimbrelError:
     kind = _KINDS.get(message.code, WhimbrelError)
-    if kind is Overloaded or kind is Unavailable:
+    if issubclass(kind, Overloaded | Unavailable):
         return kind(message.message, retry_after=message.retry_after)
     if message.hint is not None and issubclass(kind, InvalidRequest):
         return kind(message.message, location=message.location, hint=Hint[message.hint])
