@@ -47,7 +47,7 @@ CASES = [*((route.path, orjson.loads(route.example)) for route in ROUTES), *gold
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     root = tmp_path_factory.mktemp("models")
     with ExitStack() as stack:
         engines: list[Any] = []
@@ -56,7 +56,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             write(root / name)
             engine = Engine(str(root / name), dtype="float32", matryoshka=True, served_name=name)
             engines.append(AsyncEngine(stack.enter_context(engine)))
-        yield create_app(ModelRegistry(*engines))
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def app(engines: list[Any]) -> Any:
+    return create_app(ModelRegistry(*engines))
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=[f"{path}-{number}" for number, (path, _) in enumerate(CASES)])

@@ -242,12 +242,15 @@ def heard(process: subprocess.Popen[str]) -> int:
 
 @pytest.mark.parametrize(
     ("budgets", "expected"),
-    [({"requests_per_minute": 1000}, 1000), ({"tokens_per_day": 3000, "tokens_per_minute": 5000}, 1000), ({"requests_in_flight": 999}, 999)],
+    [
+        ({"requests_per_minute": 15_000}, 15_000), ({"tokens_per_day": 45_000, "tokens_per_minute": 50_000}, 15_000),
+        ({"requests_in_flight": 14_999}, 14_999),
+    ],
 )  # fmt: skip
 def test_E13_two_workers_at_once_pass_exactly_the_budget(budgets: dict[str, int], expected: int) -> None:
     key = limited(**budgets)
     fd, _ = allocate(Budgets.memory_size([key], 3))
-    with processes(fd, 3, 1000, budgets) as started:
+    with processes(fd, 3, 10_000, budgets) as started:
         for process in started:
             say(process)
         passed = [heard(process) for process in started]
