@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import orjson
 import pytest
@@ -178,5 +179,5 @@ def test_usage_is_in_the_metrics_and_the_audit_log_by_name(server: Server, audit
     assert not [line for line in lines if line["route"].startswith("/health")]
 
 
-def lines_of(file: Path) -> list[dict[str, object]]:
+def lines_of(file: Path) -> list[dict[str, Any]]:
     return [orjson.loads(line) for line in file.read_bytes().splitlines()]

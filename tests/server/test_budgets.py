@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from fractions import Fraction
 from typing import Any
@@ -209,7 +209,7 @@ def test_keys_without_budgets_have_no_record() -> None:
 
 
 @contextmanager
-def processes(fd: int, number: int, tries: int, budgets: dict[str, int]) -> Iterator[list[subprocess.Popen[str]]]:
+def processes(fd: int, number: int, tries: int, budgets: dict[str, int]) -> Generator[list[subprocess.Popen[str]]]:
     """Run processes that take from the budgets of one key, and wait until all are ready."""
     started = [
         subprocess.Popen(

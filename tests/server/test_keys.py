@@ -10,7 +10,7 @@ import stat
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import orjson
@@ -234,7 +234,7 @@ def test_admin_routes_exist_with_an_admin_key_only() -> None:
     closed = app_of(plain)
     assert get(closed, "plain", "/admin/models").status == 404
     assert get(closed, "wrong", "/admin/models").status == 401
-    assert asyncio.run(call(create_app(ModelRegistry(FakeEmbedder())), path="/admin/models")).status == 404
+    assert asyncio.run(call(create_app(ModelRegistry(cast(Any, FakeEmbedder()))), path="/admin/models")).status == 404
     opened = app_of(plain, admin, both)
     assert code_of(get(opened, "plain", "/admin/models")) == (403, "permission_denied")
     assert get(opened, "wrong", "/admin/models").status == 401
@@ -332,7 +332,7 @@ def test_tokens_of_a_request_that_the_server_failed_come_back(error: Exception |
     key = key_of("a", tokens_per_day=10)
     budgets = Budgets.of_one_process([key])
     assert budgets is not None
-    app = create_app(ModelRegistry(Failing()), guards=ServerLimits(keys=(key,)), budgets=budgets)
+    app = create_app(ModelRegistry(cast(Any, Failing())), guards=ServerLimits(keys=(key,)), budgets=budgets)
     post(app, "a")
     usage = budgets.usage(key)
     assert usage is not None

@@ -62,7 +62,7 @@ def serve(models: Sequence[str], settings: Settings, keys: tuple[ApiKey, ...] = 
             step_seconds=settings.step_timeout,
             logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
             otel=settings.otel,
-            audit_log=audit_log,
+            audit_log="" if audit_log is None else str(audit_log),
             tls=tls,
         )
         logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)

@@ -39,7 +39,8 @@ class ServeOptions:
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
-    audit_log: Path | None = None
+    audit_log: str = ""
+    """Path of the audit log, or "" for none."""
     tls: TlsFiles | None = None
 
     @property

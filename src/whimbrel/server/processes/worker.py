@@ -51,7 +51,7 @@ class Worker:
         options = config.options
         end_logs = logs.configure(options.logs, process=config.name, secrets=options.limits.api_keys)
         end_spans = otel.start() if options.otel else None
-        end_audit = options.audit_log and audit.start(options.audit_log, unlogged=OPEN_ROUTES)
+        end_audit = audit.start(Path(options.audit_log), unlogged=OPEN_ROUTES) if options.audit_log else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), config.name)
         self._served = ModelRegistry(num_models=len(options.models))
         for model, planned in config.known.items():
