@@ -231,7 +231,8 @@ class Metrics:
 
     def _finish(self, event: RequestFinished) -> None:
         model = event.model
-        key = self._key_label(event.tenant)
+        tenant = event.tenant
+        key = tenant if tenant in self._keys else "other" if tenant else "none"
         self._requests(event.route, model, event.outcome, event.status).add()
         self._key_requests(key, model, event.outcome).add()
         self._in_flight(event.route).add(-1)
@@ -245,10 +246,6 @@ class Metrics:
             self._key_tokens(key, model).add(event.num_tokens)
             if event.num_truncated:
                 self._truncated(model).add(event.num_truncated)
-
-    def _key_label(self, tenant: str) -> str:
-        """Return the label of a key: its name, "other" beyond the first thousand, "none" without a key."""
-        return tenant if tenant in self._keys else "other" if tenant else "none"
 
     def _add_family(self, kind: Kind, name: str, text: str, *labels: str, bounds: tuple[float, ...] = ()) -> _Labelled:
         family = Family(name, kind, text, labels, bounds)

@@ -6,6 +6,7 @@ refused malformed heads. `RequestContext` limits the sizes of bodies, `server/ht
 
 import hmac
 from collections.abc import Callable, Sequence
+from hashlib import sha256
 from ipaddress import ip_address
 from itertools import chain
 from typing import Final
@@ -27,7 +28,7 @@ from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import RequestContext, context_of, sanitize, send_error
 from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import KEPT_EXTENSION
-from whimbrel.server.keys import ADMIN_PREFIX, ApiKey, digest_of
+from whimbrel.server.keys import ADMIN_PREFIX, ApiKey
 from whimbrel.server.pages.files import ASSET_PATHS
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -64,7 +65,7 @@ class Keys:
             texts.append(first[b"authorization"][7:])
         found = None
         for text in texts:
-            digest = digest_of(text.strip())
+            digest = sha256(text.strip()).digest()
             # The time of a lookup depends on digests, which show nothing of a key: docs/adr/0035-keys.md
             known = self._by_digest.get(digest)
             if known is not None and hmac.compare_digest(digest, known.digest):
@@ -95,6 +96,7 @@ class GuardMiddleware:
         self._keys = Keys(keys)
         self._needs_key = bool(keys)
         self._has_admin = any(key.admin for key in keys)
+        self._has_limits = self._has_admin or any(key.routes is not None or key.has_budget for key in keys)
         self._budgets = budgets
         self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
         self._allowed: tuple[bytes, object] | None = None
@@ -157,11 +159,8 @@ class GuardMiddleware:
         context = context_of(scope)
         try:
             self._check_origin(scope)
-            key = context.key = self._keys.find(scope["headers"]) if self._needs_key else None
-            if key is not None:
-                context.tenant = key.name
-            if self._needs_key and not self._is_open(scope):
-                self._admit(key, scope["path"], context)
+            if self._needs_key:
+                self._check_key(scope, context)
             if not self._has_admin and scope["path"].startswith(ADMIN_PREFIX):
                 raise no_route(scope["path"])
         except WhimbrelError as error:
@@ -169,10 +168,19 @@ class GuardMiddleware:
         else:
             await self._app(scope, receive, send)
 
-    def _admit(self, key: ApiKey | None, path: str, context: RequestContext) -> None:
-        """Count a request of a key. Raises Unauthorized, PermissionDenied, RateLimited and Unavailable."""
+    def _check_key(self, scope: Scope, context: RequestContext) -> None:
+        """Note the key of a request. Raises Unauthorized and the errors of `_admit`."""
+        key = self._keys.find(scope["headers"])
         if key is None:
-            raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
+            if not self._is_open(scope):
+                raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
+            return
+        context.key, context.tenant = key, key.name
+        if self._has_limits and not self._is_open(scope):
+            self._admit(key, scope["path"], context)
+
+    def _admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
+        """Count a request of a key. Raises PermissionDenied, RateLimited and Unavailable."""
         is_admin = path.startswith(ADMIN_PREFIX)
         route = path if is_admin else self._template(path)
         if route and not key.opens(route) and (self._has_admin or not is_admin):

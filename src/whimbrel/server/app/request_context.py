@@ -255,14 +255,8 @@ class RequestContext:
         return [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing), *self._counts, *budgets]
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
-        """Release the memory, settle the key's budgets and return status and outcome. `lost` means that the process ends."""
+        """Release the memory and return status and outcome. `lost` means that the process ends."""
         self._hold(0)
-        status, outcome = self._ending(lost=lost)
-        if self.usage is not None:
-            self.usage.end(give_back=outcome in _GIVEN_BACK)
-        return status, outcome
-
-    def _ending(self, *, lost: bool) -> tuple[int, Outcome]:
         if self.left:
             return self.status or _CLIENT_LEFT, "client_gone"
         if self.ended:
@@ -328,6 +322,8 @@ class RequestMiddleware:
             lost = False
         finally:
             status, outcome = context.end(lost=lost)
+            if context.usage is not None:
+                context.usage.end(give_back=outcome in _GIVEN_BACK)
             traceparent = context.request_headers.get(b"traceparent", b"").decode("latin-1")
             trace.report(
                 RequestFinished(
