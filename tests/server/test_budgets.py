@@ -137,7 +137,7 @@ def test_tokens_that_are_used_up_refuse_the_next_request_at_its_head() -> None:
     refused = usage()
     with pytest.raises(RateLimited, match="which are used up; try again in 2h24m0s") as told:
         refused.begin()
-    assert told.value.retry is False  # nobody waits for hours
+    assert told.value.retry is False  # no client waits for hours
     assert dict(refused.headers())[b"x-ratelimit-remaining-requests"] == b"99"  # a refused request is not counted
 
 

@@ -9,7 +9,7 @@ died.
 A worker changes a record under a lock on its bytes (fcntl), held for some microseconds, which the kernel releases when the
 process dies. Such locks belong to processes: within one, the event loop takes them one after another. They end when the process
 closes any descriptor of the memory, so it closes none. Descriptors of one open file share an OFD lock, and these are of one
-file, so locks of that newer kind would exclude nobody. One process alone counts in memory of its own, without locks.
+file, so locks of that newer kind would exclude no process. One process alone counts in memory of its own, without locks.
 
 The clock is perf_counter, which all processes of a machine share: the time of day may jump. It knows no HTTP, models or texts.
 """

@@ -47,7 +47,7 @@ class AuditLine(msgspec.Struct, frozen=True, gc=False):
 
 
 def start(path: Path, *, unlogged: Collection[str] = ()) -> Callable[[], None]:
-    """Append the requests of this process to a file, but for those that read the routes `unlogged`.
+    """Append the requests of this process to a file, except those that read the routes `unlogged`.
 
     Returns a function that ends it when all lines are written. Raises SetupError.
     """
