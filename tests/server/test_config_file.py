@@ -13,6 +13,7 @@ from whimbrel.server.config_file import SECTIONS, TABLES, Config, read_config
 from whimbrel.server.settings import ModelTable, Settings
 from whimbrel.server.settings_table import MODEL_TABLE, OF_MODELS, TABLE
 
+HASH = f"sha256:{'0' * 64}"
 EXAMPLE = """
 [server]
 port = 9000
@@ -190,7 +191,7 @@ WRONG: list[tuple[str, str, str]] = [
     ("[[server]]\nport = 1", "server is a list; it takes a table", ""), ("[models]\ne5 = 'a/b'", "models.e5 is 'a/b'; it takes a table; a model", "[models.e5]"),
     ("[[models]]\nsource = 'a/b'", "w.toml:1: models is a list; it takes a table; a model is a table of its own, [models.NAME]", ""),
     ("[models]\nsource = 'a/b'", "models.source is 'a/b'; it takes a table; a model is a table of its own", ""),
-    ("models = 3", "models is 3; it takes a table", ""), ("[keys]\na = 1", "keys.a is 1; it takes a table", ""),
+    ("models = 3", "models is 3; it takes a table", ""), ("[keys]\na = 1", "keys.a is no table", ""),
     ("[models.a]\ndtype = 'fp16'", "w.toml:2: models.a.dtype is 'fp16'; it takes one of auto, float32, bfloat16, float16, int8", ""),
     ("[models.a]\ndevice = 'gpu'", "it takes text such as auto, cpu, cuda, cuda:1", ""),
     ("[models.a]\npooling = 'best'", "it takes one of cls, max", ""), ("[models.a]\nreranker = 'x'", "it takes one of qwen3", ""),
@@ -235,7 +236,15 @@ WRONG: list[tuple[str, str, str]] = [
     ("[server]\napi_key_file = 'none'", "cannot read the API keys in none", ""),
     ("[server]\nssl_certfile = 'c'\nssl_keyfile_password_file = 'none'", "cannot read the password of the TLS key in none", ""),
     ("[server]\nhf_token_file = 'local'", "cannot read the hub's token in local", ""),
-    ("[keys.a]\nhash = 'sha256:'", "w.toml: [keys] cannot be served yet", "api_key_file"),
+    ("[keys.a]\nhash = 'sha256:'", "w.toml:2: keys.a.hash is no hash of a key", "whimbrel key --hash"),
+    ("[keys.a]", "w.toml:1: keys.a has no hash", "whimbrel key NAME"),
+    (f"[keys.a]\nhash = '{HASH}'\nmodel = ['x']", "w.toml:3: keys.a.model is not known", "did you mean models?"),
+    (f"[keys.a]\nhash = '{HASH}'\nkey = 'secret'", "w.toml:3: keys.a.key is not known", "only their hashes"),
+    (f"[keys.a]\nhash = '{HASH}'\nrequests_per_minute = 0", "w.toml:3: keys.a.requests_per_minute is 0; it takes", ""),
+    (f"[keys.a]\nhash = '{HASH}'\n[keys.b]\nhash = '{HASH}'", "w.toml:3: keys.b and keys.a have the same hash", "make a key for each"),
+    (f"[keys.a]\nhash = '{HASH}'\n[keys.a]", "w.toml:3: [keys.a] is stated twice", ""),
+    (f"[models.e5]\n[keys.a]\nhash = '{HASH}'\nmodels = ['e6']", "the key a names the model e6, which is not served", "did you mean e5?"),
+    (f"[keys.a]\nhash = '{HASH}'\nroutes = ['/v1/embedings']", "the key a names the route /v1/embedings, which is not served", "did you mean /v1/embeddings?"),
 ]  # fmt: skip
 
 
@@ -286,6 +295,9 @@ def test_the_variable_of_clients_is_no_key_beside_a_file_of_keys(folder: Path) -
     assert read(folder, text, WHIMBREL_API_KEY="clients").settings.api_key == ()
     assert read(folder, text, "api_key=more").settings.api_key == ("more",)
     assert read(folder, "", WHIMBREL_API_KEY="a").settings.api_key == ("a",)
+    config = read(folder, f"[keys.search]\nhash = '{HASH}'\nrequests_per_minute = 60\n", WHIMBREL_API_KEY="clients")
+    assert config.settings.api_key == ()
+    assert [(key.name, key.limits) for key in config.keys] == [("search", {"requests_per_minute": 60})]
 
 
 def test_one_password_is_stated_once_and_later_sources_go_before(folder: Path) -> None:

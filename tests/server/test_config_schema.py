@@ -80,6 +80,10 @@ WRONG = [
     "[models.a]\nd = 1",
     "[defaults]\nsource = 'a/b'",
     "[server]\napi_key = 'k'",
+    "[keys.a]\nadmin = true",
+    "[keys.a]\nhash = 'sha256:0'",
+    f"[keys.a]\nhash = 'sha256:{'0' * 64}'\nmodel = ['a']",
+    f"[keys.a]\nhash = 'sha256:{'0' * 64}'\ntokens_per_day = 0",
 ]
 
 

@@ -38,7 +38,7 @@ def print_banner(
 ) -> None:
     url, curl_options = _server_url(listener, options)
     is_unix = listener.family == socket.AF_UNIX
-    has_key = bool(options.limits.api_keys)
+    has_key = options.limits.needs_key
     plans = [planned.plan for planned, _ in models]
     console.print()
     for planned, card in models:

@@ -71,6 +71,7 @@ def show(*, file: ConfigOption = None, assignments: Assignments = None, as_json:
                     for name, table in config.models.items()
                     for row in MODEL_TABLE.values()
                 ),
+                *({"key": f"keys.{key.name}", "value": key.limits, "source": str(config.file)} for key in config.keys),
             ]
         )
         return
@@ -84,6 +85,11 @@ def show(*, file: ConfigOption = None, assignments: Assignments = None, as_json:
         typer.echo(f"Model {name}\n")
         for row in MODEL_TABLE.values():
             typer.echo(f"  {_line(config, row, table, 'models', name)}")
+        typer.echo()
+    for key in config.keys:
+        typer.echo(f"Key {key.name}\n")
+        for name, value in key.limits.items() or [("limits", "none")]:
+            typer.echo(f"  {name} = {value}")
         typer.echo()
     typer.echo("A setting KEY is the variable WHIMBREL_KEY, in capitals, or `whimbrel serve --set KEY=VALUE`.")
 

@@ -20,6 +20,7 @@ from whimbrel.cli import shared_options as shared
 from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
+from whimbrel.cli.key_command import key
 from whimbrel.cli.shared_options import AsJson, ModelArgument, help_text, need, option
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
 from whimbrel.server.config_file import read_config
@@ -265,6 +266,11 @@ def doctor(*, as_json: AsJson = False) -> None:
 
 
 app.add_typer(config_commands.app)
+_command(
+    "Make an API key. The key goes to the terminal, its table for the configuration file to stdout.",
+    ("whimbrel key search >> whimbrel.toml", "a key named search"),
+    ("whimbrel key --hash < key.txt", "the hash of a key that exists"),
+)(key)
 
 
 def main() -> None:

@@ -24,12 +24,13 @@ from whimbrel.server.app.limits import ServerLimits, engine_options, read_server
 from whimbrel.server.config_file import Config
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import TlsFiles, read_tls_files
+from whimbrel.server.keys import check_keys
 from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.secret_file import read_secret
 from whimbrel.server.settings import ModelTable, Settings
 from whimbrel.server.settings_table import OF_MODELS
-from whimbrel.telemetry import logs
+from whimbrel.telemetry import audit, logs
 from whimbrel.telemetry import otel as spans
 from whimbrel.types.machine_limits import expects_gpu, share_waiting_memory, usable_memory, usable_processors
 from whimbrel.types.plan import Options
@@ -40,6 +41,9 @@ def serve(models: Sequence[str], config: Config) -> int:
     settings = config.settings
     if settings.otel:
         spans.check()
+    audit_log = settings.audit_log and settings.audit_log.expanduser().resolve()
+    if audit_log is not None:
+        audit.check(audit_log)
     screen = stderr_console()
 
     def warn(text: str) -> None:
@@ -63,6 +67,7 @@ def serve(models: Sequence[str], config: Config) -> int:
             step_seconds=settings.step_timeout,
             logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
             otel=settings.otel,
+            audit_log="" if audit_log is None else str(audit_log),
             tls=tls,
         )
         logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
@@ -80,7 +85,9 @@ def check_config(config: Config, warn: Callable[[str], None]) -> None:
 def _read_limits(config: Config, address: str | None, max_inflight_bytes: int, warn: Callable[[str], None]) -> ServerLimits:
     """Return limits and access rules. Raises SetupError, with the place of the setting that its message begins with."""
     try:
-        return read_server_limits(config.settings, address=address, max_inflight_bytes=max_inflight_bytes, warn=warn)
+        return read_server_limits(
+            config.settings, address=address, max_inflight_bytes=max_inflight_bytes, keys=config.keys, warn=warn
+        )
     except SetupError as error:
         place = config.sources.get((error.message.partition(" ")[0],))
         raise (error if place is None else SetupError(f"{place}: {error.message}", hint=error.hint)) from None
@@ -92,7 +99,7 @@ def models_to_serve(model_ids: Sequence[str], config: Config) -> tuple[ModelOpti
     named = _models_of_file(model_ids, config) if config.models else _models_of_line(model_ids or [None], config.settings)
     known = [(table.model or packaged.NAME, *default_names(table.model), *names) for names, table in named]
     adapters = names_of_adapters(config.settings.adapter, known)
-    return tuple(
+    served = tuple(
         ModelOptions(
             table.model,
             table.pooling,
@@ -109,14 +116,12 @@ def models_to_serve(model_ids: Sequence[str], config: Config) -> tuple[ModelOpti
         )
         for (names, table), of_line in zip(named, adapters, strict=True)
     )
+    _check_keys(config, served)
+    return served
 
 
 def _refuse_unfinished(config: Config) -> None:
-    """Raise SetupError for parts of a file that are read but do nothing yet."""
-    if config.keys:
-        raise SetupError(
-            f"{config.file}: [keys] cannot be served yet.", hint='state keys with api_key_file = "PATH" in [server]'
-        )
+    """Raise SetupError for what a file may state but does nothing yet."""
     for name, table in config.models.items():
         if table.keep_seconds is not None:
             place = config.source("models", name, "keep")
@@ -159,6 +164,16 @@ def use_hub_token(settings: Settings, warn: Callable[[str], None]) -> None:
     if settings.hf_token_file is not None:
         read_secret(settings.hf_token_file, "the hub's token", warn=warn)
         os.environ["HF_TOKEN_PATH"] = str(settings.hf_token_file.absolute())
+
+
+def _check_keys(config: Config, served: Sequence[ModelOptions]) -> None:
+    """Raise SetupError if a key names a model or a route that is not served."""
+    if not config.keys:
+        return
+    from whimbrel.server.app.openapi import key_routes
+
+    names = [(model.options.get("served_name"), *model.options.get("aliases", ())) for model in served]
+    check_keys(config.keys, models=[name for each in names for name in each if name], routes=key_routes())
 
 
 def choose_workers(device: str | None = None) -> int:

@@ -369,10 +369,17 @@ class AsyncEngine:
     classify = _async_method(scoring.classify)
     token_classify = _async_method(scoring.token_classify)
 
-    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
-        """Answer one request. Cancelling it drops what has not been computed yet."""
+    async def run(
+        self, request: Request, scheduling: Scheduling = ORDINARY, *, charge: Callable[[int], None] | None = None
+    ) -> Result:
+        """Answer one request. Cancelling it drops what has not been computed yet.
+
+        `charge` gets the number of tokens before any is computed, and may raise.
+        """
         self._engine.check_admission(request, scheduling)
         tokenized = await self._preprocessor.preprocess(request, scheduling)
+        if charge is not None:
+            charge(tokenized.num_tokens)
         return await asyncio.wrap_future(await self._submit(tokenized))
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from whimbrel.errors import SetupError
+from whimbrel.server.keys import ApiKey, read_keys
 from whimbrel.server.settings import ModelTable, Settings
 from whimbrel.server.settings_table import (
     MODEL_TABLE,
@@ -31,6 +32,7 @@ from whimbrel.server.settings_table import (
     nearest,
     stated,
     values_of,
+    without_clients_key,
 )
 from whimbrel.server.toml_file import KeyPath, TomlFile, dotted, read_toml
 
@@ -52,8 +54,7 @@ class Config:
     """Settings of the server, and those of models that the command line names."""
     models: Mapping[str, ModelTable] = field(default_factory=dict[str, ModelTable])
     """Models of the file by the first of their names, each with all of its settings."""
-    keys: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Tables of API keys by name."""
+    keys: tuple[ApiKey, ...] = ()
     file: Path | None = field(default=None, compare=False)
     sources: Mapping[KeyPath, str] = field(default_factory=dict[KeyPath, str], compare=False)
     """Place in which each value that is no default is stated, by its key, or by `models`, the model and the key."""
@@ -76,14 +77,16 @@ def read_config(path: Path | None, given: Mapping[str, Any], assignments: Iterab
         if name not in TABLES:
             raise _unknown_table(document, name)
     sections = {name: _read_table(document, (name,), rows) for name, rows in SECTIONS.items()}
+    keys = read_keys(_table(document, ("keys",)), document.where)
     found = merged({key: each for section in sections.values() for key, each in section.items()}, over)
+    found = without_clients_key(found) if keys else found
     of_all = {key: each for key, each in over.items() if key in OF_MODELS}
     tables = {name: merged(sections["defaults"], _read_model(document, name), of_all) for name in _table(document, ("models",))}
     _refuse_shared_names(document, {name: table.get("names", ((), ""))[0] for name, table in tables.items()})
     return Config(
         settings=Settings(**values_of(found)),
         models={name: ModelTable(**values_of(table)) for name, table in tables.items()},
-        keys=_read_keys(document),
+        keys=keys,
         file=file,
         sources=_sources_of(found)
         | dict(chain(*(_sources_of(table, "models", name).items() for name, table in tables.items()))),
@@ -100,11 +103,6 @@ def find_file(path: Path | None, environ: Mapping[str, str]) -> Path | None:
 
 def _sources_of(found: Stated, *above: str) -> dict[KeyPath, str]:
     return {(*above, key): source for key, (_, source) in found.items()}
-
-
-def _read_keys(document: TomlFile) -> Mapping[str, Any]:
-    """Return the tables of API keys."""
-    return {name: _table(document, ("keys", name)) for name in _table(document, ("keys",))}
 
 
 def _table(document: TomlFile, at: KeyPath) -> Mapping[str, Any]:

@@ -6,6 +6,7 @@ from typing import Any, Literal, get_args, get_origin
 import msgspec
 
 from whimbrel.server.config_file import SECTIONS
+from whimbrel.server.keys import key_schema
 from whimbrel.server.settings_table import MODEL_TABLE, Setting
 
 
@@ -13,7 +14,7 @@ def config_schema() -> dict[str, Any]:
     """Return the schema. A file that it refuses is refused by `whimbrel serve` too; that checks more."""
     tables: dict[str, Any] = {name: _table(rows) for name, rows in SECTIONS.items()}
     tables["models"] = {"type": "object", "additionalProperties": _table(MODEL_TABLE)}
-    tables["keys"] = {"type": "object", "additionalProperties": {"type": "object"}}
+    tables["keys"] = {"type": "object", "additionalProperties": key_schema()}
     described = {
         "server": "Address, security, logs and metrics.",
         "limits": "Limits on clients.",

@@ -201,4 +201,7 @@ class Settings(HttpLimits, ModelSettings):
     log_format: Literal["plain", "json"] = _logs("plain", "Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = _logs("info", "Minimum log level.")
     access_log: bool = _logs(False, "Log one line per request.")
+    audit_log: Path | None = _logs(
+        None, "Append a line of JSON per request to this file: time, key, route, model, status, counts and seconds.", "PATH"
+    )
     otel: bool = _logs(False, "Send OpenTelemetry spans. Configure them with the OTEL_... variables.")

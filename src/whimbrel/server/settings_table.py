@@ -218,9 +218,12 @@ def merged(*sources: Stated) -> Stated:
             raise SetupError(f"{' and '.join(passwords)} state one password.", hint="leave one out")
         dropped = _PASSWORDS if passwords else ()
         found = {key: each for key, each in found.items() if key not in dropped} | dict(source)
-    if "api_key_file" in found and found.get("api_key", ("", ""))[1] == KEY_VARIABLE:
-        del found["api_key"]  # the variable is the clients' too
-    return found
+    return without_clients_key(found) if "api_key_file" in found else found
+
+
+def without_clients_key(found: Stated) -> Stated:
+    """Return the values without a key of the variable, which is the clients' too: where a file has keys, it is none of them."""
+    return {key: each for key, each in found.items() if key != "api_key" or each[1] != KEY_VARIABLE}
 
 
 def _of_command_line(given: Mapping[str, Any], assignments: Iterable[str]) -> Stated:

@@ -42,6 +42,8 @@ class ServeOptions:
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
+    audit_log: str = ""
+    """Path of the audit log, or "" for none."""
     tls: TlsFiles | None = None
 
     @property
@@ -179,7 +181,8 @@ class Attach(_Message):
 class WorkerConfig(_Message):
     """The configuration of a worker; its first message.
 
-    The descriptors of the listening socket and of the memory with the workers' numbers of connections come with it.
+    Three descriptors come with it: of the listening socket, of the memory with the workers' numbers of connections, and of that
+    with the budgets of keys.
     """
 
     options: ServeOptions
@@ -263,7 +266,7 @@ def failed(uid: int, error: WhimbrelError) -> Failed:
 
 def error_of(message: Failed) -> WhimbrelError:
     kind = _KINDS.get(message.code, WhimbrelError)
-    if kind is Overloaded or kind is Unavailable:
+    if issubclass(kind, Overloaded | Unavailable):
         return kind(message.message, retry_after=message.retry_after)
     if message.hint is not None and issubclass(kind, InvalidRequest):
         return kind(message.message, location=message.location, hint=Hint[message.hint])

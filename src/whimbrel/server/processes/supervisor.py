@@ -23,6 +23,7 @@ import msgspec
 
 from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
+from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import pair
@@ -86,6 +87,7 @@ class Supervisor:
             # A server without TLS ends with its terminal, unless nohup has started it. With TLS, SIGHUP ends nothing.
             if name != signal.SIGHUP or self._options.tls is not None or signal.getsignal(name) != signal.SIG_IGN:
                 loop.add_signal_handler(name, self._on_signal, name)
+        self._budgets_fd, self._budgets = _make_budgets(self._options)
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")
             counting = metrics.Metrics()
@@ -98,6 +100,7 @@ class Supervisor:
             finally:
                 await self._end()
                 counting.close()
+                os.close(self._budgets_fd)
         if self._error is not None:
             raise self._error
         return self._exit_code
@@ -149,6 +152,7 @@ class Supervisor:
             count("engine_restarts", model=child.served_name)
             self._report_down(child, code, reason, delay)
         else:
+            self._budgets.clear_column(child.index)
             count("worker_restarts")
         return delay
 
@@ -244,7 +248,7 @@ class Supervisor:
         worker.connected.clear()
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
         config = messages.WorkerConfig(self._options, known, worker.name, worker.index)
-        worker.send(config, os.dup(self._listener.fileno()), os.dup(self._connections))
+        worker.send(config, *map(os.dup, (self._listener.fileno(), self._connections, self._budgets_fd)))
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)
@@ -364,3 +368,13 @@ class Supervisor:
             for child in children:
                 child.kill()
             await asyncio.wait(waits)
+
+
+def _make_budgets(options: messages.ServeOptions) -> tuple[int, Budgets]:
+    """Return the descriptor of the memory of all keys' budgets, and the budgets in it. Raises SetupError."""
+    keys, num_workers = options.limits.keys, options.num_workers
+    try:
+        fd, memory = allocate(Budgets.memory_size(keys, num_workers))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"there is no memory for the budgets of {len(keys):,} keys: {error}.") from None
+    return fd, Budgets(keys, memory, num_columns=num_workers)
