@@ -59,7 +59,7 @@ class ApiKey:
 
     @property
     def limits(self) -> dict[str, Any]:
-        """What the key's table states beside its hash."""
+        """Values that the key's table states beside its hash."""
         return {name: value for name in _FIELDS if (value := getattr(self, name))}
 
     def opens(self, route: str) -> bool:
