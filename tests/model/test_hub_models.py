@@ -21,9 +21,10 @@ from checkpoints.published.gte import ARCTIC
 from checkpoints.published.jina import JINA_ROBERTA
 from checkpoints.published.nomic import NOMIC
 from comparisons import assert_close
-from hidden_states import hidden_states, random_ids, reference_states
+from hidden_states import hidden_states, loaded, random_ids, reference_states
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.model import experts
 from whimbrel.model.load import load_model
 
 
@@ -63,6 +64,16 @@ def test_half_precision_is_near(case: str, tmp_path: Path) -> None:
     for found, expected in zip(together, published_states(case, config, weights), strict=True):
         one, other = found.mean(0), expected.mean(0)
         assert one @ other / (np.linalg.norm(one) * np.linalg.norm(other)) > 0.995
+
+
+def test_all_experts_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped products, which a GPU uses, give the formula's hidden states too."""
+    monkeypatch.setattr(experts, "multiplies_in_groups", lambda *_: True)
+    config, weights = write_published(tmp_path, "nomic with experts")
+    expected = published_states("nomic with experts", config, weights)
+    found = hidden_states(tmp_path, random_ids())
+    loaded.cache_clear()
+    assert_close(found, expected)
 
 
 @pytest.mark.gpu

@@ -17,6 +17,7 @@ from comparisons import assert_close
 from hidden_states import hidden_states, least_cosine, loaded, random_ids, reference_states
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import CheckpointError
+from whimbrel.model import experts
 from whimbrel.model.kernels.library import kernels
 from whimbrel.model.layer import Layer, LayerCall
 from whimbrel.model.load import load_model
@@ -33,6 +34,19 @@ def test_hidden_states(case: str, tmp_path: Path) -> None:
     assert_close(together, reference_states(model, ids))
     for row, expected in zip(ids, together, strict=True):
         assert np.array_equal(hidden_states(tmp_path, [row])[0], expected)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if "experts" in case or "deepseek" in case])
+def test_all_experts_at_once(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Grouped products, which a GPU uses, give transformers' hidden states too."""
+    model, grouped = write_model(tmp_path, *CASES[case]), list[None]()
+    grouped_mm = torch.nn.functional.grouped_mm
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", lambda *each, **by: grouped.append(None) or grouped_mm(*each, **by))
+    monkeypatch.setattr(experts, "multiplies_in_groups", lambda *_: True)
+    found = hidden_states(tmp_path, random_ids())
+    loaded.cache_clear()
+    assert_close(found, reference_states(model, random_ids()))
+    assert grouped
 
 
 @pytest.mark.skipif(kernels() is None, reason="there are no kernels here")

@@ -6,6 +6,7 @@ MUVERA and the pooling of token vectors are work of the host: of the rows that a
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from checkpoints.families import CASES, write_model
 from checkpoints.late_interaction import write_stanford
 from checkpoints.sparse import write_splade
 from fake_gpu import GPU, fake_gpu, launch, load
+from whimbrel.model import experts
 from whimbrel.model.maxsim_scorer import MaxSimScorer
 from whimbrel.model.ops import maxsim_device, maxsim_torch
 from whimbrel.model.ops.maxsim import best_matches, start_maxsim
@@ -163,10 +165,10 @@ def test_the_fake_gpu_notices_waits(wait: Callable[[torch.Tensor], object], monk
             wait(x)
 
 
-def test_experts_still_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The number of tokens of each expert is read in every layer. A mixture of experts has no batches that overlap yet."""
+@pytest.mark.parametrize("in_groups", [True, False])
+def test_experts_wait_without_grouped_products_alone(in_groups: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before compute capability 9.0 the number of tokens of each expert is read in every layer."""
     write_model(tmp_path, *CASES["lfm2 with experts"])
-    with fake_gpu(monkeypatch):
-        runner, card = load(tmp_path, "bfloat16", pooling="mean")
-        with pytest.raises((RuntimeError, NotImplementedError)):
-            launch(runner, card)
+    monkeypatch.setattr(experts, "multiplies_in_groups", lambda *_: in_groups)
+    with fake_gpu(monkeypatch), nullcontext() if in_groups else pytest.raises((RuntimeError, NotImplementedError)):
+        launch(*load(tmp_path, "bfloat16", pooling="mean"))

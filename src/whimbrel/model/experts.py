@@ -4,11 +4,12 @@ Sources: NomicMoELayer in modeling_hf_nomic_bert.py of nomic-ai/nomic-bert-2048 
 vllm/model_executor/models/bert_with_rope.py; for gated experts
 transformers/models/{deepseek_v3,lfm2_moe}/modeling_*.py (5.23).
 
-Shapes: R rows, D model width, E experts, G groups, I inner width.
+Shapes: R rows, D model width, E experts, G groups, I inner width, O columns of the first product, K experts of a row, X = R K.
 """
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -21,12 +22,17 @@ from whimbrel.model.ops.row_kernels import row_kernels
 from whimbrel.model.parts import Parts
 from whimbrel.types.card import Routing
 
+SumExperts: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(x_RD, mask of each row's experts, their weights) -> weighted sums, in float32."""
+_ALIGNED: Final = 8
+"""Divisor of the widths that grouped products take in bfloat16."""
+
 
 def load_experts(parts: Parts, i: int, num_experts: int) -> Mlp:
     """Load a layer of experts. Adapters may change the shared one alone.
 
-    Sums are in the order of the experts, so a row has the same bits in any batch. On a GPU the host waits in each layer for the
-    experts' numbers of rows.
+    Sums are in the order of the experts, so on a CPU a row has the same bits in any batch. On a GPU without grouped products
+    the host waits in each layer for the experts' numbers of rows.
     """
     spec, names = parts.spec, parts.names
     at = (names.experts or "").format(i=i)
@@ -51,20 +57,26 @@ def _load_plain(parts: Parts, router: Linear, num_experts: int, at: str) -> Mlp:
     up_EID, down_EID = (
         parts.take(f"{at}.mlp.{name}", num_experts * inner, width).view(num_experts, inner, width) for name in ("w1", "w2")
     )
-    experts = [
-        FeedForward(
-            parts.make_linear(up_ID.to(parts.device, dtype), None, spec.activation),
-            parts.make_linear(down_ID.T.contiguous().to(parts.device, dtype), None),
-            gate=None,
-        )
-        for up_ID, down_ID in zip(up_EID, down_EID, strict=True)
-    ]
     bias_D = parts.take(f"{at}.bias", width)
+
+    def activate(x_XI: Tensor) -> Tensor:
+        return row_kernels(x_XI).activate(x_XI, spec.activation)
+
+    def make(up_ID: Tensor, down_ID: Tensor) -> Mlp:
+        up = parts.make_linear(up_ID.to(parts.device, dtype), None, spec.activation)
+        return FeedForward(up, parts.make_linear(down_ID.T.contiguous().to(parts.device, dtype), None), gate=None)
+
+    add: SumExperts
+    if multiplies_in_groups(parts, width, inner):
+        up_EDI = up_EID.to(dtype).transpose(1, 2)
+        add = partial(add_in_groups, first_EDO=up_EDI, second_EID=down_EID.to(dtype), activate=activate, per_token=per_token)
+    else:
+        add = partial(_add_experts, experts=[make(*each) for each in zip(up_EID, down_EID, strict=True)])
 
     def run(x_RD: Tensor, _: Tensor | None) -> Tensor:
         x_RD = x_RD.to(dtype)
         weights_RE = router(x_RD)[:, :num_experts].float().softmax(-1)
-        return _add_experts(x_RD, experts, _largest(weights_RE, per_token), weights_RE) + bias_D
+        return add(x_RD, _largest(weights_RE, per_token), weights_RE) + bias_D
 
     return run
 
@@ -85,17 +97,33 @@ def _load_gated(parts: Parts, routing: Routing, router: Linear, correction_E: Te
 
         return run
 
-    experts = [mlp(f"{at}.experts.{number}", routing.intermediate_size) for number in range(len(correction_E))]
+    def activate(x_XO: Tensor) -> Tensor:
+        return row_kernels(x_XO).gate(x_XO, activation)
+
+    def stack(layers: Sequence[str], rows: int, columns: int) -> Tensor:
+        """Return weights of all experts, of layers that lie below each other, transposed."""
+        of_each = [[f"{at}.experts.{number}.{layer}.weight" for layer in layers] for number in range(num_experts)]
+        taken = [torch.cat([parts.take(name, rows, columns).to(dtype) for name in names]) for names in of_each]
+        return torch.stack(taken).transpose(1, 2)
+
+    num_experts, inner, width = len(correction_E), routing.intermediate_size, parts.spec.hidden_size
+    add: SumExperts
+    if multiplies_in_groups(parts, width, inner):
+        *first, last = parts.names.expert_layers
+        first_EDO, second_EID = stack(first, inner, width), stack([last], width, inner)
+        add = partial(add_in_groups, first_EDO=first_EDO, second_EID=second_EID, activate=activate, per_token=per_token)
+    else:
+        add = partial(_add_experts, experts=[mlp(f"{at}.experts.{number}", inner) for number in range(num_experts)])
     shared = mlp(shared_name, routing.shared_size) if routing.shared_size else None
 
     def run(x_RD: Tensor, lora_mask_RK: Tensor | None) -> Tensor:
         x_RD = x_RD.to(dtype)
-        scores_RE = in_blocks(torch.sigmoid, router(x_RD.float()))[:, : len(experts)]
+        scores_RE = in_blocks(torch.sigmoid, router(x_RD.float()))[:, :num_experts]
         chosen_RE = _choose(scores_RE + correction_E, routing, per_token)
         weights_RE = scores_RE.masked_fill(~chosen_RE, 0)
         if routing.normalized:
             weights_RE = weights_RE / (weights_RE.sum(-1, keepdim=True) + routing.eps)
-        out_RD = _add_experts(x_RD, experts, chosen_RE, weights_RE * routing.scale)
+        out_RD = add(x_RD, chosen_RE, weights_RE * routing.scale)
         return out_RD if shared is None else out_RD + shared(x_RD, lora_mask_RK).float()
 
     return run
@@ -114,7 +142,34 @@ def _largest(scores_RE: Tensor, count: int) -> Tensor:
     return chosen_RE.scatter_(1, scores_RE.topk(count, dim=-1).indices, value=True)
 
 
-def _add_experts(x_RD: Tensor, experts: Sequence[Mlp], chosen_RE: Tensor, weights_RE: Tensor) -> Tensor:
+def multiplies_in_groups(parts: Parts, *widths: int) -> bool:
+    """Return whether PyTorch multiplies the rows of all experts at once, and without a wait for their numbers."""
+    has_kernel = parts.device.type == "cuda" and torch.cuda.get_device_capability(parts.device) >= (9, 0)
+    return has_kernel and parts.dtype == torch.bfloat16 and not any(width % _ALIGNED for width in widths)
+
+
+def add_in_groups(
+    x_RD: Tensor,
+    chosen_RE: Tensor,
+    weights_RE: Tensor,
+    *,
+    first_EDO: Tensor,
+    second_EID: Tensor,
+    activate: Callable[[Tensor], Tensor],
+    per_token: int,
+) -> Tensor:
+    """Compute `SumExperts` over rows sorted by expert. Their numbers stay on the device."""
+    expert_RK = chosen_RE.int().topk(per_token, dim=-1).indices.sort(dim=-1).values
+    order_X = expert_RK.flatten().argsort(stable=True)
+    ends_E = chosen_RE.sum(0).cumsum(0).int()
+    first_XO = F.grouped_mm(x_RD[order_X // per_token], first_EDO, offs=ends_E)
+    out_XD = F.grouped_mm(activate(first_XO), second_EID, offs=ends_E)
+    weighted_XD = torch.empty(out_XD.shape, dtype=torch.float32, device=x_RD.device)
+    weighted_XD[order_X] = out_XD.float() * weights_RE.gather(1, expert_RK).flatten()[order_X, None]
+    return weighted_XD.view(len(x_RD), per_token, -1).sum(1)
+
+
+def _add_experts(x_RD: Tensor, chosen_RE: Tensor, weights_RE: Tensor, *, experts: Sequence[Mlp]) -> Tensor:
     out_RD = torch.zeros_like(x_RD, dtype=torch.float32)
     counts = cast(list[int], chosen_RE.sum(0).tolist())  # pyright: ignore[reportUnknownMemberType]
     rows_E = torch.split(torch.nonzero(chosen_RE.T)[:, 1], counts)
