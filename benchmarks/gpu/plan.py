@@ -26,12 +26,12 @@ STEPS: Final = (
     Step("smoke", 25, "smoke", "cosines of seven kinds of models to transformers or Sentence Transformers"),
     Step("kernel-tests", 25, "suite", "pytest -m gpu of kernels, in one process"),
     Step("tests", 75, "suite", "pytest -m gpu of all files, in eight processes"),
-    Step("kernels", 38, "kernels", "microseconds of kernels, and the share of what bytes and products allow"),
-    Step("engines", 70, "engines", "tokens/s, stages and launches with ready-made ids; latency of one text; top kernels"),
+    Step("kernels", 35, "kernels", "microseconds of kernels, and the share of what bytes and products allow"),
+    Step("engines", 65, "engines", "tokens/s, stages and launches with ready-made ids; latency of one text; top kernels"),
     Step("rerank", 40, "workloads", "the seed's workload on our server: jina-colbert-v2's shape"),
     Step("token-vectors", 40, "workloads", "the seed's workload on our server: Qwen3-Embedding-0.6B's shape"),
     Step("gritlm", 55, "workloads", "the seed's workload on our server: GritLM-7B's shape, drawn on the device"),
-    Step("host", 40, "host", "the server with a runner that computes nothing, 2, 4 and 8 workers; also without a GPU"),
+    Step("host", 38, "host", "the server with a runner that computes nothing, 2, 4 and 8 workers; also without a GPU"),
 )
 
 
