@@ -42,7 +42,9 @@ def unit(folder: Path) -> Path:
 
 @needs_systemd
 def test_systemd_understands_the_unit(tmp_path: Path) -> None:
-    checked = subprocess.run(["systemd-analyze", "verify", "--man=no", unit(tmp_path)], capture_output=True, text=True, check=False)
+    checked = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit(tmp_path)], capture_output=True, text=True, check=False
+    )
     assert (checked.returncode, checked.stderr) == (0, "")
 
 

@@ -20,7 +20,12 @@ NAME, NAMESPACE = "search", "shop"
 
 def _run(command: str, *arguments: Any) -> Any:
     done = subprocess.run(
-        [sys.executable, __file__, command], input=json.dumps(arguments), capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, __file__, command],
+        input=json.dumps(arguments),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout)

@@ -1,7 +1,9 @@
 """Messages to the service manager that started the server, such as systemd.
 
-The manager names a datagram socket in NOTIFY_SOCKET, and asks for signs of life by WATCHDOG_USEC. Without these variables nothing
-is sent. A message that cannot be sent is lost: the server serves without its manager too. Source: systemd's sd_notify(3).
+The manager names a datagram socket in NOTIFY_SOCKET, and asks for signs of life by WATCHDOG_USEC. Without these variables
+nothing is sent. A message that cannot be sent is lost: the server serves without its manager too.
+
+Source: systemd's sd_notify(3).
 """
 
 import os
