@@ -33,7 +33,8 @@ def read_page(url: str) -> str:
     """Return the metrics of a server. Raises OSError."""
     request = urllib.request.Request(f"{url}/metrics")  # noqa: S310
     if file := os.environ.get("WHIMBREL_API_KEY_FILE"):
-        keys = [line for line in Path(file).read_text(encoding="utf-8").split() if not line.startswith("#")]
+        lines = map(str.strip, Path(file).read_text(encoding="utf-8").splitlines())
+        keys = [line for line in lines if line and not line.startswith("#")]
         request.add_header("Authorization", f"Bearer {keys[0]}")
     with _DIRECT.open(request, timeout=2) as answer:
         return answer.read().decode()

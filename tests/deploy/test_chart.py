@@ -109,6 +109,8 @@ def test_kubernetes_accepts_every_object(case: str) -> None:
         ({"autoscaling": {"queueTokens": 0}}, "queueTokens"),
         ({"apiKeys": {"existingSecret": "keys", "key": "../x"}}, "key"),
         ({"drainSeconds": -1}, "drainSeconds"),
+        ({"preStopSeconds": 0}, "preStopSeconds"),
+        ({"startupSeconds": "long"}, "startupSeconds"),
         ({"cache": {"sizeLimit": "much"}}, "sizeLimit"),
     ],
 )

@@ -137,7 +137,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.extended
 @pytest.mark.timeout(1800)
 def test_the_image_is_built_and_serves(image: str) -> None:
-    """By podman: read-only, without capabilities, as a user id of OpenShift's; health, an answer, and the end by SIGTERM."""
+    """Read-only, without capabilities, as a user id of OpenShift's: health, an answer, and the end by SIGTERM."""
     runtime = ["--runtime=runc"] if shutil.which("runc") else []
     port = free_port()
     name = podman(

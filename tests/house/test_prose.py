@@ -32,9 +32,10 @@ ELSEWHERE = re.compile(
 """Files of other projects that are mentioned outside the paragraphs that begin with "Source"."""
 FOREIGN = set(
     """
-    HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER _process_colbert_vecs _process_token_weights
-    livenessProbe pair_to_messages readinessProbe returned_token_ids step_tag_id
-    terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.request_id
+    HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER RING_HASH _process_colbert_vecs _process_token_weights
+    cu130 envoy.retry_host_predicates.previous_hosts hash_policy leastconn livenessProbe pair_to_messages
+    per_request_buffer_limit_bytes readinessProbe retry_policy returned_token_ids roundrobin step_tag_id
+    terminationGracePeriodSeconds tune.bufsize vertex_compatibility whimbrel.commands whimbrel.request_id
 """.split()
 )
 """Names of other projects that are mentioned in backquotes and that our code does not use."""
