@@ -99,6 +99,7 @@ def server_on(port: int) -> Server:
     return Server("--port", str(port), "--workers", "1")
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", BALANCERS)
 def test_a_server_is_killed_and_one_is_replaced_and_nothing_is_lost(kind: str, tmp_path: Path) -> None:
     """Under load, with every vector compared. What came back serves again."""

@@ -7,6 +7,8 @@ import re
 import shutil
 import socket
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,13 +24,34 @@ MOST_EXPOSED = 2.0
 needs_systemd = pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze: apt install systemd")
 
 
+class Manager:
+    """A service manager: a socket, and the states that it was told."""
+
+    def __init__(self, folder: Path) -> None:
+        self.told: list[str] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._socket.bind(str(folder / "notify"))
+        self.name: str = self._socket.getsockname()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        while state := self._socket.recv(100).decode():
+            self.told.append(state)
+
+    def close(self) -> None:
+        """End the reader by an empty message."""
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as ended:
+            ended.sendto(b"", self.name)
+        self._reader.join(10)
+        self._socket.close()
+
+
 @pytest.fixture
-def manager(tmp_path: Path) -> Iterator[socket.socket]:
-    """Return the socket of a service manager."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as receiver:
-        receiver.bind(str(tmp_path / "notify"))
-        receiver.settimeout(30)
-        yield receiver
+def manager(tmp_path: Path) -> Iterator[Manager]:
+    manager = Manager(tmp_path)
+    yield manager
+    manager.close()
 
 
 def unit(folder: Path) -> Path:
@@ -59,26 +82,35 @@ def test_the_unit_exposes_little(tmp_path: Path) -> None:
     assert float(found[1]) <= MOST_EXPOSED
 
 
-def test_the_server_tells_its_service_manager_of_start_life_and_end(manager: socket.socket) -> None:
+def test_the_server_tells_its_service_manager_of_start_life_and_end(manager: Manager) -> None:
     """READY comes when requests are answered, signs of life all the time, and STOPPING at the signal."""
-    with Server(NOTIFY_SOCKET=manager.getsockname(), WATCHDOG_USEC="60000000") as server:
-        told = [manager.recv(100).decode()]
-        while told[-1] != READY:
-            told.append(manager.recv(100).decode())
-        assert set(told[:-1]) <= {ALIVE}
-        assert manager.recv(100).decode() == ALIVE
+    with Server(NOTIFY_SOCKET=manager.name, WATCHDOG_USEC="60000000") as server:
+        assert wait_for(lambda: READY in manager.told)
+        before = manager.told[: manager.told.index(READY)]
+        assert set(before) == {ALIVE}
+        assert wait_for(lambda: manager.told[-1] == ALIVE)
         assert server.stop() == 0
-        assert wait_for(lambda: manager.recv(100).decode() == STOPPING)
+        assert wait_for(lambda: STOPPING in manager.told)
+    assert (manager.told.count(READY), manager.told.count(STOPPING)) == (1, 1)
 
 
-def test_no_message_is_sent_to_others(manager: socket.socket) -> None:
+def test_no_message_is_sent_to_others(manager: Manager) -> None:
     """Neither is life reported to a manager that does not watch, or that watches another process."""
-    manager.setblocking(False)
     for variables in ({}, {"WATCHDOG_USEC": "1", "WATCHDOG_PID": str(os.getpid() + 1)}):
-        ServiceManager(variables | {"NOTIFY_SOCKET": manager.getsockname()}).tell(ALIVE)
+        ServiceManager(variables | {"NOTIFY_SOCKET": manager.name}).tell(ALIVE)
     ServiceManager({}).tell(READY)
     ServiceManager({"NOTIFY_SOCKET": "/nowhere/at/all"}).tell(READY)
-    with pytest.raises(BlockingIOError):
-        manager.recv(100)
-    ServiceManager({"NOTIFY_SOCKET": manager.getsockname()}).tell(READY)
-    assert manager.recv(100).decode() == READY
+    ServiceManager({"NOTIFY_SOCKET": manager.name}).tell(STOPPING)
+    assert wait_for(lambda: manager.told == [STOPPING])
+
+
+def test_a_manager_that_does_not_read_holds_nothing_up(tmp_path: Path) -> None:
+    """Signs of life are lost then; a state waits for a moment."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as deaf:
+        deaf.bind(str(tmp_path / "notify"))
+        teller = ServiceManager({"NOTIFY_SOCKET": deaf.getsockname(), "WATCHDOG_USEC": "1"})
+        for _ in range(1000):
+            teller.tell(ALIVE)
+        started = time.monotonic()
+        teller.tell(READY)
+        assert time.monotonic() - started < 10

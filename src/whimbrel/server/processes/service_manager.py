@@ -15,6 +15,8 @@ from typing import Final
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
+_SECONDS: Final = 2.0
+"""The longest wait for a manager that does not read. A sign of life is not waited for: the next one follows."""
 
 
 class ServiceManager:
@@ -33,5 +35,5 @@ class ServiceManager:
         if not self._address or (state == ALIVE and not self._watches):
             return
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
-            sender.setblocking(False)
+            sender.settimeout(0.0 if state == ALIVE else _SECONDS)
             sender.sendto(state.encode(), self._address)
