@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
 ROOT = Path(__file__).parents[2]
 VERSIONS = ("1.30", "1.33", "1.37")
 """Versions of Kubernetes whose schemas the objects are compared with: the oldest that the chart admits, and newer ones."""
-OTHERS = {"ScaledObject", "ServiceMonitor", "PrometheusRule"}
+OTHERS = {"HTTPRoute", "ScaledObject", "ServiceMonitor", "PrometheusRule"}
 """Kinds that Kubernetes itself does not have."""
 EVERYTHING: dict[str, Any] = {
     "args": ["--replicas", "2"],
@@ -42,6 +42,7 @@ EVERYTHING: dict[str, Any] = {
     "podLabels": {"team": "search"},
     "podSecurityContext": {"runAsUser": 1000700000},
     "ingress": {"enabled": True, "tlsSecret": "certificate"},
+    "route": {"gateways": [{"name": "public"}]},
     "networkPolicy": {"egress": [{"ports": [{"port": 4318, "protocol": "TCP"}]}]},
     "serviceMonitor": {"enabled": True, "keySecret": "prometheus-key", "labels": {"release": "prometheus"}},
     "prometheusRule": {"enabled": True},
