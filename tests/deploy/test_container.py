@@ -57,16 +57,13 @@ def container(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Container]:
         pytest.skip(reason)
     port = free_port()
     with Container(tmp_path_factory.mktemp("container"), port) as container:
-        url = f"http://127.0.0.1:{port}"
-        wait_for(lambda: container.process.poll() is not None or httpx2.get(f"{url}/health/ready").status_code == 200)
+        wait_for(lambda: container.process.poll() is not None or httpx2.get(f"{container.url}/health/ready").status_code == 200)
         assert container.process.poll() is None, container.log
-        container.url = url  # pyright: ignore[reportAttributeAccessIssue]
         yield container
 
 
 def test_a_user_without_a_line_in_passwd_and_a_root_that_cannot_be_written(container: Container) -> None:
-    url: str = container.url  # pyright: ignore[reportAttributeAccessIssue]
-    assert len(httpx2.post(f"{url}/v1/embeddings", json=BODY, timeout=30).json()["data"]) == 1
+    assert len(httpx2.post(f"{container.url}/v1/embeddings", json=BODY, timeout=30).json()["data"]) == 1
     assert container.run("id", "--user").stdout.strip() == str(USER)
     assert container.run("whoami").returncode != 0
     assert "Read-only" in container.run("touch", "/etc/x").stderr
@@ -84,8 +81,7 @@ def test_the_libraries_ask_for_no_name(container: Container) -> None:
 
 
 def test_the_health_check_follows_the_server(container: Container) -> None:
-    port = container.url.rsplit(":", 1)[1]  # pyright: ignore[reportAttributeAccessIssue]
-    command = [word.replace("8000", port) for word in health_command()]
+    command = [word.replace("8000", str(container.port)) for word in health_command()]
     assert container.run(*command).returncode == 0
     other = [word.replace("8000", str(free_port())) for word in health_command()]
     assert container.run(*other).returncode != 0

@@ -101,6 +101,7 @@ class Container:
     """A server as in the image, in namespaces of its own; `wait` returns its exit code."""
 
     def __init__(self, folder: Path, port: int, *arguments: str) -> None:
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
         root = folder / "root"
         root.mkdir()
         ours = variables() | {"HF_HOME": "/mnt", "WHIMBREL_HOST": "127.0.0.1", "WHIMBREL_PORT": str(port)}
