@@ -32,10 +32,11 @@ ELSEWHERE = re.compile(
 """Files of other projects that are mentioned outside the paragraphs that begin with "Source"."""
 FOREIGN = set(
     """
-    HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER RING_HASH _process_colbert_vecs _process_token_weights
-    cu130 envoy.retry_host_predicates.previous_hosts hash_policy leastconn livenessProbe pair_to_messages
-    per_request_buffer_limit_bytes readinessProbe retry_policy returned_token_ids roundrobin step_tag_id
-    terminationGracePeriodSeconds tune.bufsize vertex_compatibility whimbrel.commands whimbrel.request_id
+    RING_HASH cu130 envoy.retry_host_predicates.previous_hosts hash_policy leastconn per_request_buffer_limit_bytes
+    retry_policy roundrobin tune.bufsize
+    HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER _process_colbert_vecs _process_token_weights
+    livenessProbe pair_to_messages readinessProbe returned_token_ids step_tag_id
+    terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.schema.json whimbrel.toml whimbrel.request_id
 """.split()
 )
 """Names of other projects that are mentioned in backquotes and that our code does not use."""
@@ -169,7 +170,11 @@ def references(prose: Prose) -> str | None:
         if not any(ROOT.glob(path)):
             return f"{path} does not exist"
     for path in re.findall(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b", prose.text):
-        if not ELSEWHERE.match(path) and not any(f"/{file}".endswith(f"/{path}") for file in _files()):
+        if (
+            not ELSEWHERE.match(path)
+            and not (ROOT / path).exists()
+            and not any(f"/{file}".endswith(f"/{path}") for file in _files())
+        ):
             return f"{path} does not exist"
     for name in re.findall(r"(?<![\w./-])(whimbrel(?:\.[A-Za-z_]\w*)+)", prose.text):
         if name not in FOREIGN and not _resolves(name):
