@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import httpx2
 import pytest
@@ -25,9 +20,7 @@ from serving import Server
 from texts import TEXTS
 from waiting import wait_for
 
-ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs/deploy/scale.md"
-AGENT = ROOT / "deploy/haproxy/agent.py"
+PAGE = Path(__file__).parents[2] / "docs/deploy/scale.md"
 SOME = [text for text in TEXTS if 5 < len(text) < 200][:40]
 NUM_SERVERS = 3
 
@@ -136,83 +129,3 @@ def answered(server: Server) -> float:
         for line in page.splitlines()
         if line.startswith("whimbrel_requests_total") and 'route="/v1/embeddings"' in line
     )
-
-
-def agent() -> ModuleType:
-    """Return the agent's module."""
-    spec = importlib.util.spec_from_file_location("haproxy_agent", AGENT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@pytest.mark.parametrize(("tokens", "percent"), [(0, 100), (20_000, 50), (60_000, 25), (10**12, 1)])
-def test_the_weight_falls_with_the_tokens_that_wait(tokens: float, percent: int) -> None:
-    assert agent().weight(tokens, 20_000) == percent
-
-
-def test_the_agent_counts_the_tokens_of_all_models() -> None:
-    page = 'whimbrel_queue_tokens{model="a"} 10.0\nwhimbrel_queue_small_tokens{model="a"} 5.0\nwhimbrel_queue_tokens{model="b"} 1e+03\n'
-    assert agent().waiting_tokens(page) == 1010
-
-
-class Page:
-    """An HTTP server of one page of metrics."""
-
-    def __init__(self, tokens: int) -> None:
-        import http.server
-        import threading
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(f'whimbrel_queue_tokens{{model="a"}} {tokens}\n'.encode())
-
-            def log_message(self, *args: Any) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.port = self._server.server_port
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-def test_haproxy_takes_the_weights_of_the_agents(tmp_path: Path) -> None:
-    """The page's line for a server, and a server with 60,000 waiting tokens beside an idle one."""
-    if shutil.which("haproxy") is None:
-        pytest.skip("haproxy is not installed (Debian's package haproxy)")
-    line, control = block("text").strip(), tmp_path / "control"
-    with ExitStack() as stack:
-        pages = [Page(tokens) for tokens in (0, 60_000)]
-        lines: list[str] = []
-        for number, page in enumerate(pages):
-            stack.callback(page.close)
-            port = free_port()
-            command = [sys.executable, str(AGENT), f"http://127.0.0.1:{page.port}", "--port", str(port)]
-            process = stack.enter_context(subprocess.Popen(command))
-            stack.callback(process.terminate)
-            own = line.replace("10.0.0.1", "127.0.0.1").replace("8001", str(port))
-            lines.append(f"    server s{number} 127.0.0.1:{page.port} weight 100 {own}")
-        text = block("haproxy").replace("bind :8080", f"bind 127.0.0.1:{free_port()}")
-        text = re.sub(r"^    server .*\n", "", text, flags=re.MULTILINE) + "\n".join(lines) + "\n"
-        file = tmp_path / "haproxy.cfg"
-        file.write_text(text.replace("global\n", f"global\n    stats socket {control} level admin\n"))
-        process = stack.enter_context(subprocess.Popen(["haproxy", "-f", str(file)]))
-        stack.callback(process.terminate)
-        assert wait_for(control.exists, 20)
-
-        def weights() -> list[int]:
-            with socket.socket(socket.AF_UNIX) as asked:
-                asked.connect(str(control))
-                asked.sendall(b"show stat\n")
-                rows = [row.split(",") for row in asked.makefile().read().splitlines() if row]
-            return [int(row[rows[0].index("weight")]) for row in rows[1:] if row[0] == "whimbrel" and row[1].startswith("s")]
-
-        started = time.monotonic()
-        assert wait_for(lambda: weights() == [100, 25], 20), (weights(), time.monotonic() - started)

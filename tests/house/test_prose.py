@@ -170,11 +170,7 @@ def references(prose: Prose) -> str | None:
         if not any(ROOT.glob(path)):
             return f"{path} does not exist"
     for path in re.findall(r"(?<![\w./-])((?:\w+/)*\w+\.py)\b", prose.text):
-        if (
-            not ELSEWHERE.match(path)
-            and not (ROOT / path).exists()
-            and not any(f"/{file}".endswith(f"/{path}") for file in _files())
-        ):
+        if not ELSEWHERE.match(path) and not any(f"/{file}".endswith(f"/{path}") for file in _files()):
             return f"{path} does not exist"
     for name in re.findall(r"(?<![\w./-])(whimbrel(?:\.[A-Za-z_]\w*)+)", prose.text):
         if name not in FOREIGN and not _resolves(name):
