@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
+import subprocess
+import sys
 import tomllib
 from functools import cache
 from importlib.util import find_spec
@@ -184,9 +187,17 @@ def test_the_configuration_is_the_values_own() -> None:
     assert len(sums) == 2
 
 
-def test_the_dashboard_and_the_rules_are_those_of_deploy() -> None:
-    import json
+def test_the_server_takes_the_configuration(tmp_path: Path) -> None:
+    file = tmp_path / "whimbrel.toml"
+    file.write_text(only(objects("default"), "ConfigMap")["data"]["whimbrel.toml"])
+    command = [sys.executable, "-m", "whimbrel", "config", "check", str(file)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "No such command" in checked.stderr:
+        pytest.skip("this version has no `whimbrel config check`")
+    assert checked.returncode == 0, checked.stderr
 
+
+def test_the_dashboard_and_the_rules_are_those_of_deploy() -> None:
     found = only(objects("everything"), "ConfigMap", "-dashboard")
     assert json.loads(found["data"]["whimbrel.json"]) == dashboard()
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
