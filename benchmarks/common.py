@@ -122,9 +122,11 @@ def print_table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def commit() -> str:
-    """Return the commit of the checkout, and whether its sources are others."""
+    """Return the commit of the checkout, and whether its sources are others; "unknown" in a copy without git's folder."""
     git = ("git", "-C", str(Path(__file__).parent))
     found = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    if not found:
+        return "unknown"
     changed = subprocess.run([*git, "diff", "--quiet", "HEAD", "--", "../src"], check=False).returncode
     return found + (" with changes in src" if changed else "")
 

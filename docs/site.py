@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from whimbrel import AsyncClient, AsyncEngine, Client, Engine, errors
-from whimbrel.server.settings_table import TABLE, flag_name
+from whimbrel.server.config_file import SECTIONS
+from whimbrel.server.settings_table import MODEL_TABLE, TABLE, flag_name
 from whimbrel.types.options import ScoreOptions, SharedOptions, TextOptions
 from whimbrel.types.plan import Options
 
@@ -33,8 +34,8 @@ ROOT_PAGES = {
 """Pages of the repository's root and their places on the site."""
 _WIDTH = 100
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "verify", "doctor", "top", "bench serve",
-    "bench offline", "bench compare", "config show",
+    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "pull", "list", "rm", "verify", "doctor",
+    "top", "bench serve", "bench offline", "bench compare", "config check", "config show", "config schema",
 )  # fmt: skip
 
 
@@ -121,6 +122,21 @@ def settings() -> str:
     return "\n".join(parts)
 
 
+def config() -> str:
+    """Return the tables of the keys of a file of settings, a table of the file after the other."""
+    parts: list[str] = []
+    for name, rows in {**SECTIONS, "models.NAME": MODEL_TABLE}.items():
+        parts.append(f"### [{name}]\n\n| key | takes | default | meaning |\n|---|---|---|---|")
+        known = SECTIONS["defaults"] if rows is MODEL_TABLE else {}
+        parts += [
+            f"| `{row.key}` | {row.takes} | {row.shown_default or 'none'} | {row.text} |"
+            for row in rows.values()
+            if row.key not in known
+        ]
+        parts.append("\nAnd all keys of [defaults].\n" if known else "")
+    return "\n".join(parts)
+
+
 def field_docs(each: type) -> dict[str, str]:
     """Return the docstrings that follow the fields of a class."""
     (node,) = ast.parse(inspect.getsource(each)).body
@@ -177,8 +193,8 @@ def _parameter(each: inspect.Parameter) -> str:
 
 
 GENERATED = {
-    "COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits, "SETTINGS": settings, "OPTIONS": options,
-    "CLASSES": classes,
+    "COMMANDS": command_line, "ERRORS": error_classes, "LIMITS": limits, "SETTINGS": settings, "CONFIG": config,
+    "OPTIONS": options, "CLASSES": classes,
 }  # fmt: skip
 """What stands for `<!-- generated: NAME -->` in a page."""
 

@@ -4,13 +4,18 @@
 
 The steps (plan.py, printed by --plan) stand in the order of their value. Each is a process of its own with a limit. None is
 begun whose estimate does not fit into the time left. After each, its rows are added to $OUT/results.jsonl and $OUT/table.md is
-written anew; the table is printed at the end. $OUT is build/gpu by default. Beside these it gets log.txt, profiles.txt and the
-junit files of the tests. --small takes tiny sizes, and a CPU where there is no GPU. After Ctrl-C, or if a step is killed, the
-rows so far stay. The exit status is 0 if all that ran was right. A machine without our dependencies: see `carry`.
+written anew. At the end the table is printed, and the command that runs again what failed or had no time. $OUT is build/gpu by
+default. Beside these it gets log.txt, profiles.txt and the junit files of the tests; an earlier run's move to $OUT/before.
+--small takes tiny sizes, and a CPU where there is no GPU. After Ctrl-C, or if a step is killed, the rows so far stay. The exit
+status is 0 if all that ran was right. Without --small a step that lacks a GPU is not. A machine without our dependencies: see
+`carry`.
 """
 
 import argparse
+import ctypes
 import os
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +23,11 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Final
 
 import orjson
-from plan import SECONDS, STEPS, Step, table_of_steps
+from plan import ROOM, SECONDS, STEPS, Step, table_of_steps
 from report import Outcome, markdown
 
 from whimbrel_bench.processes import family
@@ -30,10 +35,14 @@ from whimbrel_bench.processes import family
 FOLDER: Final = Path(__file__).parent
 ROOT: Final = FOLDER.parents[1]
 NAMES: Final = [step.name for step in STEPS]
-_PATIENCE: Final = 10.0
+_PATIENCE: Final = ROOM - 2.0
 """Seconds in which a step that is stopped must end its processes."""
 _PRINTED: Final = 11_000
 """Characters of the table that are printed. It is whole in table.md."""
+_AGAIN: Final = 300
+"""Seconds of the second call that is printed."""
+_SET_CHILD_SUBREAPER: Final = 36
+"""Option of prctl(2) by which processes whose parent died become children of this one."""
 
 
 def main() -> int:
@@ -41,18 +50,23 @@ def main() -> int:
     if args.plan:
         print(table_of_steps())
         return 0
+    end = monotonic() + args.seconds - ROOM
     out = Path(args.out).absolute()
-    out.mkdir(parents=True, exist_ok=True)
-    for name in ("results.jsonl", "log.txt", "profiles.txt"):
-        (out / name).unlink(missing_ok=True)
-    end, outcomes, text = monotonic() + args.seconds, list[Outcome](), ""
+    try:
+        make_folder(out)
+    except OSError as error:
+        print(f"{out}: {error.strerror}. --out or OUT names another folder.", file=sys.stderr)
+        return 2
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    ctypes.CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    outcomes, text = list[Outcome](), ""
     for step in [step for step in STEPS if step.name in (args.only or NAMES) and step.name not in args.skip]:
         left = end - monotonic()
         if left < (2 if args.small else step.seconds):
             outcome = Outcome(step.name, "no time", 0.0, [])
         else:
             print(f"{step.name} ...", file=sys.stderr, flush=True)
-            outcome = run_step(step, out, min(2.0 * step.seconds, left), small=args.small)
+            outcome = run_step(step, out, left if args.small else min(2.0 * step.seconds, left), small=args.small)
         outcomes.append(outcome)
         with (out / "results.jsonl").open("ab") as results:
             results.write(orjson.dumps(outcome) + b"\n")
@@ -62,8 +76,28 @@ def main() -> int:
             break
     print(text if len(text) <= _PRINTED else f"{text[:_PRINTED]}\n\n(cut; the rest is in {out / 'table.md'})")
     if again := [each.step for each in outcomes if each.is_wrong or each.status == "no time"]:
-        print(f"again: --only {','.join(again)}")
-    return 130 if text and outcomes[-1].status == "stopped" else int(any(each.is_wrong for each in outcomes))
+        print(f"again: {second_call(again, small=args.small)}")
+    if outcomes and outcomes[-1].status == "stopped":
+        return 130
+    return int(any(each.is_wrong or (each.status == "needs a GPU" and not args.small) for each in outcomes))
+
+
+def make_folder(out: Path) -> None:
+    """Make the folder of the files, and move those of an earlier run to a folder in it. Raises OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "log.txt").touch()
+    if (out / "results.jsonl").exists():
+        shutil.rmtree(out / "before", ignore_errors=True)
+        (out / "before").mkdir()
+        for file in [file for file in out.iterdir() if file.suffix in (".jsonl", ".md", ".txt", ".xml")]:
+            file.rename(out / "before" / file.name)
+
+
+def second_call(steps: Sequence[str], *, small: bool) -> str:
+    """Return the command that runs these steps again, where this one ran."""
+    path = f"PYTHONPATH={shlex.quote(os.environ['PYTHONPATH'])} " if "PYTHONPATH" in os.environ else ""
+    time = "--small" if small else f"--seconds {_AGAIN}"
+    return f"{path}{shlex.quote(sys.executable)} {shlex.quote(sys.argv[0])} {time} --only {','.join(steps)}"
 
 
 def read_arguments() -> argparse.Namespace:
@@ -75,7 +109,12 @@ def read_arguments() -> argparse.Namespace:
             raise argparse.ArgumentTypeError(f"no step {unknown[0]!r}; there are {', '.join(NAMES)}")
         return found
 
-    parser.add_argument("--seconds", type=float, default=SECONDS, help="default: %(default)s")
+    def positive(text: str) -> float:
+        if not 0 < (number := float(text)) < 1e6:
+            raise ValueError
+        return number
+
+    parser.add_argument("--seconds", type=positive, default=SECONDS, help="default: %(default)s")
     parser.add_argument("--only", type=steps, default=[], metavar="STEPS")
     parser.add_argument("--skip", type=steps, default=[], metavar="STEPS")
     parser.add_argument("--small", action="store_true", help="tiny sizes, also on a CPU")
@@ -100,7 +139,8 @@ def run_step(step: Step, out: Path, limit: float, *, small: bool) -> Outcome:
         except KeyboardInterrupt:
             status = "stopped"
         if status:
-            stop(process)
+            interrupt(process)
+        end_processes()
         found: list[dict[str, object]] = [orjson.loads(line) for line in _whole_lines(rows)]
     if not status:
         status = "ok" if process.returncode == 0 else f"ended with {process.returncode}"
@@ -111,17 +151,28 @@ def run_step(step: Step, out: Path, limit: float, *, small: bool) -> Outcome:
     return Outcome(step.name, status, monotonic() - started, found)
 
 
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """Interrupt a step, so that it stops its server and its tests, and kill its other processes."""
-    processes = family(process.pid)
+def interrupt(process: subprocess.Popen[bytes]) -> None:
+    """Interrupt a step, so that it stops its server and its tests, and kill it if it does not end."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGINT)
-    with suppress(subprocess.TimeoutExpired, KeyboardInterrupt):
+    try:
         process.wait(_PATIENCE)
-    for pid in processes:
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    process.wait()
+    except (subprocess.TimeoutExpired, KeyboardInterrupt):
+        process.kill()
+        process.wait()
+
+
+def end_processes() -> None:
+    """Kill what a step that ended has left running, so that the next has the device to itself, and wait for a second."""
+    end = monotonic() + 1.0
+    while (left := family(os.getpid())[1:]) and monotonic() < end:
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+        sleep(0.01)
 
 
 def _whole_lines(file: Path) -> Sequence[bytes]:

@@ -1,17 +1,18 @@
 """The host alone: the server with a runner that computes nothing (`runners.py`), also on a machine without a GPU.
 
 Requests per second are what all cores do together, the client's among them. Those of a core are by the processor time of the
-server's processes: reading, tokenising, packing, rows, answers. The models have the width of bge-base, and one layer.
+server's processes: reading, tokenising, packing, rows, answers. A worker that is much busier than the others has more of the
+connections. The models have the width of bge-base, and one layer.
 """
 
-import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 from common import SHORT, make_texts
-from setting import Row, Setting
+from setting import Row, Setting, wrapped_by
 from workloads import measured, of_result
 
 from whimbrel.types.machine_limits import usable_processors
@@ -19,9 +20,9 @@ from whimbrel_bench import random_models
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.datasets import in_requests
 from whimbrel_bench.options import Load, TargetOptions
-from whimbrel_bench.processes import cpu_seconds, others_cores
+from whimbrel_bench.processes import cpu_seconds, family, others_cores
 from whimbrel_bench.random_models import Size
-from whimbrel_bench.server import serving
+from whimbrel_bench.server import Serving, serving
 from whimbrel_bench.target import Target
 
 _WIDTH: Final = 768
@@ -58,12 +59,17 @@ def workloads(*, small: bool) -> list[tuple[str, TargetOptions, list[Sample]]]:
     ]
 
 
+def seconds_of(server: Serving) -> dict[int, float]:
+    """Return the processor time of each of the server's processes."""
+    supervisor, *others = family(server.pid)
+    seconds = {pid: cpu_seconds(pid) for pid in others}
+    return seconds | {supervisor: cpu_seconds(supervisor) - sum(seconds.values())}
+
+
 def run(_: str, setting: Setting) -> Iterator[Row]:
-    os.environ["WHIMBREL_RUNNER"] = "runners:NullRunner"
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
     cores = usable_processors()
     load = Load(concurrency=4 * cores, duration=0.5 if setting.small else 1.5 if cores > 4 else 5.0)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, wrapped_by("runners:NullRunner"):
         models = write_models(Path(folder))
         for workers in (1,) if setting.small else (2, 4, 8) if cores > 4 else (1, 2):
             with serving(*models, "--workers", str(workers), "--max-batch-tokens", "16384") as server:
@@ -71,10 +77,13 @@ def run(_: str, setting: Setting) -> Iterator[Row]:
                     target = Target(server.url, options)
                     target.connect()
                     target.warm_up(samples, load)
-                    before = cpu_seconds(server.pid)
+                    before, begin = seconds_of(server), perf_counter()
                     with measured(server) as taken:
                         result = target.run(samples, load)
-                    spent = cpu_seconds(server.pid) - before
+                    took, found = perf_counter() - begin, {pid: now - before[pid] for pid, now in seconds_of(server).items()}
+                    spent, engines = sum(found.values()), server.engines()
+                    taken["engines"] = sum(found[pid] for pid in engines) / took
+                    taken["busiest worker"] = max(each for pid, each in found.items() if pid not in engines) / took
                     row = {f"{_TEXTS} in a request": name, "workers": workers} | of_result(result) | taken
                     yield row | {"requests/s a core": result.completed / spent, "tokens/s a core": result.total_input / spent}
     yield {"cores that other work took": others_cores()}

@@ -14,15 +14,19 @@ import torch
 from setting import Row, Setting
 from timing import bandwidth, kernels_of, microseconds
 from torch import Tensor
+from torch.nn.functional import gelu
 
+import whimbrel.model.ops.attention
 from attention_cases import make_layout
 from token_vectors import binary, quantised, random_vectors
-from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.model.ops.attention import ScoreOptions, attend
+from whimbrel.model.ops.attention_ragged import attend_ragged
 from whimbrel.model.ops.linear import Norm, gate
 from whimbrel.model.ops.maxsim import maxsim
+from whimbrel.model.ops.nonzero import find_nonzero
 from whimbrel.model.ops.peak import measure_peak
-from whimbrel.model.ops.positions import alibi, norm_and_rotate
+from whimbrel.model.ops.positions import alibi, norm_and_rotate, relative
+from whimbrel.model.ops.row_kernels import row_kernels
 from whimbrel.model.ops.token_vectors import TokenVectors
 
 
@@ -47,21 +51,32 @@ class Sizes(NamedTuple):
 
 
 def attention(sizes: Sizes) -> Iterator[Case]:
-    """Texts of one length: head widths, lengths, then masks, shared keys, biases and caps at one width."""
+    """Texts of one length by the ragged operator of PyTorch, by our kernel and by SDPA in groups of one length.
+
+    Flash attention has neither biases nor caps. A variant of ours takes about a second to compile.
+    """
+    device, lengths = torch.device(sizes.device), (16, 64) if sizes.small else (16, 128, 512, 4096)
+    ours = attend if sizes.device == "cpu" else attend_ragged  # a CPU has no Triton
+    groups: Any = whimbrel.model.ops.attention._attend_runs  # pyright: ignore[reportPrivateUsage]
+    for width in (32, 64, 128):
+        heads = 1024 // width
+        for length in lengths:
+            yield _attention(sizes, "attention", heads, heads, width, length)
+            if length == lengths[-2] or width == 64:
+                yield _attention(sizes, "attention, ours", heads, heads, width, length, function=ours)
+    length = lengths[-2]
+    yield _attention(sizes, "attention, SDPA", 16, 16, 64, length, function=groups)
+    yield _attention(sizes, "attention, 2 queries a key", 16, 8, 64, length)
+    for name, options in {"causal": {"causal": True}, "window of 64": {"window": 64}}.items():
+        yield _attention(sizes, f"attention, {name}", 16, 16, 64, length, **options)
     forms: dict[str, dict[str, Any]] = {
-        "causal": {"causal": True},
-        "window of 64": {"window": 64},
-        "ALiBi": {"bias": alibi(16, torch.device(sizes.device))},
+        "ALiBi": {"bias": alibi(16, device)},
+        "relative bias": {"bias": relative(sizes.draw(32, 16, dtype=torch.float32), 128)},
         "capped": {"softcap": 50.0},
     }
-    lengths = (16, 64) if sizes.small else (16, 64, 128, 512, 4096)
-    for width in (32, 64, 128):
-        for length in lengths:
-            yield _attention(sizes, "attention", 1024 // width, 1024 // width, width, length)
-    for length in lengths[1:4:2]:
-        yield _attention(sizes, "attention, 2 queries a key", 16, 8, 64, length)
-        for name, options in forms.items():
-            yield _attention(sizes, f"attention, {name}", 16, 16, 64, length, **options)
+    for name, options in forms.items():
+        for way, function in (("ours", ours), ("SDPA", groups)):
+            yield _attention(sizes, f"attention, {name}, {way}", 16, 16, 64, length, function=function, **options)
 
 
 def _attention(
@@ -84,7 +99,8 @@ def elementwise(sizes: Sizes) -> Iterator[Case]:
     x_RD, added_RD, weight_D = sizes.draw(rows, width, dtype=torch.float32), sizes.draw(rows, width), sizes.draw(width)
     for name, bias_D in (("layer norm of a sum", weight_D.float()), ("RMS norm of a sum", None)):
         norm = Norm(weight_D.float(), bias_D, 1e-6, centred=bias_D is not None)
-        yield Case(name, f"{rows} x {width}", partial(norm, x_RD, added_RD), 2 * size(x_RD) + size(added_RD))
+        call = partial(norm.in_both if norm.centred else norm.and_sum, x_RD, added_RD, sizes.dtype)
+        yield Case(name, f"{rows} x {width}", call, 2 * size(x_RD, added_RD))
     x_RNH, weight_NH = sizes.draw(rows, heads, 128), sizes.draw(heads, 128, dtype=torch.float32)
     cos_RF, sin_RF = (sizes.draw(rows, 64, dtype=torch.float32) for _ in range(2))
     for name, weight in (("rotary positions", None), ("norm of heads, rotary positions", weight_NH)):
@@ -92,26 +108,41 @@ def elementwise(sizes: Sizes) -> Iterator[Case]:
         yield Case(name, f"{rows} x {heads} x 128", call, 2 * size(x_RNH) + size(cos_RF, sin_RF))
     both_RO = sizes.draw(rows, 2 * 3072)
     yield Case("SwiGLU", f"{rows} x 3072", partial(gate, both_RO, "silu"), size(both_RO) * 3 // 2)
-    yield Case("GELU", f"{rows} x 6144", partial(ACTIVATIONS["gelu"], both_RO), 2 * size(both_RO))
+    for name, function in (("GELU", partial(row_kernels(both_RO).activate, activation="gelu")), ("GELU of PyTorch", gelu)):
+        yield Case(name, f"{rows} x 6144", partial(function, both_RO), 2 * size(both_RO))
+
+
+def sparse_entries(sizes: Sizes) -> Iterator[Case]:
+    """Nonzero entries of rows over a vocabulary, 1 in 100, as SPLADE has."""
+    rows, vocabulary = (4, 1000) if sizes.small else (128, 30_522)
+    rows_PV = sizes.draw(rows, vocabulary, dtype=torch.float32)
+    rows_PV *= torch.rand_like(rows_PV) < 0.01
+    yield Case("sparse entries", f"{rows} x {vocabulary}", partial(find_nonzero, rows_PV), size(rows_PV))
 
 
 def late_interaction(sizes: Sizes) -> Iterator[Case]:
-    """MaxSim of one query with many documents, whose public call also waits for the scores."""
+    """MaxSim of one query with many documents, whose public call also waits for the scores. float32 has no tensor cores."""
     documents, length = (8, 32) if sizes.small else (1000, 256)
     exact, query = random_vectors([length] * documents, 128, seed=0), random_vectors([32], 128, seed=1)
-    half = TokenVectors(exact.rows_TD.bfloat16(), exact.starts_N, exact.ends_N)
-    pairs = np.zeros(documents, np.int64), np.arange(documents)
-    for name, side in (("float32", exact), ("bfloat16", half), ("int8", quantised(exact)), ("bits", binary(exact))):
-        if name == "bfloat16" and sizes.device == "cpu":
-            continue  # there vectors are float32
-        there = [TokenVectors(each.rows_TD.to(sizes.device), each.starts_N, each.ends_N) for each in (query, side)]
-        flops = 2.0 * documents * length * 32 * 128 if name == "bfloat16" else 0.0
-        yield Case(
-            f"MaxSim, {name}", f"{documents} x {length} x 32 x 128", partial(maxsim, *there, *pairs), size(side.rows_TD), flops
-        )
+    pairs, shape = (np.zeros(documents, np.int64), np.arange(documents)), f"{documents} x {length} x 32 x 128"
+    on_cpu = sizes.device == "cpu"  # where vectors are float32
+    halves = () if on_cpu else (torch.float16, torch.bfloat16)
+    sides = {str(dtype): (_as(query, dtype), _as(exact, dtype)) for dtype in (torch.float32, *halves)}
+    of_few_bits = _as(query, torch.float32 if on_cpu else torch.float16)
+    sides |= {"int8": (of_few_bits, quantised(exact)), "bits": (of_few_bits, binary(exact))}
+    for name, pair in sides.items():
+        there = [TokenVectors(each.rows_TD.to(sizes.device), each.starts_N, each.ends_N) for each in pair]
+        flops = 0.0 if name == "torch.float32" else 2.0 * documents * length * 32 * 128
+        call = partial(maxsim, *there, *pairs)
+        yield Case(f"MaxSim, {name.removeprefix('torch.')}", shape, call, size(there[1].rows_TD), flops)
 
 
-KERNELS: Final[tuple[Callable[[Sizes], Iterator[Case]], ...]] = (attention, elementwise, late_interaction)
+def _as(vectors: TokenVectors, dtype: torch.dtype) -> TokenVectors:
+    return TokenVectors(vectors.rows_TD.to(dtype), vectors.starts_N, vectors.ends_N)
+
+
+KERNELS: Final[tuple[Callable[[Sizes], Iterator[Case]], ...]] = (elementwise, late_interaction, sparse_entries, attention)
+"""In the order in which they are worth having."""
 
 
 @torch.inference_mode()

@@ -7,6 +7,8 @@ from typing import Final, NamedTuple
 
 SECONDS: Final = 420
 """Time of a whole run."""
+ROOM: Final = 10.0
+"""Seconds of it that are kept for a step that must be stopped, and for the table."""
 
 
 class Step(NamedTuple):
@@ -28,7 +30,7 @@ STEPS: Final = (
     Step("engines", 70, "engines", "tokens/s, stages and launches with ready-made ids; latency of one text; top kernels"),
     Step("rerank", 40, "workloads", "the seed's workload on our server: jina-colbert-v2's shape"),
     Step("token-vectors", 40, "workloads", "the seed's workload on our server: Qwen3-Embedding-0.6B's shape"),
-    Step("gritlm", 65, "workloads", "the seed's workload on our server: GritLM-7B's shape"),
+    Step("gritlm", 55, "workloads", "the seed's workload on our server: GritLM-7B's shape, drawn on the device"),
     Step("host", 40, "host", "the server with a runner that computes nothing, 2, 4 and 8 workers; also without a GPU"),
 )
 

@@ -17,8 +17,8 @@ def main() -> int:
         try:
             found = import_module(module).run(name, Setting(Path(out), bool(small)))
             file.writelines(orjson.dumps(row, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n" for row in found)
-        except NeedsGpu:
-            file.write(orjson.dumps({"status": "needs a GPU"}) + b"\n")
+        except NeedsGpu as error:
+            file.writelines(orjson.dumps(row) + b"\n" for row in ({"reason": str(error)}, {"status": "needs a GPU"}))
         except Exception as error:  # the other steps run all the same
             traceback.print_exc()
             file.write(orjson.dumps({"status": f"{type(error).__name__}: {error}"}) + b"\n")

@@ -1,4 +1,7 @@
-"""The tests marked gpu, in this process: those of kernels alone, or all in eight processes. Failures are named."""
+"""The tests marked gpu, in this process: those of kernels alone, or all in eight processes. Failures are named.
+
+In small it is those of one file.
+"""
 
 import re
 from collections.abc import Iterator
@@ -15,9 +18,10 @@ _MAX_FAILURES = 40
 
 def run(name: str, setting: Setting) -> Iterator[Row]:
     if setting.device == "cpu" and name == "tests":
-        raise NeedsGpu  # all would be skipped, as those of kernels are
+        raise NeedsGpu("without one they are skipped, as those of kernels are")
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(_TESTS.rglob("test_*.py"))}
     found = [path for path, text in texts.items() if _MARK.search(text) and (name == "tests" or _is_of_kernels(path, text))]
+    found = found[:1] if setting.small else found
     junit, processes = setting.out / f"{name}.xml", 8 if name == "tests" else 0
     options = f"-m gpu -n {processes} -W default -q --tb=short -p no:cacheprovider --continue-on-collection-errors"
     pytest.main([*map(str, found), *options.split(" "), f"--junitxml={junit}"])

@@ -1,7 +1,8 @@
 """The seeds' workloads on our server, each in its own protocol, and what its client could read from a canned answer.
 
-Our server runs with its default batch of tokens. The client of token vectors is the seed's: four threads of one process, a new
-connection for each request, and the JSON parsed. Beside it the same vectors are asked for as bytes by four processes.
+Our server runs with its default batch of tokens, and draws its weights (`drawn.py`). The client of token vectors is the seed's:
+four threads of one process, a new connection for each request, and the JSON parsed. Beside it the same vectors are asked for as
+bytes by four processes.
 """
 
 import json
@@ -14,11 +15,13 @@ from http.client import HTTPConnection
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
+from unittest.mock import patch
 
 import numpy as np
-from setting import NeedsGpu, Row, Setting
+from setting import Row, Setting, wrapped_by
 
 from bench_servers import always, answer, fake_server
+from whimbrel_bench import random_models
 from whimbrel_bench.backends import Sample
 from whimbrel_bench.options import Load
 from whimbrel_bench.presets import read_preset
@@ -32,15 +35,15 @@ _SERVERS: Final = {"rerank": ("", "--max-batch-tokens 4096"), "gritlm": ("",), "
 
 
 def run(name: str, setting: Setting) -> Iterator[Row]:
-    if not setting.small and setting.device == "cpu":
-        raise NeedsGpu
+    if not setting.small:
+        print(f"{name} on {setting.device}")  # raises NeedsGpu
     preset = read_preset(name, "small" if setting.small else "full")
     samples, times = (preset.samples()[:8], 1) if setting.small else (preset.samples(), 2)
     load = replace(preset.load, duration=preset.load.duration and (0.5 if setting.small else 8.0))
     load = replace(load, num_warmups=0) if setting.small else load
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, wrapped_by("drawn:as_it_is"):
         path = Path(folder) / name
-        preset.write(path)
+        write_hollow(preset.write, path)
         for arguments in _SERVERS[name][:times]:
             with serving(str(path), *preset.serve, *arguments.split()) as server:
                 target = Target(server.url, preset.target)
@@ -49,6 +52,18 @@ def run(name: str, setting: Setting) -> Iterator[Row]:
                 runs = token_vectors if name == "token-vectors" else requests
                 yield from ({"server": arguments or "defaults"} | row for row in runs(server, target, samples, load, times))
                 print(server.log)
+
+
+def write_hollow(write: Callable[[Path], None], folder: Path) -> None:
+    """Write a random model by `write`, with holes in place of weights."""
+
+    def write_header(path: Path, shapes: random_models.Shapes) -> None:
+        with path.open("wb") as stream:
+            num_bytes = random_models.write_header(stream, shapes)
+            stream.truncate(stream.tell() + num_bytes)
+
+    with patch.object(random_models, "write_safetensors", write_header):
+        write(folder)
 
 
 def requests(server: Serving, target: Target, samples: list[Sample], load: Load, times: int) -> Iterator[Row]:

@@ -9,7 +9,7 @@ one dies. It also bounds connections, heads and rates, which this app leaves to 
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Unpack
 
@@ -18,9 +18,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from whimbrel.engine.engine import AsyncEngine, Engine
 from whimbrel.errors import SetupError
 from whimbrel.server.app import app as server_app
+from whimbrel.server.app.guards import OPEN_ROUTES
 from whimbrel.server.app.limits import ServerLimits, read_server_limits
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.settings_table import read_settings
+from whimbrel.telemetry import audit
 from whimbrel.types.machine_limits import share_waiting_memory, usable_memory
 from whimbrel.types.plan import Options
 
@@ -56,16 +58,18 @@ def create_app(
     }
     settings = read_settings(given, (), os.environ)
     limits = read_server_limits(settings, address=None, max_inflight_bytes=share_waiting_memory(usable_memory()).bodies)
-    return _App(models, limits, options)
+    return _App(models, limits, options, settings.audit_log)
 
 
 class _App:
     """An app whose models are loaded when it is started."""
 
-    def __init__(self, models: Sequence[str | Engine], limits: ServerLimits, options: Options) -> None:
+    def __init__(self, models: Sequence[str | Engine], limits: ServerLimits, options: Options, audit_log: Path | None) -> None:
         self._models = models or (None,)
         self._limits = limits
         self._options = options
+        self._audit_log = audit_log
+        self._end_audit: Callable[[], None] | None = None
         self._starting: asyncio.Task[ASGIApp] | None = None
         self._engines: list[AsyncEngine] = []
 
@@ -87,6 +91,8 @@ class _App:
         await receive()
         for engine in self._engines:
             await engine.close()
+        if self._end_audit is not None:
+            await asyncio.to_thread(self._end_audit)
         await send({"type": "lifespan.shutdown.complete"})
 
     async def _start(self) -> ASGIApp:
@@ -103,4 +109,6 @@ class _App:
         names = Counter(name for engine in loaded for name in {engine.plan.served_name, *engine.plan.aliases})
         if shared := [name for name, models in names.items() if models > 1]:
             raise SetupError(f"two models are named {shared[0]}.", hint="load Engines with a served_name of their own")
+        if self._audit_log is not None and self._end_audit is None:
+            self._end_audit = audit.start(self._audit_log.expanduser().resolve(), unlogged=OPEN_ROUTES)
         return server_app.create_app(ModelRegistry(*self._engines), guards=self._limits)

@@ -181,12 +181,20 @@ class Forbidden(WhimbrelError, status=403, code="forbidden"):
     """The Host or Origin header is not one that this server answers."""
 
 
+class PermissionDenied(Forbidden, code="permission_denied"):
+    """The API key may not use this route or this model."""
+
+
 class Overloaded(WhimbrelError, status=429, code="overloaded"):
     """The queue is full; `retry_after` is in seconds."""
 
     def __init__(self, message: str, *, retry_after: float) -> None:
         super().__init__(message)
         self.retry_after = retry_after
+
+
+class RateLimited(Overloaded, code="rate_limit_exceeded"):
+    """The API key has used up one of its budgets; `retry_after` is in seconds."""
 
 
 class Unavailable(WhimbrelError, status=503, code="unavailable"):

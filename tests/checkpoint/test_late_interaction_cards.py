@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -123,3 +125,15 @@ def test_tokens_that_are_not_attended_to_need_a_model_in_which_they_see_the_quer
         else:
             with pytest.raises(CheckpointError, match=r"f\.json: attend: .* 12 tokens"):
                 read_expansion(base, file, ("length", "attend"), 12, token_id=4, attended=False)
+
+
+def test_reading_a_card_of_stanford_imports_no_other_library(checkpoint: Callable[[str], Path]) -> None:
+    """transformers has no such class. Each process of a server reads the card, and importing it takes seconds."""
+    program = f"""if True:
+        import sys
+        from pathlib import Path
+        from whimbrel.checkpoint.reader import read_card
+        read_card(Path({str(checkpoint("stanford"))!r}), "stanford")
+        print({{"torch", "transformers"}} & set(sys.modules))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -16,7 +16,7 @@ from checkpoints.files import write_json
 from checkpoints.sentence_layout import OLD
 from checkpoints.tokenizer_files import FAMILIES, qwen
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.types.card import PoolingOption
+from whimbrel.types.choices import PoolingOption
 
 JSON = dict[str, Any]
 

@@ -193,4 +193,4 @@ def test_the_command_takes_a_convention(tmp_path: Path) -> None:
     write_reranker(tmp_path, "Qwen3", qwen())
     card = json.loads(run("show", str(tmp_path), "--reranker", "qwen3", "--json").stdout)["card"]
     assert list(card["outputs"]) == ["scores"]
-    assert "--reranker takes one of: qwen3, mxbai-v2" in error("show", str(tmp_path), "--reranker", "qwen4")
+    assert "it takes one of qwen3, mxbai-v2" in error("show", str(tmp_path), "--reranker", "qwen4")

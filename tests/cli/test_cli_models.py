@@ -238,10 +238,10 @@ def test_two_models_of_one_name(here: Here, tmp_path: Path) -> None:
 
 
 def test_wrong_options(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "--dtype takes" in error("serve", "--dtype", "int3", "--port", "0")
+    assert "it takes one of auto, float32" in error("serve", "--dtype", "int3", "--port", "0")
     assert "--device takes" in here.error("show", "--device", "tpu")
     assert "1 to 512" in here.error("embed", "a", "--max-length", "513")
-    assert "takes one of: cls" in here.error("serve", "--pooling", "best", "--port", "0")
+    assert "it takes one of cls" in here.error("serve", "--pooling", "best", "--port", "0")
     assert "empty" in here.error("serve", "--api-key", " ", "--port", "0")
     assert "cannot read the API keys" in here.error("serve", "--api-key-file", "/nowhere", "--port", "0")
     assert "allowed_host takes" in here.error("serve", "--allowed-host", "http://a", "--port", "0")

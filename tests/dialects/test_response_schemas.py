@@ -20,7 +20,10 @@ from exchanges import GOLDEN, WRITE
 from whimbrel import AsyncEngine, Engine
 from whimbrel.dialects import ROUTES, Route
 from whimbrel.server.app.app import create_app
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import ROUTES_BY_PATH, ModelRegistry
+from whimbrel.server.budgets import Budgets
+from whimbrel.server.keys import ApiKey, digest_of
 
 WRITERS = WRITE | {
     "m3": write_m3,
@@ -47,7 +50,7 @@ CASES = [*((route.path, orjson.loads(route.example)) for route in ROUTES), *gold
 
 
 @pytest.fixture(scope="module")
-def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     root = tmp_path_factory.mktemp("models")
     with ExitStack() as stack:
         engines: list[Any] = []
@@ -56,7 +59,12 @@ def app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             write(root / name)
             engine = Engine(str(root / name), dtype="float32", matryoshka=True, served_name=name)
             engines.append(AsyncEngine(stack.enter_context(engine)))
-        yield create_app(ModelRegistry(*engines))
+        yield engines
+
+
+@pytest.fixture(scope="module")
+def app(engines: list[Any]) -> Any:
+    return create_app(ModelRegistry(*engines))
 
 
 @pytest.mark.parametrize(("path", "body"), CASES, ids=[f"{path}-{number}" for number, (path, _) in enumerate(CASES)])
@@ -68,6 +76,39 @@ def test_responses_are_of_the_type_that_is_documented(path: str, body: dict[str,
     for route, response in responses:
         typed = msgspec.json.decode(response, type=route.response_type)
         assert fields_of(orjson.loads(response)) <= fields_of(msgspec.to_builtins(typed))
+
+
+FREE = {"/tokenize", "/detokenize", "/v1/tokenize", "/v1/detokenize", "/decode", "/api/show", "/api/pull"}
+"""Routes that compute no tokens."""
+
+
+@pytest.fixture(scope="module")
+def almost_used_up(engines: list[Any]) -> Any:
+    """An app whose key has one token left of a thousand, at a clock that stands still."""
+    key = ApiKey(name="k", digest=digest_of("k"), tokens_per_minute=1000)
+    budgets = Budgets.of_one_process([key], clock=lambda: 10**15)
+    assert budgets is not None
+    usage = budgets.usage(key)
+    assert usage is not None
+    usage.charge(999)
+    return create_app(ModelRegistry(*engines), guards=ServerLimits(keys=(key,)), budgets=budgets)
+
+
+@pytest.mark.parametrize("route", ROUTES, ids=lambda route: f"{route.path}-{route.summary[:20]}")
+def test_tokens_above_a_budget_are_refused_in_the_words_of_the_api(route: Route, almost_used_up: Any) -> None:
+    """Each route that computes tokens refuses those that its key has not left with 429, in its API's own shape."""
+    body, statuses = with_small_ids(orjson.loads(route.example)), set[int]()
+    headers = {"content_type": (route.media_types or ("application/json",))[0], "authorization": "Bearer k"}
+    for name in WRITERS:
+        told = asyncio.run(call(almost_used_up, "POST", route.path, body=orjson.dumps(body | {"model": name}), headers=headers))
+        statuses.add(told.status)
+        if told.status == 429:
+            refusal = msgspec.to_builtins(msgspec.json.decode(told.body, type=route.error_type))
+            assert "may use 1,000 tokens a minute, and this request has" in str(refusal)
+            assert 1 <= int(told.headers["retry-after"]) <= 60
+            assert told.headers["x-ratelimit-remaining-tokens"] == "1"
+    assert (429 in statuses) == (route.path not in FREE)
+    assert (200 in statuses) == (route.path in FREE)
 
 
 def ask(app: Any, path: str, body: dict[str, Any]) -> tuple[Route, bytes] | None:

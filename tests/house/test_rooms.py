@@ -34,6 +34,14 @@ def test_import_contracts() -> None:
         ("import whimbrel.cli.main; whimbrel.cli.main.app(['--help'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
         ("import whimbrel.cli.main; whimbrel.cli.main.app(['models'], standalone_mode=False)", [*HEAVY, "numpy", "httpx2"]),
         (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['pull', '--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2"],
+        ),
+        (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['list'], standalone_mode=False)",
+            [*(each for each in HEAVY if each != "huggingface_hub"), "numpy"],
+        ),
+        (
             "import whimbrel.cli.main; whimbrel.cli.main.app(['serve', '--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2"],
         ),

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
+from itertools import pairwise, product
 from typing import Any, cast
 
 import numpy as np
@@ -18,13 +14,15 @@ import torch
 from torch import Tensor
 
 from attention_cases import SCORES, make_layout, on_device
+from compiled_kernels import MAX_SHARED, note_launches
+from interpreted_kernels import interpreted
 from references import attend_reference
 from whimbrel.model.ops import attention
 from whimbrel.model.ops.attention import AttentionLayout, ScoreOptions, attend, ragged_problem
 from whimbrel.model.ops.attention_ragged import Variant, attend_ragged, variant_of
-from whimbrel.model.ops.attention_tiles import make_tiles
+from whimbrel.model.ops.attention_tiles import LARGE_TILE, make_tiles
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, keeping, pieces
-from whimbrel.types.batch import offsets_of
+from whimbrel.types.batch import equal_length_groups, offsets_of
 
 LENGTHS = [70, 17, 16, 1]
 """More than one large tile, a large one that is not full, a small tile, and one that is not full."""
@@ -49,11 +47,11 @@ def worst(found: Tensor, expected: Tensor) -> float:
     return float((found.float().nan_to_num() - expected.float().nan_to_num()).abs().max())
 
 
-def layout_with_prefixes(device: str = "cpu") -> AttentionLayout:
+def layout_with_prefixes(device: str = "cpu", dtype: torch.dtype = torch.float32, width: int = 16) -> AttentionLayout:
     """Return seqs of which the first is a prefix of this batch, and others follow it, a kept one of 20 tokens, or none."""
     lengths = [33, 40, 18, 18, 18, 5]
     starts = offsets_of(np.array(lengths)).tolist()
-    _, k_LKH, v_LKH = draw(20, device=device, dtype=torch.float32 if device == "cpu" else torch.bfloat16)
+    _, k_LKH, v_LKH = draw(20, width, device=device, dtype=dtype)
     fresh, kept = KeptKeys(), KeptKeys({0: (k_LKH, v_LKH)})
     groups = [(0, 1, 33, 33), (33, 1, 40, 40), (73, 2, 18, 18), (109, 1, 18, 18), (127, 1, 5, 5)]
     sources = {0: keeping([fresh]), 73: AfterPrefixes([fresh, fresh]), 109: AfterPrefixes([kept]), 127: AfterPrefixes([fresh])}
@@ -64,7 +62,7 @@ def layout_with_prefixes(device: str = "cpu") -> AttentionLayout:
 # What a process in the interpreter finds
 
 
-def differences() -> Iterator[tuple[str, float]]:
+def differences_by_form() -> Iterator[tuple[str, float]]:
     for what, (dtype, width, num_kv_heads) in FORMS.items():
         layout, scores = make_layout(LENGTHS), ScoreOptions(width**-0.5, **SCORES[what])
         qkv = draw(layout.num_tokens + 5, width, num_kv_heads, getattr(torch, dtype))
@@ -91,32 +89,37 @@ def differences_over_other_keys() -> Iterator[tuple[str, float]]:
             yield f"piece from {first} {what}", worst(found, whole[first:last])
 
 
+def differences_by_width() -> Iterator[tuple[str, float]]:
+    """Every width that the kernel takes, two queries a key head, and one that has to be filled up."""
+    layout = make_layout([19, 3])
+    for width in (*range(16, 257, 8), 12):
+        qkv, scores = draw(22, width, 2, torch.float16), ScoreOptions(width**-0.5, causal=True)
+        found = attend_ragged(*qkv, layout, scores)
+        yield f"width {width}", worst(found, attend_reference(*qkv, layout, scores)) / TOLERANCES["float16"]
+
+
 def faults() -> Iterator[str]:
-    layout, (q, k, v) = make_layout(LENGTHS), draw(104)
-    for what in ("all", "causal window", "biased causal"):
-        scores = ScoreOptions(0.3, **SCORES[what])
-        found = attend_ragged(q, k, v, layout, scores)
-        for start, end in pairwise(cast("list[int]", layout.cu_seqlens.tolist())):
-            alone = attend_ragged(*(x[start:end].clone() for x in (q, k, v)), make_layout([end - start]), scores)
-            if not torch.equal(alone, found[start:end]):
-                yield f"{what}: the seq from {start} has other bits alone"
-    none, nothing = AttentionLayout(torch.zeros(1, dtype=torch.int32), [], 0, 0), ScoreOptions(1)
+    """Yield the seqs whose bits are others than alone: as the first, the last, or between others, which are all NaN."""
+    for what, size in (("all", 70), ("causal window", 17), ("biased causal", 1), ("capped", 33)):
+        lengths = [size, 66, size, 16, size]
+        starts, scores = offsets_of(np.array(lengths)).astype(np.int32), ScoreOptions(0.3, **SCORES[what])
+        layout = AttentionLayout(torch.from_numpy(starts), equal_length_groups(starts), int(starts[-1]), max(lengths))
+        qkv = draw(layout.num_tokens)
+        for x in qkv:
+            x[starts[1] : starts[2]] = x[starts[3] : starts[4]] = torch.nan
+            x[starts[2] : starts[3]] = x[starts[4] :] = x[:size]
+        found = attend_ragged(*qkv, layout, scores)
+        alone = attend_ragged(*(x[:size].clone() for x in qkv), make_layout([size]), scores)
+        for place in (0, 2, 4):
+            if alone.isnan().any() or not torch.equal(alone, found[starts[place] : starts[place + 1]]):
+                yield f"{what}: the seq of {size} tokens from {starts[place]} has other bits than alone"
+        if not found[starts[1] : starts[2]].isnan().any(dim=1).all():
+            yield f"{what}: NaN in a seq is hidden"
+    none, nothing, (q, k, v) = AttentionLayout(torch.zeros(1, dtype=torch.int32), [], 0, 0), ScoreOptions(1), draw(3)
     if attend_ragged(*(x[:0] for x in (q, k, v)), none, nothing).shape != (0, 64):
         yield "no seqs, but rows"
-    if attend_ragged(*(x[:3] for x in (q, k, v)), none, nothing).any():
+    if attend_ragged(*(q, k, v), none, nothing).any():
         yield "rows after the tokens are not 0"
-
-
-def faults_beside_nan() -> Iterator[str]:
-    layout, (q, k, v), scores = make_layout(LENGTHS), draw(104), ScoreOptions(0.3, causal=True)
-    expected = attend_ragged(q, k, v, layout, scores)
-    for x in (q, k, v):
-        x[70:87] = torch.nan
-    found = attend_ragged(q, k, v, layout, scores)
-    if not found[70:87].isnan().any(dim=1).all():
-        yield "NaN in a seq is hidden"
-    if not torch.equal(found[:70], expected[:70]) or not torch.equal(found[87:], expected[87:]):
-        yield "NaN in a seq reaches others"
 
 
 def failed_self_tests() -> Iterator[str]:
@@ -125,25 +128,18 @@ def failed_self_tests() -> Iterator[str]:
             yield problem
 
 
-def interpreted() -> None:
-    """Run in a separate process, because Triton selects its interpreter when it is imported."""
-    found = dict(differences()), dict(differences_over_other_keys())
-    found = *found, [*faults(), *faults_beside_nan(), *failed_self_tests()]
-    sys.stdout.write(json.dumps(found))
+def findings() -> tuple[dict[str, float], dict[str, float], dict[str, float], list[str]]:
+    differences = (differences_by_form(), differences_by_width(), differences_over_other_keys())
+    return *map(dict, differences), [*faults(), *failed_self_tests()]
 
 
-@pytest.mark.extended
 def test_the_kernel_by_the_interpreter() -> None:
-    """All forms of scores, widths and kinds of keys. A seq's bits do not depend on its batch."""
-    pytest.importorskip("triton")
-    code = "import test_attention_ragged; test_attention_ragged.interpreted()"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
-    assert not run.returncode, run.stderr.decode()
-    by_tolerance, others, faults = json.loads(run.stdout)
-    assert by_tolerance.keys() == SCORES.keys()
-    assert {name: error for name, error in by_tolerance.items() if error > 1} == {}
-    assert {name: error for name, error in others.items() if error > 3e-6} == {}
+    """All forms of scores, widths and kinds of keys. A seq's bits do not depend on its neighbours."""
+    by_form, by_width, others, faults = interpreted("test_attention_ragged", "findings()")
+    assert by_form.keys() == SCORES.keys()
+    assert len(by_width) == 32
+    assert {name: error for name, error in (by_form | by_width).items() if not error <= 1} == {}
+    assert {name: error for name, error in others.items() if not error <= 3e-6} == {}
     assert faults == []
 
 
@@ -228,33 +224,40 @@ def test_a_kernel_that_cannot_run_is_named_once(caplog: pytest.LogCaptureFixture
     attention._has_ragged.cache_clear()
 
 
-@pytest.mark.extended
-@pytest.mark.parametrize("block_m", [16, 64])
-@pytest.mark.parametrize("width", [64, 96, 128, 256])
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("options", [[], ["SLOPED"], ["CAUSAL", "WINDOW", "CAPPED", "BIASED", "KEPT"]], ids=" ".join)
-@pytest.mark.sample(8)
-def test_the_code_for_a_gpu(options: list[str], capability: int, width: int, block_m: int) -> None:
-    """Loads of 16 bytes, asynchronous copies, products on tensor cores, registers and shared memory that suffice."""
-    pytest.importorskip("triton")
-    from compiled_kernels import compiled
-    from whimbrel.model.ops.attention_triton import attend_kernel, shape_of
+CODE: dict[str, dict[str, Any]] = {
+    "plain": {}, "slopes": SCORES["biased by slopes"], "causal": {"causal": True},
+    "everything after prefixes": SCORES["capped causal window"] | SCORES["biased"],
+}  # fmt: skip
+QUICK = [("plain", 64, 80), ("everything after prefixes", 128, 90), ("slopes", 256, 80), ("causal", 24, 90)]
+"""Each form, and each kind of width: one that fills its block, also of the greatest size, and one that does not."""
+THOROUGH = product(CODE, (16, 24, 64, 96, 128, 136, 256), (80, 90))
 
-    block_h = 1 << (width - 1).bit_length()
-    shape = shape_of(block_m, block_h)
-    flags = {name: name in options for name in ("CAUSAL", "WINDOW", "CAPPED", "BIASED", "SLOPED", "KEPT")}
-    blocks = {"WIDTH": width, "BLOCK_M": block_m, "BLOCK_N": shape.block_n, "BLOCK_H": block_h}
-    halves = dict.fromkeys(("q_ptr", "k_ptr", "v_ptr", "kept_k_ptr", "kept_v_ptr", "out_ptr"), "*bf16")
-    types = {"band_ptr": "*fp32", "tiles_ptr": "*i32", "scale": "fp32", "cap": "fp32"} | halves
-    sizes = {"num_warps": shape.num_warps, "num_stages": shape.num_stages}
-    code = compiled(attend_kernel, types, blocks | flags, capability, **sizes)
-    assert code.count("cp.async.cg.shared.global")
-    assert not code.count("ld.global*b16")
-    assert code.count("st.global*v4")
-    assert code.spills <= 16  # of some hundred registers
-    assert code.shared <= (99 if capability == 80 else 227) * 1024
-    assert bool(code.count("wgmma.mma_async")) == (capability == 90 and block_m == 64)
-    assert bool(code.count("mma.sync")) == (capability == 80 or block_m == 16)
+
+@pytest.mark.parametrize(
+    ("form", "width", "capability"),
+    [*QUICK, *(pytest.param(*each, marks=pytest.mark.extended) for each in THOROUGH if each not in QUICK)],
+)
+def test_the_code_for_a_gpu(form: str, width: int, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loads of 16 bytes, asynchronous copies, products on tensor cores, registers and shared memory that suffice.
+
+    The code depends on the width by the size of its block, and by whether it fills it.
+    """
+    pytest.importorskip("triton")
+    from whimbrel.model.ops import attention_triton
+
+    launches = note_launches(monkeypatch, attention_triton, "attend_kernel")
+    layout = layout_with_prefixes(dtype=torch.bfloat16, width=width) if "prefixes" in form else make_layout([70, 16])
+    attend_ragged(*draw(132, width, dtype=torch.bfloat16), layout, ScoreOptions(0.3, **CODE[form]))
+    for launch in launches.noted:
+        code, is_large = launch.compile(capability), launch.arguments["BLOCK_M"] == LARGE_TILE
+        assert code.copies == ({4, 16} if launch.arguments["BIASED"] else {16})  # a bias is read number by number
+        assert "ld 2" not in code.accesses
+        assert {each for each in code.accesses if "st" in each} == {"st 16"}
+        assert code.spills <= 4  # of some hundred registers
+        assert code.shared <= MAX_SHARED[capability]
+        assert bool(code.count("wgmma.mma_async")) == (capability == 90 and is_large)
+        assert bool(code.count("mma.sync")) == (capability == 80 or not is_large)
+    assert len(launches.noted) == 2
 
 
 # On a GPU
@@ -305,8 +308,12 @@ def test_kept_keys_on_a_gpu(what: str) -> None:
     """Keys of prefixes are read in place."""
     options: dict[str, Any] = {"causal": True} | SCORES[what]
     qkv = draw(132, dtype=torch.bfloat16, device="cuda")
-    found = attend_ragged(*qkv, layout_with_prefixes("cuda"), on_device(ScoreOptions(0.3, **options), "cuda")).cpu()
-    expected = attend_reference(*(x.cpu() for x in qkv), _on_host(layout_with_prefixes("cuda")), ScoreOptions(0.3, **options))
+    found = attend_ragged(
+        *qkv, layout_with_prefixes("cuda", torch.bfloat16), on_device(ScoreOptions(0.3, **options), "cuda")
+    ).cpu()
+    expected = attend_reference(
+        *(x.cpu() for x in qkv), _on_host(layout_with_prefixes("cuda", torch.bfloat16)), ScoreOptions(0.3, **options)
+    )
     assert worst(found, expected) <= 2e-2
 
 

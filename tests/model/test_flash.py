@@ -132,6 +132,12 @@ def test_the_first_tokens_alone(flash: Flash, what: str) -> None:
     assert flash.num_calls == (what == "all")
 
 
+def test_more_seqs_than_a_launch_has_rows(flash: Flash, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "_MAX_FLASH_SEQS", len(LENGTHS) - 1)
+    check(ScoreOptions(0.3), 16, 4, torch.bfloat16)
+    assert not flash.num_calls
+
+
 def test_older_gpus_have_no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyTorch's is built for compute capability 8.0 and above."""
     found: dict[tuple[int, int], bool] = {}

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from compiled_triton import compile_for
+from compiled_kernels import MAX_SHARED, note_launches
+from interpreted_kernels import interpreted
 from token_vectors import all_pairs, binary, quantised, random_vectors, reference_scores
 from whimbrel.model.ops import maxsim_device, maxsim_torch
 from whimbrel.model.ops.maxsim import best_matches, maxsim
 from whimbrel.model.ops.maxsim_device import matches, start_sums
+from whimbrel.model.ops.maxsim_programs import plan_programs
 from whimbrel.model.ops.token_vectors import EMPTY, TokenVectors
 
 CASES = ["float32", "float16", "int8", "bits", "float16 int8", "float16 bits", "float32 float16", "float16 float32"]
 """Dtype of the queries and of the documents."""
 LENGTHS = ([5, 32, 1, 70, 150], [0, 1, 2, 64, 65, 700, 33])
-FEW = ([2, 65], [0, 1, 65, 520])
+FEW = ([2, 65], [0, 1, 65, 640])
 """Sizes for the slow interpreter: a block, more than one; no token, one, more than a block, two stretches."""
 
 
@@ -36,38 +34,47 @@ def sides(case: str, width: int, lengths: tuple[list[int], list[int]] = FEW) -> 
 
 
 def as_float(vectors: TokenVectors, dtype: str) -> TokenVectors:
-    rows = vectors.rows_TD.half() if dtype == "float16" else vectors.rows_TD
-    return TokenVectors(rows, vectors.starts_N, vectors.ends_N)
+    rows_TD = vectors.rows_TD.to(getattr(torch, {"int8": "float32", "bits": "float32"}.get(dtype, dtype)))
+    return TokenVectors(rows_TD, vectors.starts_N, vectors.ends_N)
 
 
-def interpreted() -> None:
-    """Run in a separate process, because Triton selects its interpreter when it is imported."""
+WIDTHS = {"float16": 128, "float32": 48, "float16 int8": 16, "bits": 320, "float32 float16": 16}
+"""Cases for the interpreter, which does not multiply bfloat16, with their widths."""
+FEWEST = ([33], [0, 70])
+
+
+def findings(lengths: dict[str, tuple[list[int], list[int]]]) -> Any:
+    """Return sums and matches of all cases, bits of four pairs and of the second alone, matches in a document with a copy."""
     from whimbrel.model.ops import maxsim_triton
 
     patched: Any = maxsim_device
     patched._backend = lambda _: maxsim_triton
     found = {}
-    for case, width in zip(
-        ("float32", "float16", "float16 int8", "bits", "float32 float16"), (48, 128, 16, 320, 16), strict=True
-    ):
-        queries, documents = sides(case, width)
+    for case, width in WIDTHS.items():
+        queries, documents = sides(case, width, lengths[case])
         pairs = all_pairs(queries, documents)
-        found[f"{case},{width}"] = [
-            start_sums(queries, documents, *pairs)().tolist(),
-            matches(queries, documents, *pairs).tolist(),
-        ]
-    sys.stdout.write(json.dumps(found))
+        found[case] = [start_sums(queries, documents, *pairs)().tolist(), matches(queries, documents, *pairs).tolist()]
+    queries, documents = sides("float16", 32, ([3, 40], [5, 70, 2]))
+    documents.rows_TD[:5] = torch.nan  # the first document
+    among = start_sums(queries, documents, np.array([0, 0, 1, 0]), np.array([0, 1, 2, 2]))()
+    alone = start_sums(queries, documents, np.array([0]), np.array([1]))()
+    queries, documents = sides("float16", 32, ([3], [128]))
+    documents.rows_TD[64:] = documents.rows_TD[:64]  # the next block of a program
+    twice = matches(queries, documents, np.array([0]), np.array([0]))[:, 1]
+    return found, [*map(float.hex, (*among.tolist(), *alone.tolist()))], twice.tolist()
 
 
-@pytest.mark.extended
-def test_the_kernel_by_the_interpreter() -> None:
-    pytest.importorskip("triton")
-    code = "import test_maxsim_triton; test_maxsim_triton.interpreted()"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=True)
-    for name, found in json.loads(run.stdout).items():
-        case, width = name.split(",")
-        assert_right(*sides(case, int(width)), *map(np.array, found), name=name)
+@pytest.mark.parametrize("many", [False, pytest.param(True, marks=pytest.mark.extended)])
+def test_the_kernel_by_the_interpreter(many: bool) -> None:
+    """A pair's bits do not depend on the pairs beside it, of which one is NaN."""
+    lengths = {case: FEW if many or case == "float16" else FEWEST for case in WIDTHS}
+    by_case, (of_nan, among, *_, alone), twice = interpreted("test_maxsim_triton", f"findings({lengths})")
+    assert by_case.keys() == WIDTHS.keys()
+    for case, found in by_case.items():
+        assert_right(*sides(case, WIDTHS[case], lengths[case]), *map(np.array, found), name=case)
+    assert of_nan == "nan"
+    assert among == alone
+    assert max(twice) < 64  # the first of equals
 
 
 @pytest.mark.parametrize("step", [2**24, 3000])
@@ -113,45 +120,36 @@ def assert_right(
     assert len(differ) <= (0.03 * len(best) if "bits" in name or "float16" in name else 0), name  # near ties fall either way
 
 
-KERNELS: list[tuple[str, str, dict[str, Any]]] = [
-    ("fp16", "fp16", {"BLOCK_Q": 32}),
-    ("bf16", "bf16", {"BLOCK_Q": 64}),
-    ("fp16", "fp16", {"BLOCK_Q": 64, "WHERE": True}),
-    ("fp16", "fp16", {"BLOCK_Q": 64, "ONE_SLICE": False}),
-    ("fp16", "u8", {"BLOCK_Q": 32, "BITS": True}),
-    ("fp16", "i8", {"BLOCK_Q": 64}),
-    ("fp32", "fp32", {"BLOCK_Q": 64, "BLOCK_D": 32, "ONE_SLICE": False, "num_warps": 8}),
-    ("fp32", "fp16", {"BLOCK_Q": 32, "BLOCK_D": 32, "ONE_SLICE": False}),
-]
+KERNELS = [
+    *[("float16", 32, 128, False), ("float16 bits", 32, 128, False), ("bfloat16", 64, 128, False), ("float16", 64, 128, True)],
+    *[("float32", 64, 128, False), ("float16 int8", 64, 128, False), ("float16", 64, 256, False), ("float32 float16", 32, 128, False)],
+]  # fmt: skip
+"""Dtypes, query tokens, width, and whether the places of the maxima are kept."""
 
 
-@pytest.mark.extended
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize(("of_queries", "of_documents", "constants"), KERNELS, ids=str)
+@pytest.mark.parametrize(("case", "num_queries", "width", "where"), KERNELS)
+@pytest.mark.sample(5)
 def test_the_kernel_compiled_without_a_gpu(
-    of_queries: str,
-    of_documents: str,
-    constants: dict[str, Any],
-    capability: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    case: str, num_queries: int, width: int, where: bool, capability: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half precision runs on the tensor cores (wgmma on 9.0), floats load 16 bytes at a time and ahead, no register is spilled."""
     pytest.importorskip("triton")
-    from whimbrel.model.ops.maxsim_triton import _maxima_kernel
+    from whimbrel.model.ops import maxsim_triton
 
-    default: dict[str, Any] = {"BLOCK_T": 64, "BLOCK_D": 128, "ONE_SLICE": True, "BITS": False, "WHERE": False}
-    pointers = {"q_ptr": of_queries, "x_ptr": of_documents, "items_ptr": "i64", "where_ptr": "i32", "best_ptr": "fp32"}
-    constants = default | constants
-    options = {"num_warps": constants.pop("num_warps", 4), "num_stages": 3}
-    compiled = compile_for(capability, _maxima_kernel, pointers, constants, tmp_path, monkeypatch, **options)
-    assert compiled.spilled_bytes == 0
+    of_maxima, of_sums = (note_launches(monkeypatch, maxsim_triton, name) for name in ("_maxima_kernel", "_sum_kernel"))
+    queries, documents = sides(case, width, ([num_queries], [700]))
+    for programs in plan_programs(queries, documents, np.array([0]), np.array([0])):
+        best_WQ, _ = maxsim_triton.maxima(queries, documents, programs, where=where)
+        maxsim_triton.add_up(best_WQ, programs, torch.zeros(1))
+    code = of_maxima.noted[0].compile(capability)
+    assert code.spills == of_sums.noted[0].compile(capability).spills == 0
+    assert code.shared <= MAX_SHARED[capability]
     on_tensor_cores = {80: "mma.sync", 90: "wgmma.mma_async"}[capability]
-    assert (on_tensor_cores in compiled.ptx) == (of_queries != "fp32")
-    assert "ld.global.b16" not in compiled.ptx
-    if of_queries == of_documents:
-        assert "cp.async.cg.shared.global" in compiled.ptx
-        assert "cp.async.ca.shared.global" not in compiled.ptx
+    assert bool(code.count(on_tensor_cores)) == (not case.startswith("float32"))
+    assert "ld 2" not in code.accesses
+    if " " not in case:
+        assert code.copies == {16}
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

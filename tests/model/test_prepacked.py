@@ -96,6 +96,8 @@ def test_the_public_operators_give_the_same_vectors(change: Callable[[Any], None
 
 def test_what_a_user_is_told() -> None:
     assert prepacked.version_note("2.13.0+cpu", None) == ""
+    assert prepacked.version_note("2.11.0+cu130", None) == ""
+    assert prepacked.version_note("2.10.0", None) == "untried version; self-test passed"
     assert prepacked.version_note("2.130.0", None) == "untried version; self-test passed"
     assert prepacked.version_note("3.0.0", None) == "untried version; self-test passed"
     assert "slower public ones" in prepacked.version_note("2.13.0", "TypeError: x")

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -21,11 +16,14 @@ from torch import Tensor
 
 from checkpoints.families import CASES, write_model
 from checkpoints.sentence_layout import sentence_layout
+from compiled_kernels import note_launches
 from hidden_states import hidden_states, least_cosine, loaded, random_ids
+from interpreted_kernels import interpreted
 from whimbrel import Engine
 from whimbrel.model.kernels import library
 from whimbrel.model.layer import Layer
-from whimbrel.model.ops import linear, row_kernels
+from whimbrel.model.ops import attention, linear, maxsim_device, maxsim_torch, row_kernels
+from whimbrel.model.ops.attention_ragged import Variant
 from whimbrel.model.ops.row_kernels import find_problem
 from whimbrel.model.ops.rowwise import FORMULAS, RowKernels
 
@@ -64,11 +62,14 @@ def differ(found: Tensor, expected: Tensor) -> bool:
     return not torch.allclose(found.float(), expected.float(), rtol=tolerance, atol=tolerance, equal_nan=True)
 
 
-def norm_problems(kernels: RowKernels, device: str) -> Iterator[str]:
+def norm_problems(kernels: RowKernels, device: str, step: int) -> Iterator[str]:
     """Yield the cases of norms in which kernels differ from the formula, or a row from itself alone."""
-    widths, choose = (1, 7, 48, 100, 312, 520), Random(0)
-    for dtype, added_dtype, out_dtype in product(DTYPES, (None, *DTYPES), DTYPES):
-        width, centred, keep_sum, has_bias = choose.choice(widths), *(choose.random() < 0.5 for _ in range(3))
+    cases = enumerate(product(DTYPES, (None, *DTYPES), DTYPES))
+    for number, (dtype, added_dtype, out_dtype) in islice(cases, 0, None, step):
+        width, (centred, keep_sum, has_bias) = (
+            (1, 7, 48, 100, 312, 520)[number % 6],
+            (bool(number & 2**bit) for bit in range(3)),
+        )
         name = f"norm {width} {dtype} + {added_dtype} -> {out_dtype} centred={centred} sum={keep_sum} bias={has_bias}"
         x = spoil(numbers(7, width, dtype)).to(device)
         added = None if added_dtype is None else numbers(7, width, added_dtype, 1).to(device)
@@ -99,7 +100,7 @@ HEADS = ((5, 8, 4), (3, 26, 13), (4, 64, 16), (2, 20, 0), (9, 128, 64), (1, 256,
 """Heads, their width, and frequencies: of all columns, of an odd number, of some, none, of several programs, of a wide head."""
 
 
-def overflow_problems(kernels: RowKernels, device: str) -> Iterator[str]:
+def overflow_problems(kernels: RowKernels, device: str, _: int) -> Iterator[str]:
     """Yield the norms of squares that exceed float32 unless they are NaN, or of an RMS norm 0, as by the formula."""
     x, weight = torch.full((2, 96), 1e30, device=device), torch.ones(96, device=device)
     x[:, ::2] *= -1
@@ -110,9 +111,10 @@ def overflow_problems(kernels: RowKernels, device: str) -> Iterator[str]:
             yield f"overflow, centred={centred}"
 
 
-def head_problems(kernels: RowKernels, device: str) -> Iterator[str]:
+def head_problems(kernels: RowKernels, device: str, step: int) -> Iterator[str]:
     """Yield the cases of norms and rotations of heads in which kernels differ, or a row differs from itself alone."""
-    for number, ((num_heads, width, pairs), has_norm) in enumerate(product(HEADS, (True, False))):
+    cases = enumerate(product(HEADS, (True, False)))
+    for number, ((num_heads, width, pairs), has_norm) in islice(cases, 0, None, step):
         dtype, interleaved = DTYPES[number % 3], bool(number & 2) != bool(number & 4)
         name = f"heads {num_heads} x {width} of {pairs}, {dtype}, norm={has_norm}, interleaved={interleaved}"
         qkv = spoil(numbers(7, (num_heads + 2) * width, dtype).view(7, -1, width)).to(device)
@@ -134,9 +136,10 @@ def head_problems(kernels: RowKernels, device: str) -> Iterator[str]:
             yield f"{name}: no rows"
 
 
-def activation_problems(kernels: RowKernels, device: str) -> Iterator[str]:
+def activation_problems(kernels: RowKernels, device: str, step: int) -> Iterator[str]:
     """Yield the cases of gates and activations in which kernels differ from the formulas in float32."""
-    for activation, dtype, width in product(("silu", "gelu", "gelu_tanh", "relu"), DTYPES, (1, 24, 1030)):
+    cases = product(("silu", "gelu", "gelu_tanh", "relu"), DTYPES, (1, 24, 1030))
+    for activation, dtype, width in islice(cases, 0, None, step):
         name = f"{activation} {dtype} {width}"
         x = spoil(numbers(7, 2 * width, dtype) * 4).to(device)
         x[2, -1], x[4, -1] = 9, -9  # of infinity, PyTorch's differ among themselves; tanh is less exact than the kernel
@@ -151,78 +154,40 @@ def activation_problems(kernels: RowKernels, device: str) -> Iterator[str]:
                 yield name
 
 
-def problems(device: str) -> list[str]:
+FEW = 5
+"""Step through the cases that meets every dtype, form, activation and kind of width."""
+
+
+def problems(device: str, step: int = 1) -> list[str]:
     from whimbrel.model.ops.rowwise_triton import KERNELS
 
     found = find_problem(KERNELS, torch.device(device))
     every = (norm_problems, overflow_problems, head_problems, activation_problems)
-    return [*([] if found is None else [found]), *(name for each in every for name in each(KERNELS, device))]
+    return [*([] if found is None else [found]), *(name for each in every for name in each(KERNELS, device, step))]
 
 
-def interpreted() -> None:
-    """Run in a separate process, because Triton selects its interpreter when it is imported."""
-    sys.stdout.write(json.dumps(problems("cpu")))
+@pytest.mark.parametrize("step", [FEW, pytest.param(1, marks=pytest.mark.extended)])
+def test_the_kernels_by_the_interpreter(step: int) -> None:
+    assert interpreted("test_rowwise", f"problems('cpu', {step})") == []
 
 
-@pytest.mark.extended
-def test_the_kernels_by_the_interpreter() -> None:
+def test_no_memory_for_the_self_test(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The batch fails and is run again, and with it the self-test. The formulas are not chosen for ever."""
     pytest.importorskip("triton")
-    code = "import warnings; warnings.simplefilter('ignore'); import test_rowwise; test_rowwise.interpreted()"
-    env = {"TRITON_INTERPRET": "1", "PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, cwd=Path(__file__).parent, capture_output=True, check=False)
-    assert run.returncode == 0, run.stderr.decode()[-3000:]
-    assert json.loads(run.stdout) == []
+
+    def full(*_: object) -> str:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(row_kernels, "find_problem", full)
+    for _ in range(2):
+        with pytest.raises(torch.OutOfMemoryError):
+            row_kernels._kernels_of(torch.device("cuda:7"))
 
 
 @pytest.mark.gpu
 def test_the_kernels_on_a_gpu() -> None:
     assert row_kernels.row_kernels(torch.empty(0, device="cuda")) is not FORMULAS
     assert problems("cuda") == []
-
-
-class Launch:
-    """A kernel's place holder, which notes its only launch."""
-
-    def __init__(self, kernel: Any) -> None:
-        self.kernel = kernel
-        self.arguments: dict[str, Any] = {}
-        self.options: dict[str, Any] = {}
-
-    def __getitem__(self, _: tuple[int, ...]) -> Launch:
-        return self
-
-    def __call__(self, *arguments: Any, **options: Any) -> None:
-        assert not self.arguments
-        names = [each.name for each in self.kernel.params]
-        self.arguments, self.options = dict(zip(names, arguments, strict=True)), options
-
-
-POINTERS = {torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16"}
-
-
-def compile_launch(launch: Launch, capability: int, folder: Path) -> tuple[str, dict[str, int]]:
-    """Compile a kernel for what a launch passed, with aligned pointers. Return its PTX and the resources of a thread."""
-    import triton
-    from triton import compiler
-    from triton.backends.compiler import GPUTarget
-
-    given = list(launch.arguments.values())
-    types = ["constexpr" if each.is_constexpr else "fp32" for each in launch.kernel.params]
-    types = [
-        POINTERS[x.dtype] if isinstance(x, Tensor) else "constexpr" if x is None else kind
-        for x, kind in zip(given, types, strict=True)
-    ]
-    source = compiler.ASTSource(
-        launch.kernel,
-        dict(zip(launch.arguments, types, strict=True)),
-        {(i,): given[i] for i, kind in enumerate(types) if kind == "constexpr"},
-        {(i,): [["tt.divisibility", 16]] for i, kind in enumerate(types) if kind.startswith("*")},
-    )
-    result = compiler.compile(source, GPUTarget("cuda", capability, 32), launch.options)
-    (folder / "cubin").write_bytes(result.asm["cubin"])
-    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
-    report = subprocess.run([tool, "-res-usage", folder / "cubin"], capture_output=True, check=True, text=True).stdout
-    return result.asm["ptx"], {name: int(value) for name, value in re.findall(r"(REG|STACK|LOCAL):(\d+)", report)}
 
 
 def empty(width: int, size: int = 4) -> Tensor:
@@ -248,23 +213,19 @@ LAUNCHES: dict[str, Any] = {
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("case", LAUNCHES)
 @pytest.mark.sample(6)
-def test_rows_are_read_and_written_16_bytes_at_a_time(
-    case: str, capability: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_read_and_written_16_bytes_at_a_time(case: str, capability: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compile for a GPU, without one, what models launch. A thread keeps its part of a row in registers."""
     pytest.importorskip("triton")
     from whimbrel.model.ops import rowwise_triton
 
     name, call = LAUNCHES[case]
-    launch = Launch(getattr(rowwise_triton, name))
-    monkeypatch.setattr(rowwise_triton, name, launch)
+    launches = note_launches(monkeypatch, rowwise_triton, name)
     call(rowwise_triton, empty)
-    ptx, resources = compile_launch(launch, capability, tmp_path)
-    accesses = re.findall(r"(?:ld|st)\.global\S*", ptx)
-    assert accesses
-    assert {re.sub(r".*\.v4\.(b|f)32", "16 bytes", each) for each in accesses} == {"16 bytes"}
-    assert resources["LOCAL"] == 0  # else registers are spilled
-    assert resources["REG"] <= 64
+    (launch,) = launches.noted
+    code = launch.compile(capability)
+    assert code.accesses == {"ld 16", "st 16"}
+    assert code.spills == 0
+    assert code.registers <= 64
 
 
 class Driver:
@@ -361,10 +322,30 @@ def test_the_formulas_run_where_kernels_fail(
     assert row_kernels.row_kernels(torch.empty(0)) is FORMULAS
 
 
+@pytest.mark.parametrize("shape", [(48,), (4, 12)])
+def test_on_a_gpu_the_formula_is_the_fused_rms_norm(shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One kernel of PyTorch in place of its five; heads with a weight each are scaled after it."""
+    x, weight, fused = torch.randn(7, *shape), torch.randn(shape), list[Any]()
+    options: Any = {"eps": 1e-5, "centred": False, "keep_sum": False, "dtype": torch.float16}
+    expected = FORMULAS.norm(x, None, weight, None, **options)
+    rms_norm = torch.nn.functional.rms_norm
+    monkeypatch.setattr(torch.nn.functional, "rms_norm", lambda *args: fused.append(args[1:]) or rms_norm(*args))
+    monkeypatch.setattr(Tensor, "is_cuda", property(lambda _: True))
+    found = FORMULAS.norm(x, None, weight, None, **options)
+    assert [each[0] for each in fused] == [shape[-1:]]
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-6)
+
+
 def test_kernels_are_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_kernels, "find_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setattr(attention, "ragged_problem", lambda *_: pytest.fail("they were tried"))
+    monkeypatch.setattr(maxsim_device, "_try", lambda *_: pytest.fail("they were tried"))
     monkeypatch.setenv("WHIMBREL_KERNELS", "off")
-    assert row_kernels._kernels_of.__wrapped__(torch.device("cuda", 0)) is FORMULAS
+    device, variant = torch.device("cuda", 0), Variant(torch.bfloat16, 64, *[False] * 6)
+    assert row_kernels._kernels_of.__wrapped__(device) is FORMULAS
+    assert not attention._has_ragged.__wrapped__(device, variant)
+    assert maxsim_device._backend.__wrapped__(device) is maxsim_torch
 
 
 def stand_in(calls: list[str], *, narrow: bool) -> RowKernels:

@@ -7,6 +7,7 @@
   error status, is a failure of the block.
 - `whimbrel serve ...` starts a server that takes the place of the one at http://127.0.0.1:8000, as does the comment
   `<!-- server: ARGUMENTS -->`. A page without these finds the server of the packaged model there, at URL.
+- A `toml` block that begins with `# NAME.toml` is written to a file of that name.
 - `<!-- env: NAME=VALUE -->` sets a variable for the whole page.
 - A block after `<!-- not run: REASON -->` is not run. A block after `<!-- fails: WORDS -->` must fail and say the words.
 """
@@ -35,6 +36,7 @@ _FENCE = re.compile(
 )
 _SERVE = re.compile(r"^((?:\w+=(?:'[^'\n]*'|\S*) )*whimbrel serve\b.*)$", re.MULTILINE)
 """Commands that serve, with the variables before them."""
+_FILE = re.compile(r"# ([\w-]+\.toml)\n")
 _NOTE = re.compile(r"<!-- (server|not run|fails): (.+?) -->")
 _CURL = """#!/bin/sh
 "{curl}" --silent --show-error --fail-with-body --fail-early "$@"
@@ -92,6 +94,8 @@ class Page:
         """Run a block, or raise what went wrong."""
         if "server" in block.notes:
             self.serve(shlex.split(block.notes["server"]))
+        if block.language == "toml" and (name := _FILE.match(block.code)) is not None:
+            Path(name[1]).write_text(block.code, encoding="utf-8")
         if "not run" in block.notes or block.language not in LANGUAGES:
             return
         if (words := block.notes.get("fails")) is None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, cast
@@ -94,7 +95,9 @@ class FakeEmbedder:
         self.go = asyncio.Event()
         self.go.set()
 
-    async def run(self, request: Request, scheduling: Scheduling) -> Result:
+    async def run(self, request: Request, scheduling: Scheduling, *, charge: Callable[[int], None] | None = None) -> Result:
+        if charge is not None:
+            charge(3 * len(request.texts))
         self.requests.append(request)
         self.schedulings.append(scheduling)
         await self.go.wait()

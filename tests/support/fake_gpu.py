@@ -17,6 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+import whimbrel.model.maxsim_scorer
 import whimbrel.model.runner
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.checkpoint.reader import read_card
@@ -67,7 +68,7 @@ def fake_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         patched.setattr(torch.cuda, "Event", type("CountedEvent", (Event,), {"waits": waits}))
         patched.setattr(torch.cuda, "current_stream", Stream)
         patched.setattr(torch.cuda, "stream", lambda _: nullcontext())
-        for module in (staging, maxsim_torch):
+        for module in (staging, maxsim_torch, whimbrel.model.maxsim_scorer):
             patched.setattr(module, "put", put)
         for module in (staging, whimbrel.model.runner, maxsim_device):
             patched.setattr(module, "start_copy", start_copy)
@@ -86,10 +87,10 @@ def load(folder: Path, dtype: str, *, pooling: Any = None) -> tuple[Runner, Card
     return runner, card
 
 
-def launch(runner: Runner, card: Card, *, keep_on_device: bool = False) -> Any:
-    """Launch a batch of some texts with every output of a model."""
+def launch(runner: Runner, card: Card, *, keep_on_device: bool = False, mixed: bool = False) -> Any:
+    """Launch a batch of some texts with every output of a model, or `mixed`: each text with another one."""
     seqs = [Seq(np.arange(5, 5 + size, dtype=np.int32), index) for index, size in enumerate((3, 9, 9, 40))]
     outputs = {name: output for name, output in card.outputs.items() if output.rows != "none"}
     specs = [OutputSpec(name, output.width, True, keep_on_device=keep_on_device) for name, output in outputs.items()]
-    batch, layout = pack(seqs), plan_layout(card, seqs, specs)
-    return runner.launch(batch, select_rows(card, batch, [layout] * len(seqs)))
+    batch, layouts = pack(seqs), [plan_layout(card, seqs, each) for each in ([[spec] for spec in specs] if mixed else [specs])]
+    return runner.launch(batch, select_rows(card, batch, [layouts[i % len(layouts)] for i in range(len(seqs))]))

@@ -29,6 +29,7 @@ WIDE: Final = (
     *("dialects/test_clients_in_the_wild.py", "dialects/test_programs.py"),
     *("engine/test_document_cache.py", "engine/test_int8.py"),
     *("house/test_benchmarks.py", "house/test_peers.py", "house/test_recipes.py", "house/test_suite.py"),
+    *("model/test_attention_ragged.py", "model/test_maxsim_triton.py", "model/test_rowwise.py"),
     *("model/test_batch_memory.py", "model/test_fallback.py", "model/test_kernels.py", "model/test_other_tasks.py"),
     *("outputs/test_explain.py", "outputs/test_listwise.py", "outputs/test_saturation.py", "outputs/test_scores.py"),
     *("outputs/test_stored_vectors.py", "outputs/test_zero_shot.py", "tokenizer/test_pair_errors.py"),

@@ -13,6 +13,7 @@ from uuid import uuid4
 import pytest
 
 from whimbrel.cli import serve
+from whimbrel.types import machine_limits
 from whimbrel.types.machine_limits import Limit, MachineLimits, expects_gpu, read_limits
 
 PROCESSORS = len(os.sched_getaffinity(0))
@@ -179,24 +180,40 @@ def test_default_number_of_workers_beside_a_gpu(processors: int, workers: int, m
     assert serve.choose_workers("cuda:1") == workers
 
 
+DRIVER = ["proc/driver/nvidia/version", "dev/nvidiactl"]
+
+
 @pytest.mark.parametrize(
-    ("files", "device", "visible", "expected"),
+    ("files", "device", "visible", "build", "expected"),
     [
-        (["proc/driver/nvidia/version", "dev/nvidiactl"], "auto", None, True),
-        (["proc/driver/nvidia/version", "dev/nvidiactl"], "auto", "", False),
-        (["proc/driver/nvidia/version", "dev/nvidiactl"], "cpu", None, False),
-        (["proc/driver/nvidia/version"], "auto", None, False),  # a container that was given none
-        ([], "auto", "0", False),
-        ([], "cuda", None, True),
+        (DRIVER, "auto", None, "2.11.0", True),
+        (DRIVER, "auto", None, "2.11.0+cu130", True),
+        (DRIVER, "auto", None, "2.13.0+cpu", False),
+        (DRIVER, "auto", "", "2.11.0", False),
+        (DRIVER, "cpu", None, "2.11.0", False),
+        (DRIVER[:1], "auto", None, "2.11.0", False),  # a container that was given none
+        ([], "auto", "0", "2.11.0", False),
+        ([], "cuda", None, "2.11.0", True),
     ],
 )
 def test_a_gpu_is_expected(
-    files: list[str], device: str, visible: str | None, expected: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: list[str],
+    device: str,
+    visible: str | None,
+    build: str,
+    expected: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The files of its driver tell, as the supervisor does not import PyTorch."""
+    """The files of its driver tell, and PyTorch's version, as the supervisor does not import PyTorch."""
     for file in files:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).touch()
+
+    def version(name: str) -> str:
+        return build
+
+    monkeypatch.setattr(machine_limits, "version", version)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)

@@ -12,7 +12,8 @@ from whimbrel.checkpoint.config import bert, reader
 from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import read_max_length
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
-from whimbrel.types.card import Card, Output, SpanPrompt, TokenizerReading
+from whimbrel.types.card import Card, Output, SpanPrompt
+from whimbrel.types.choices import TokenizerReading
 from whimbrel.types.heads import SpanHead
 from whimbrel.types.request import OutputName
 

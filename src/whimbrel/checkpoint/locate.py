@@ -7,9 +7,11 @@ symbolic link has its own name, so that `current -> release-7` is the same model
 of the hub is called by its hub id, wherever the cache lies.
 """
 
+import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,6 +64,13 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
         return Checkpoint(without_links(folder), name_of_folder(folder), commit=commit_of_folder(folder))
     if folder.is_file():
         raise SetupError(f"{model} is a file.", hint="name the checkpoint's folder")
+    name, revision = read_hub_id(model)
+    folder = _download(name, revision or None, file_patterns(weights=weights, pickles=pickles))
+    return Checkpoint(folder, name, commit=commit_of_folder(folder), revision=revision)
+
+
+def read_hub_id(model: str) -> tuple[str, str]:
+    """Return the repository and the revision, which may be empty, that a name means if it is no folder. Raises SetupError."""
     if model.startswith((".", "/", "~")):
         hint = "a path must lead to a folder; a hub id looks like owner/name"
         raise SetupError(f"no folder {model}, and this is no hub id.", hint=hint)
@@ -71,9 +80,12 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
     name, at, revision = model.partition("@")
     if at and (not name or not revision):
         raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
-    patterns = [*_CARD_FILES, *(_WEIGHT_FILES if weights else []), *(_PICKLES if pickles else [])]
-    folder = _download(name, revision or None, patterns)
-    return Checkpoint(folder, name, commit=commit_of_folder(folder), revision=revision)
+    return name, revision
+
+
+def file_patterns(*, weights: bool = True, pickles: bool = False) -> list[str]:
+    """Return the patterns of a repository's files to fetch: the card's, with `weights`, and with `pickles` to be converted."""
+    return [*_CARD_FILES, *(_WEIGHT_FILES if weights else []), *(_PICKLES if pickles else [])]
 
 
 def default_names(model: str | None) -> tuple[str, ...]:
@@ -92,8 +104,17 @@ def known_models() -> list[str]:
     from whimbrel.checkpoint.verified import read_results
 
     verified = {result.model for result in read_results()}
-    cached = {folder.name.removeprefix("models--").replace("--", "/", 1) for folder in hub_cache().glob("models--*--*")}
-    return sorted(verified | cached)
+    return sorted(verified | set(cached_ids()))
+
+
+def cached_ids() -> list[str]:
+    """Return the hub ids of the models that have a folder in the hub's cache, whatever is in it."""
+    return sorted(folder.name.removeprefix("models--").replace("--", "/", 1) for folder in hub_cache().glob("models--*--*"))
+
+
+def folder_in_cache(model: str) -> Path:
+    """Return the folder that the hub's cache has, or would have, for a repository."""
+    return hub_cache() / f"models--{model.replace('/', '--')}"
 
 
 def hub_cache() -> Path:
@@ -115,28 +136,89 @@ def nearest_models(model: str, known: Iterable[str]) -> list[str]:
 
 def _download(model: str, revision: str | None, patterns: list[str]) -> Path:
     try:
-        from huggingface_hub import errors, snapshot_download  # pyright: ignore[reportUnknownVariableType]
+        from huggingface_hub import snapshot_download  # pyright: ignore[reportUnknownVariableType]
     except ImportError:
         raise SetupError(f"{model} is no local folder.", hint="pip install 'whimbrel[serve]' to fetch from the hub") from None
-    try:
+    with hub_errors(model, revision):
         return Path(snapshot_download(model, revision=revision, allow_patterns=patterns))
-    except errors.HFValidationError:
-        raise SetupError(f"{model!r} is no valid hub id.", hint="a hub id looks like owner/name") from None
-    except errors.RevisionNotFoundError:
-        hint = f"a revision is a branch, a tag or a whole commit of its repository{_revisions_on_hub(model)}"
-        raise SetupError(f"{model} has no revision {revision!r}.", hint=hint) from None
-    except errors.LocalEntryNotFoundError:
-        named = f"{model}@{revision}" if revision else model
-        refs = hub_cache() / f"models--{model.replace('/', '--')}" / "refs"
-        cached = sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
-        more = _similar(model) or (_listed("the cache", cached) if revision else "")
-        hint = f"check the id and the network, or give the folder of a checkpoint{more}"
-        raise SetupError(f"{named} is not in the local cache, and the hub cannot be reached.", hint=hint) from None
-    except errors.HfHubHTTPError as error:
-        hint = f"check the id; a private or gated model needs HF_TOKEN{_similar(model)}"
-        raise SetupError(f"the hub answers {error.response.status_code} for {model}.", hint=hint) from None
-    except OSError as error:
-        raise SetupError(f"fetching {model} failed: {error}.", hint="check the network and the disk") from None
+
+
+@contextmanager
+def hub_errors(model: str, revision: str | None) -> Generator[None]:
+    """Turn the errors of the hub's client library within the block, and of the disk, into a SetupError over this model."""
+    try:
+        yield
+    except (_network_error(), OSError, ValueError) as error:
+        raise _explain_hub(error, model, revision) or _explain_disk(error, model) from None
+
+
+def _network_error() -> type[Exception]:
+    """Return the base of the errors of httpx, or of the successor on which a newer client library is built."""
+    from huggingface_hub.errors import HTTPError  # pyright: ignore[reportPrivateImportUsage]
+
+    return HTTPError
+
+
+def _explain_hub(error: Exception, model: str, revision: str | None) -> SetupError | None:
+    """Return the error over the hub's answer, or over none. None for other errors. The hub's token is in no text of it."""
+    from huggingface_hub import errors
+
+    match error:
+        case errors.HFValidationError():
+            message, hint = f"{model!r} is no valid hub id.", "a hub id looks like owner/name"
+        case errors.RevisionNotFoundError():
+            message = f"{model} has no revision {revision!r}."
+            hint = f"a revision is a branch, a tag or a whole commit of its repository{_revisions_on_hub(model)}"
+        case errors.LocalEntryNotFoundError():
+            message = f"{model}{f'@{revision}' if revision else ''} is not in the local cache, and the hub cannot be reached."
+            more = _similar(model) or (_listed("the cache", _revisions_in_cache(model)) if revision else "")
+            hint = f"check the id and the network, or give the folder of a checkpoint{more}"
+        case errors.OfflineModeIsEnabled():
+            message, hint = f"HF_HUB_OFFLINE is set, so {model} is not asked for.", "unset it to fetch from the hub"
+        case errors.GatedRepoError():
+            message = f"{model} is gated: the hub gives its files only to those whom its owner lets in."
+            hint = f"ask on {_endpoint()}/{model}, then set HF_TOKEN to a token of the account that was let in"
+        case errors.HfHubHTTPError():
+            status = error.response.status_code
+            message, hint = f"the hub answers {status} for {model}.", _hint_for(status, error.response.headers, model)
+        case _ if isinstance(error, _network_error()):
+            message = f"{_endpoint()} cannot be reached for {model} ({type(error).__name__})."
+            hint = f"check the network, the proxy and HF_ENDPOINT; fetched files stay{_similar(model)}"
+        case UnicodeEncodeError():
+            message, hint = "the hub's token has characters that no token has.", "check HF_TOKEN"
+        case ValueError():
+            message, hint = f"{_endpoint()} gives an answer that no hub gives.", "check HF_ENDPOINT and the proxy"
+        case _:
+            return None
+    return SetupError(message, hint=hint)
+
+
+def _explain_disk(error: Exception, model: str) -> SetupError:
+    number = error.errno if isinstance(error, OSError) else None
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        hint = "make room (whimbrel rm MODEL) or set HF_HOME to another disk; `whimbrel pull` goes on from there"
+        return SetupError(f"the disk of {hub_cache()} is full; what was fetched of {model} stays.", hint=hint)
+    if number in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        message = f"cannot write to the hub's cache {hub_cache()}: {os.strerror(number)}."
+        return SetupError(message, hint="set HF_HOME to a folder that can be written")
+    return SetupError(f"fetching {model} failed: {error}.", hint="check the network and the disk")
+
+
+def _hint_for(status: int, headers: Mapping[str, str], model: str) -> str:
+    """Return what to do about an answer of the hub that is an error."""
+    if status == 429:
+        wait = headers.get("retry-after", "")
+        when = f"in {wait} s" if wait.isdecimal() else "in some minutes"
+        return f"it has too many requests from here: try again {when}, or set HF_TOKEN, which allows more"
+    if "Invalid credentials" in headers.get("x-error-message", ""):
+        return "it refuses the token: check HF_TOKEN, or the one that `hf auth login` stored"
+    if status >= 500:
+        return "the hub is in trouble: try again later; fetched files stay"
+    return f"check the id; a private or gated model needs HF_TOKEN{_similar(model)}"
+
+
+def _endpoint() -> str:
+    return (os.environ.get("HF_ENDPOINT") or "https://huggingface.co").rstrip("/")
 
 
 def _revisions_on_hub(model: str) -> str:
@@ -148,6 +230,11 @@ def _revisions_on_hub(model: str) -> str:
     except Exception:  # it only helps an error to say more
         return ""
     return _listed("the hub", [each.name for each in (*refs.branches, *refs.tags)])
+
+
+def _revisions_in_cache(model: str) -> list[str]:
+    refs = folder_in_cache(model) / "refs"
+    return sorted(each.relative_to(refs).as_posix() for each in refs.rglob("*") if each.is_file())
 
 
 def _listed(place: str, names: list[str]) -> str:

@@ -27,7 +27,8 @@ from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE,
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.reading import find_reading
 from whimbrel.errors import CheckpointError, SetupError
-from whimbrel.types.card import Card, Encoder, Instruction, Output, PoolingOption, RerankerName, TokenizerReading
+from whimbrel.types.card import Card, Encoder, Instruction, Output
+from whimbrel.types.choices import PoolingOption, RerankerName, TokenizerReading
 from whimbrel.types.request import OutputName
 
 _TABLES: Final = ("StaticEmbedding", "SparseStaticEmbedding")
@@ -45,14 +46,15 @@ def read_card(
     accept_config: Collection[str] = (),
     adapters: Mapping[str, str] | None = None,
     tokenizer: str | None = None,
+    prompts: Mapping[str, str] | None = None,
 ) -> Card:
     """Read the card of the checkpoint in `folder`. `name` is the model's name.
 
     `pooling` is the user's choice for a checkpoint without modules.json, whose files do not state it. `reranker` is the
     convention by which it scores pairs. `accept_config` names unknown keys that are accepted, or one, also of adapters;
     `adapters` the folders of adapters to add, by name. `tokenizer` is the reading of the tokenizer's files; None or "auto": by
-    the files. Raises CheckpointError for anything missing, malformed or not supported, and SetupError for an accepted key that
-    is in no file, or whose value matters.
+    the files. `prompts` replace or join those of the files. Raises CheckpointError for anything missing, malformed or not
+    supported, and SetupError for an accepted key that is in no file, or whose value matters, and for prompts without effect.
     """
     accepted = (accept_config,) if isinstance(accept_config, str) else accept_config
     reading = find_reading(tokenizer)
@@ -67,7 +69,21 @@ def read_card(
             raise SetupError("adapters cannot be added to a model with several towers.", hint="serve it without --adapter")
         card = replace(card, encoder=lora.add_adapters(card.encoder, name, adapters or {}))
         check_accepted()
-    return card
+    return _add_prompts(card, prompts) if prompts else card
+
+
+def _add_prompts(card: Card, prompts: Mapping[str, str]) -> Card:
+    """Return the card, and the cards of its towers, with further prompts. Raises SetupError if they would have no effect."""
+    if card.span_prompt is not None:
+        raise SetupError("prompts cannot be set: this model's prompt is made of the labels.", hint="leave out prompts")
+    chat, pair = card.text_template, card.template
+    has_place = (chat is None or chat.prompted is not None) and (pair is None or pair.texts_with_instruction is not None)
+    if not has_place and any(prompts.values()):
+        raise SetupError("prompts cannot be set: the model's template has no place for them.", hint="leave out prompts")
+    if tasks := sorted(prompts.keys() & set(card.tasks)):
+        raise SetupError(f"prompts cannot be set: {tasks[0]!r} is a task of the model.", hint="name the prompt otherwise")
+    towers = tuple(_add_prompts(tower, prompts) for tower in card.towers)
+    return replace(card, prompts={**card.prompts, **prompts}, towers=towers)
 
 
 def _read_card(

@@ -54,14 +54,25 @@ def read_shapes(path: Path) -> list[tuple[str, list[int]]]:
     return [(name, tensor.shape) for name, tensor in tensors.items() if name != "__metadata__"]
 
 
-def languages(folder: Path) -> list[str]:
-    """Return the languages that the front matter of README.md names."""
+def _front_matter(folder: Path) -> str:
     try:
         text = (folder / "README.md").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
+        return ""
     matter = re.match(r"---\s*\n(.*?)\n---\s*(?:\n|\Z)", text, re.DOTALL)
-    entry = re.search(r"^language:[ \t]*(.*(?:\n[ \t]*-[ \t].*)*)", matter[1], re.MULTILINE) if matter else None
+    return matter[1] if matter else ""
+
+
+def licence(folder: Path) -> str:
+    """Return the licence that the front matter of README.md states, by its own name if that is `other`. Empty if none is."""
+    found = dict[str, str](re.findall(r"^(license|license_name):[ \t]*['\"]?([\w.+-]+)", _front_matter(folder), re.MULTILINE))
+    stated = found.get("license", "")
+    return found.get("license_name", stated) if stated == "other" else stated
+
+
+def languages(folder: Path) -> list[str]:
+    """Return the languages that the front matter of README.md names."""
+    entry = re.search(r"^language:[ \t]*(.*(?:\n[ \t]*-[ \t].*)*)", _front_matter(folder), re.MULTILINE)
     if entry is None:
         return []
     words = re.split(r"[\[\],\n]|(?<![^\s])-(?=\s)", entry[1])

@@ -38,7 +38,7 @@ def print_banner(
 ) -> None:
     url, curl_options = _server_url(listener, options)
     is_unix = listener.family == socket.AF_UNIX
-    has_key = bool(options.limits.api_keys)
+    has_key = options.limits.needs_key
     plans = [planned.plan for planned, _ in models]
     console.print()
     for planned, card in models:
@@ -73,7 +73,7 @@ def print_banner(
         interpreter = escape(str(path.relative_to(here) if path.is_relative_to(here) else path))
         console.print(f"\n[bold]In Python[/bold] ({interpreter}){with_key}\n{escape(python)}\n")
     if not has_key and not is_unix and not ip_address(listener.getsockname()[0]).is_loopback:
-        console.print("warning: anyone who reaches this address can use the server; set --api-key", style="yellow")
+        console.print("warning: anyone who reaches this address can use the server; set --api-key-file", style="yellow")
 
 
 def _print_fields(console: Console, fields: Mapping[str, str]) -> None:

@@ -210,16 +210,7 @@ def print_models(*, as_json: bool) -> None:
         return
     cells = [(row.family, row.verified, format_difference(row.difference)) for row in table]
     head = ("FAMILY", "VERIFIED", "DIFFERENCE")
-    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
-    name_width = min(max(len(row.model) for row in table), screen_width() - sum(widths) - 2 * len(widths) - 2)
-
-    def write(name: str, values: Sequence[str]) -> None:
-        if len(name) > name_width:  # a line of its own
-            typer.echo(f"  {name}")
-            name = ""
-        values = [value.ljust(width) for value, width in zip(values, widths, strict=True)]
-        typer.echo(f"  {name:<{name_width}}  {'  '.join(values)}".rstrip())
-
+    write = row_writer(head, [row.model for row in table], cells)
     for tasks in dict.fromkeys(row.tasks for row in table):
         typer.echo("; ".join(_TASKS[task] for task in tasks))
         write("MODEL", head)
@@ -230,9 +221,26 @@ def print_models(*, as_json: bool) -> None:
     legend = (
         "layout: a test compares random weights in the model's layout with the reference. weights: a test compares the model's "
         "own weights. DIFFERENCE is relative to the largest number. "
-        "To compare the weights of another model: whimbrel verify MODEL"
+        "To compare the weights of another model: whimbrel verify MODEL. Models on this machine: whimbrel list"
     )
     typer.echo(fill(legend, screen_width()))
+
+
+def row_writer(
+    head: Sequence[str], names: Sequence[str], cells: Sequence[Sequence[str]]
+) -> Callable[[str, Sequence[str]], None]:
+    """Return the function that prints a row of a table with these names and cells. A name that is too long has its own line."""
+    widths = [max(map(len, column)) for column in zip(head, *cells, strict=True)]
+    name_width = max(5, min(max(map(len, names)), screen_width() - sum(widths) - 2 * len(widths) - 2))
+
+    def write(name: str, values: Sequence[str]) -> None:
+        if len(name) > name_width:
+            typer.echo(f"  {name}")
+            name = ""
+        values = [value.ljust(width) for value, width in zip(values, widths, strict=True)]
+        typer.echo(f"  {name:<{name_width}}  {'  '.join(values)}".rstrip())
+
+    return write
 
 
 @contextmanager

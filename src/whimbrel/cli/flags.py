@@ -5,12 +5,11 @@
 
 from collections.abc import Callable, Container, Mapping
 from inspect import Parameter, Signature, signature
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal, get_origin
 
 import typer
 from rich.markup import escape
 
-from whimbrel.errors import SetupError
 from whimbrel.server.settings_table import TABLE, flag_name
 
 SERVE_FLAGS: Final = tuple(key for key, setting in TABLE.items() if setting.group != "HTTP")
@@ -44,6 +43,7 @@ def with_flags(*keys: str, hidden: Container[str] = ()) -> Callable[[Callable[..
         parameters = [each for each in own.parameters.values() if each.kind is not Parameter.VAR_KEYWORD]
         for key in keys:
             kind = list[str] if TABLE[key].is_list else TABLE[key].kind
+            kind = str if get_origin(kind) is Literal else kind  # the table tells what it takes
             hint = Annotated[kind | None, flag_of(key, hidden=key in hidden)]
             parameters.append(Parameter(key, Parameter.KEYWORD_ONLY, default=None, annotation=hint))
         parameters.sort(key=lambda each: each.name == "as_json")  # its panel comes last in the help
@@ -57,20 +57,10 @@ def with_flags(*keys: str, hidden: Container[str] = ()) -> Callable[[Callable[..
 def engine_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the arguments of Engine that flags state. Raises SetupError for a pooling or a reranker that does not exist."""
     return {key: value for key, value in given.items() if value is not None} | {
-        "pooling": read_choice("pooling", given.get("pooling")),
-        "reranker": read_choice("reranker", given.get("reranker")),
+        "pooling": TABLE["pooling"].check(given.get("pooling"), flag_name("pooling")),
+        "reranker": TABLE["reranker"].check(given.get("reranker"), flag_name("reranker")),
         "accept_config": tuple(given.get("accept_config") or ()),
     }
-
-
-def read_choice(option: str, name: str | None) -> Any:
-    """Return the name of a pooling or of a reranker, whichever `option` is. Raises SetupError if there is none of that name."""
-    from whimbrel.types.card import POOLING_OPTIONS, RERANKERS
-
-    choices: tuple[str, ...] = {"pooling": POOLING_OPTIONS, "reranker": RERANKERS}[option]
-    if name is not None and name not in choices:
-        raise SetupError(f"no {option} {name!r}.", hint=f"--{option} takes one of: {', '.join(choices)}")
-    return name
 
 
 Device = Annotated[str, flag_of("device")]

@@ -9,21 +9,22 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
 
 from whimbrel import __version__
-from whimbrel.cli import console, verb_commands
+from whimbrel.cli import config_commands, console, models_on_disk, verb_commands
 from whimbrel.cli import shared_options as shared
+from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
 from whimbrel.cli.flags import OLD_FLAGS, SERVE_FLAGS, engine_arguments, with_flags
+from whimbrel.cli.key_command import key
 from whimbrel.cli.shared_options import AsJson, ModelArgument, help_text, need, option
 from whimbrel.errors import CheckpointError, SetupError, WhimbrelError
+from whimbrel.server.config_file import read_config
 from whimbrel.server.settings import Settings
-from whimbrel.server.settings_table import TABLE, read_settings, stated
 
 app = typer.Typer(
     name="whimbrel",
@@ -50,9 +51,11 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 ) -> None: ...
 
 
-def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Return a decorator that adds a command with this help."""
-    return app.command(help=help_text(summary, *examples))
+def _command(
+    summary: str, *examples: tuple[str, str], name: str | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Return a decorator that adds a command with this help, by default with the function's name."""
+    return app.command(name, help=help_text(summary, *examples))
 
 
 @_command(
@@ -60,7 +63,7 @@ def _command(summary: str, *examples: tuple[str, str]) -> Callable[[Callable[...
     ("whimbrel serve", "the packaged model"),
     ("whimbrel serve intfloat/multilingual-e5-small", "a model of the Hub"),
     ("whimbrel serve path/to/checkpoint --port 9000", "a folder"),
-    ("whimbrel serve A B --replicas 2", "two models"),
+    ("whimbrel serve --config whimbrel.toml", "models with settings of their own, from a file"),
     ("whimbrel serve --host 0.0.0.0 --api-key-file keys", "for other machines"),
 )
 @with_flags(*SERVE_FLAGS, hidden=OLD_FLAGS)
@@ -70,6 +73,7 @@ def serve(
         shared.model_argument("Checkpoint folders or Hub ids (owner/name). [default: the packaged all-MiniLM-L6-v2]"),
     ] = None,
     *,
+    file: ConfigOption = None,
     assignments: Annotated[
         list[str] | None,
         option(
@@ -81,7 +85,7 @@ def serve(
     need("httptools", "torch")
     from whimbrel.cli.serve import serve as serve_models
 
-    raise typer.Exit(serve_models(models or (), read_settings(given, assignments or (), os.environ)))
+    raise typer.Exit(serve_models(models or (), read_config(file, given, assignments or (), os.environ)))
 
 
 _VERBS: Final = (
@@ -189,12 +193,32 @@ def convert(
 
 
 @_command(
-    "List the verified models, with their difference from the reference.",
+    "List the verified models, with their difference from the reference. `whimbrel list` lists those on this machine.",
     ("whimbrel models", "a table"),
     ("whimbrel models --json", "with the tests"),
 )
 def models(*, as_json: AsJson = False) -> None:
     console.print_models(as_json=as_json)
+
+
+_command(
+    "Fetch a model of the Hub into its cache, with the files that Whimbrel reads. Prints the folder.",
+    ("whimbrel pull BAAI/bge-small-en-v1.5", "goes on if it was interrupted"),
+    ("whimbrel pull owner/name@v1", "a branch, a tag or a commit"),
+    ("whimbrel pull BAAI/bge-m3 --pickles", "for whimbrel convert"),
+)(models_on_disk.pull)
+_command(
+    "List the models in the Hub's cache on this machine. `whimbrel models` lists the verified ones.",
+    ("whimbrel list", "a table"),
+    ("whimbrel list --json", "with folders and reasons"),
+    name="list",
+)(models_on_disk.list_models)
+_command(
+    "Remove a model, or one revision of it, from the Hub's cache on this machine.",
+    ("whimbrel rm BAAI/bge-m3", "says what it frees, and asks"),
+    ("whimbrel rm BAAI/bge-m3@v1 --yes", "one revision, without asking"),
+    name="rm",
+)(models_on_disk.remove)
 
 
 @_command(
@@ -241,53 +265,12 @@ def doctor(*, as_json: AsJson = False) -> None:
     raise typer.Exit(checks.run(as_json=as_json))
 
 
-config = typer.Typer(
-    name="config", help="Show the settings of `whimbrel serve`.", no_args_is_help=True, rich_markup_mode="rich"
-)
-app.add_typer(config)
-
-
-@config.callback()
-def _config() -> None: ...  # pyright: ignore[reportUnusedFunction]  # typer calls it, and keeps `show` a command of its own
-
-
-@config.command(
-    "show",
-    help=help_text(
-        "Show all settings of `whimbrel serve`: values, sources and meanings.",
-        ("whimbrel config show", "with the variables of this shell"),
-        ("whimbrel config show --json", "as JSON"),
-    ),
-)
-def show_settings(
-    *,
-    assignments: Annotated[list[str] | None, option("KEY=VALUE", "A setting, as `whimbrel serve` takes it.", "--set")] = None,
-    as_json: AsJson = False,
-) -> None:
-    found = {key: (_shown(key, value), source) for key, (value, source) in stated({}, assignments or (), os.environ).items()}
-    if as_json:
-        console.print_json([
-            {"key": key, "value": found.get(key, (row.default, ""))[0], "source": found.get(key, ("", "default"))[1]}
-            | {"variable": row.variable, "group": row.group, "meaning": row.text, "computed": row.computed}
-            for key, row in TABLE.items()
-        ])  # fmt: skip
-        return
-    for group, rows in groupby(TABLE.values(), key=lambda row: row.group):
-        typer.echo(f"{group}\n")
-        for row in rows:
-            value, source = found.get(row.key, (row.shown_default or "none", ""))
-            typer.echo(f"  {row.key} = {value}{f'  ({source})' if source else ''}")
-            typer.echo(f"      {row.text}")
-        typer.echo()
-    typer.echo("A setting KEY is the variable WHIMBREL_KEY, in capitals, or `whimbrel serve --set KEY=VALUE`.")
-
-
-def _shown(key: str, value: Any) -> Any:
-    if key in ("api_key", "ssl_keyfile_password"):
-        return "***"
-    if TABLE[key].is_list:
-        return ", ".join(value)
-    return value if isinstance(value, bool | int | float) else str(value)
+app.add_typer(config_commands.app)
+_command(
+    "Make an API key. The key goes to the terminal, its table for the configuration file to stdout.",
+    ("whimbrel key search >> whimbrel.toml", "a key named search"),
+    ("whimbrel key --hash < key.txt", "the hash of a key that exists"),
+)(key)
 
 
 def main() -> None:

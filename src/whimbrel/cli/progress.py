@@ -1,12 +1,12 @@
-"""Progress on stderr: the load of models, and the texts of a command.
+"""Progress on stderr: the load of models, downloads, and the texts of a command.
 
-A terminal shows bars. Elsewhere only the finished phases of a load are told, a line for each.
+A terminal shows bars. Elsewhere only the finished phases of a load and files of a download are told, a line for each.
 """
 
 import os
 import stat
 import sys
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
@@ -15,12 +15,16 @@ from typing import BinaryIO, Final
 from rich import progress as display
 from rich.console import Console, RenderableType
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Column
 from rich.text import Text
 
 from whimbrel.cli.console import stderr_console
 
 _BAR_COLUMNS: Final = 20
+_LINE_SECONDS: Final = 10.0
+"""Time between two lines of a download without a terminal."""
+_LARGE_FILE: Final = 1_000_000
 _READ_BYTES: Final = 2**20
 _MAX_COUNTED_BYTES: Final = 2**32
 """Largest input whose lines are counted before the first runs: some seconds."""
@@ -88,6 +92,52 @@ class LoadProgress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+
+
+class DownloadProgress:
+    """Progress of a download: a bar over all files, or without a terminal a line now and then, and one for each large file."""
+
+    def __init__(self, console: Console, files: Mapping[str, tuple[int, int]]) -> None:
+        """`files` has of each the bytes that are here, and its size."""
+        self._console = console
+        self._sizes = {name: size for name, (_, size) in files.items()}
+        self._here = {name: here for name, (here, _) in files.items()}
+        self._total = sum(self._sizes.values())
+        no_wrap = Column(no_wrap=True)
+        columns = (
+            display.TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+            display.BarColumn(_BAR_COLUMNS), display.DownloadColumn(table_column=no_wrap),
+            display.TransferSpeedColumn(table_column=no_wrap), display.TimeRemainingColumn(table_column=no_wrap),
+        )  # fmt: skip
+        is_shown = console.is_terminal and bool(files)
+        self._bars = display.Progress(*columns, console=console, transient=True, disable=not is_shown, expand=True)
+        self._task = self._bars.add_task("", total=self._total, completed=sum(self._here.values()))
+        self._begin = self._told = perf_counter()
+
+    @contextmanager
+    def shown(self) -> Generator[None]:
+        with self._bars:
+            yield
+            self._console.print(f"done in {perf_counter() - self._begin:,.1f} s", style="dim", markup=False)
+
+    def tell(self, name: str, here: int) -> None:
+        """Show that so much of a file is on disk."""
+        size = self._sizes.get(name)
+        if size is None or here == self._here[name]:
+            return
+        self._here[name] = here
+        done = sum(self._here.values())
+        self._bars.update(self._task, completed=done, description=escape(name.rpartition("/")[2]))
+        now = perf_counter()
+        is_due = now - self._told >= _LINE_SECONDS or (here == size and size >= _LARGE_FILE)
+        if self._bars.disable and is_due:
+            self._told = now
+            line = f"  {done / 1e6:,.1f} of {self._total / 1e6:,.1f} MB, {name}{' is here' if here == size else ''}"
+            self._console.print(line, style="dim", markup=False)
+
+    def wait(self, name: str) -> None:
+        """Tell that another process is fetching a file."""
+        self._console.print(f"  another process is fetching {name}; waiting for it", style="dim", markup=False)
 
 
 class TextProgress:

@@ -1,12 +1,14 @@
 """Foreground server: socket, names of models, load progress and exit code."""
 
 import asyncio
+import os
 import select
 import socket
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 
@@ -16,73 +18,162 @@ from whimbrel.checkpoint import packaged
 from whimbrel.checkpoint.locate import default_names
 from whimbrel.cli.banner import print_banner
 from whimbrel.cli.console import stderr_console
-from whimbrel.cli.flags import read_choice
 from whimbrel.cli.progress import LoadProgress
 from whimbrel.errors import SetupError
-from whimbrel.server.app.limits import engine_options, read_server_limits
+from whimbrel.server.app.limits import ServerLimits, engine_options, read_server_limits
+from whimbrel.server.config_file import Config
 from whimbrel.server.http.limits import BACKLOG, limit_silence
-from whimbrel.server.http.tls import read_tls_files
+from whimbrel.server.http.tls import TlsFiles, read_tls_files
+from whimbrel.server.keys import check_keys
 from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
 from whimbrel.server.processes.supervisor import Supervisor
-from whimbrel.server.settings import Settings
-from whimbrel.telemetry import logs
+from whimbrel.server.secret_file import read_secret
+from whimbrel.server.settings import ModelTable, Settings
+from whimbrel.server.settings_table import OF_MODELS
+from whimbrel.telemetry import audit, logs
 from whimbrel.telemetry import otel as spans
-from whimbrel.types.machine_limits import WaitingMemory, expects_gpu, share_waiting_memory, usable_memory, usable_processors
+from whimbrel.types.machine_limits import expects_gpu, share_waiting_memory, usable_memory, usable_processors
 from whimbrel.types.plan import Options
 
 
-def serve(models: Sequence[str], settings: Settings) -> int:
+def serve(models: Sequence[str], config: Config) -> int:
     """Load the models, print a banner and serve until a signal. Returns the exit code. Raises SetupError."""
+    settings = config.settings
     if settings.otel:
         spans.check()
+    audit_log = settings.audit_log and settings.audit_log.expanduser().resolve()
+    if audit_log is not None:
+        audit.check(audit_log)
     screen = stderr_console()
-    model_ids: list[str | None] = [*models] if models else [None]
-    num_workers = settings.workers or choose_workers(settings.device)
-    waiting = share_waiting_memory(usable_memory(), num_workers=num_workers, num_engines=settings.replicas * len(model_ids))
-    served = _models(model_ids, settings, waiting)
-    tls = read_tls_files(settings.ssl_certfile, settings.ssl_keyfile, settings.ssl_keyfile_password)
+
+    def warn(text: str) -> None:
+        screen.print(f"warning: {text}", style="yellow", markup=False)
+
+    served = models_to_serve(models, config)
+    num_workers = settings.workers or max(choose_workers(model.options.get("device")) for model in served)
+    num_engines = sum(model.num_replicas for model in served)
+    waiting = share_waiting_memory(usable_memory(), num_workers=num_workers, num_engines=num_engines)
+    bounds = Options(max_queue_tokens=settings.max_queue_tokens or waiting.tokens, max_queue_bytes=waiting.results)
+    tls = read_tls(settings, warn)
+    use_hub_token(settings, warn)
     with listen_on_path(settings.uds) if settings.uds else listen(settings.host, settings.port) as listener:
-        limits = read_server_limits(
-            settings,
-            address=None if settings.uds else listener.getsockname()[0],
-            max_inflight_bytes=waiting.bodies,
-            warn=lambda text: screen.print(f"warning: {text}", style="yellow", markup=False),
-        )
+        address = None if settings.uds else listener.getsockname()[0]
+        limits = _read_limits(config, address, waiting.bodies, warn)
         options = ServeOptions(
-            models=served,
+            models=tuple(replace(model, options=model.options | bounds) for model in served),
             limits=limits,
             num_workers=num_workers,
             drain_seconds=settings.drain_timeout,
             step_seconds=settings.step_timeout,
             logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
             otel=settings.otel,
+            audit_log="" if audit_log is None else str(audit_log),
             tls=tls,
         )
         logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
         return serve_until_stopped(options, listener, console=screen)
 
 
-def _models(model_ids: Sequence[str | None], settings: Settings, waiting: WaitingMemory) -> tuple[ModelOptions, ...]:
-    """Return the models to serve, with their names and adapters. Raises SetupError."""
+def check_config(config: Config, warn: Callable[[str], None]) -> None:
+    """Raise SetupError if `serve` would refuse the configuration before it listens or loads a model."""
+    models_to_serve((), config)
+    read_tls(config.settings, warn)
+    use_hub_token(config.settings, warn)
+    _read_limits(config, None, config.settings.max_body_bytes, warn)
+
+
+def _read_limits(config: Config, address: str | None, max_inflight_bytes: int, warn: Callable[[str], None]) -> ServerLimits:
+    """Return limits and access rules. Raises SetupError, with the place of the setting that its message begins with."""
+    try:
+        return read_server_limits(
+            config.settings, address=address, max_inflight_bytes=max_inflight_bytes, keys=config.keys, warn=warn
+        )
+    except SetupError as error:
+        place = config.sources.get((error.message.partition(" ")[0],))
+        raise (error if place is None else SetupError(f"{place}: {error.message}", hint=error.hint)) from None
+
+
+def models_to_serve(model_ids: Sequence[str], config: Config) -> tuple[ModelOptions, ...]:
+    """Return the models of the command line or of the file, with their names and adapters. Raises SetupError."""
+    _refuse_unfinished(config)
+    named = _models_of_file(model_ids, config) if config.models else _models_of_line(model_ids or [None], config.settings)
+    known = [(table.model or packaged.NAME, *default_names(table.model), *names) for names, table in named]
+    adapters = names_of_adapters(config.settings.adapter, known)
+    served = tuple(
+        ModelOptions(
+            table.model,
+            table.pooling,
+            engine_options(config.settings, table)
+            | Options(
+                served_name=names[0],
+                aliases=names[1:],
+                adapters={name: str(folder.resolve()) for name, folder in (table.adapters or {}).items()} | of_line,
+                prompts=table.prompts or {},
+            ),
+            table.reranker,
+            table.replicas,
+            table.keep_seconds,
+        )
+        for (names, table), of_line in zip(named, adapters, strict=True)
+    )
+    _check_keys(config, served)
+    return served
+
+
+def _refuse_unfinished(config: Config) -> None:
+    """Raise SetupError for what a file may state but does nothing yet."""
+    for name, table in config.models.items():
+        if table.keep_seconds is not None:
+            place = config.source("models", name, "keep")
+            raise SetupError(
+                f"{place}: {name} is to be kept {table.keep}; only always can be served yet.", hint='keep = "always"'
+            )
+
+
+def _models_of_line(model_ids: Sequence[str | None], settings: Settings) -> list[tuple[tuple[str, ...], ModelTable]]:
+    """Return the names and settings of the models that the command line names. None is the packaged one."""
     if len(set(model_ids)) < len(model_ids) and not settings.served_name:
         raise SetupError(
             "a model is named twice.",
             hint="pass --replicas for several engines of one model, or --served-name to tell them apart",
         )
+    shared = {key: getattr(settings, key) for key in OF_MODELS}
     names = name_models(model_ids, settings.served_name)
-    known = [(model or packaged.NAME, *default_names(model), *own) for model, own in zip(model_ids, names, strict=True)]
-    shared = engine_options(settings)
-    bounds = Options(max_queue_tokens=settings.max_queue_tokens or waiting.tokens, max_queue_bytes=waiting.results)
-    return tuple(
-        ModelOptions(
-            model,
-            read_choice("pooling", settings.pooling),
-            shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
-            read_choice("reranker", settings.reranker),
-            settings.replicas,
-        )
-        for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
-    )
+    return [(own, ModelTable(source=each, **shared)) for own, each in zip(names, model_ids, strict=True)]
+
+
+def _models_of_file(model_ids: Sequence[str], config: Config) -> list[tuple[tuple[str, ...], ModelTable]]:
+    """Return the names and settings of a file's models. Raises SetupError if the command line names models too."""
+    if model_ids or config.settings.served_name:
+        what = model_ids[0] if model_ids else config.source("served_name")
+        hint = "models and their names stand in one place: add a table [models.NAME], or take those of the file away"
+        raise SetupError(f"{what} is given, and {config.file} has models of its own.", hint=hint)
+    return [((name, *table.names), table) for name, table in config.models.items()]
+
+
+def read_tls(settings: Settings, warn: Callable[[str], None]) -> TlsFiles | None:
+    """Return the files of TLS, after a try to load them. Raises SetupError."""
+    password, file = settings.ssl_keyfile_password, settings.ssl_keyfile_password_file
+    if file is not None:
+        password = read_secret(file, "the password of the TLS key", warn=warn)
+    return read_tls_files(settings.ssl_certfile, settings.ssl_keyfile, password)
+
+
+def use_hub_token(settings: Settings, warn: Callable[[str], None]) -> None:
+    """Let engines find the hub's token, by the variable of huggingface_hub that names its file. Raises SetupError."""
+    if settings.hf_token_file is not None:
+        read_secret(settings.hf_token_file, "the hub's token", warn=warn)
+        os.environ["HF_TOKEN_PATH"] = str(settings.hf_token_file.absolute())
+
+
+def _check_keys(config: Config, served: Sequence[ModelOptions]) -> None:
+    """Raise SetupError if a key names a model or a route that is not served."""
+    if not config.keys:
+        return
+    from whimbrel.server.app.openapi import key_routes
+
+    names = [(model.options.get("served_name"), *model.options.get("aliases", ())) for model in served]
+    check_keys(config.keys, models=[name for each in names for name in each if name], routes=key_routes())
 
 
 def choose_workers(device: str | None = None) -> int:

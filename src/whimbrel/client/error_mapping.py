@@ -16,8 +16,8 @@ from whimbrel.errors import InvalidRequest, Location, Overloaded, TooLarge, Unav
 
 _ERROR_TYPES: Final = (
     InvalidRequest, TooLarge, errors.TooLong, errors.ModelNotFound, errors.NotFound, errors.UnsupportedMediaType,
-    errors.BodyTimeout, errors.Unauthorized, errors.Forbidden, errors.DeadlineExceeded, errors.ComputeError, errors.NonFinite,
-    errors.EngineCrash, errors.OutOfMemory,
+    errors.BodyTimeout, errors.Unauthorized, errors.Forbidden, errors.PermissionDenied, errors.DeadlineExceeded,
+    errors.ComputeError, errors.NonFinite, errors.EngineCrash, errors.OutOfMemory,
 )  # fmt: skip
 _BY_CODE: Final[Mapping[object, type[WhimbrelError]]] = {each.code: each for each in _ERROR_TYPES}
 _BY_STATUS: Final[Mapping[int, type[WhimbrelError]]] = {
@@ -43,7 +43,8 @@ def to_error(url: str, status: int, headers: Mapping[str, str], content: bytes) 
     if status == 401:
         message += " Pass the key to the client as `api_key`."
     if status == 429:
-        error: WhimbrelError = Overloaded(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
+        kind = errors.RateLimited if code == errors.RateLimited.code else Overloaded
+        error: WhimbrelError = kind(message, retry_after=_seconds(headers.get("retry-after"), 1.0))
     elif status in (502, 503):
         error = Unavailable(message, retry_after=_seconds(headers.get("retry-after"), 0.0))
     else:

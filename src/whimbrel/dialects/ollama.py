@@ -16,7 +16,7 @@ from whimbrel.dialects.common.bodies import count, decode, holds, schema
 from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
 from whimbrel.dialects.common.schemas import MAX_INPUTS
-from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, TooLong, WhimbrelError
+from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, RateLimited, TooLong, WhimbrelError
 from whimbrel.types.request import Request, Truncate
 from whimbrel.types.result import Result
 from whimbrel.wire.json_base64 import to_json
@@ -220,13 +220,17 @@ def render_error(error: WhimbrelError, terms: ErrorTerms = _TERMS) -> bytes:
         text = f"model not found: {error.message}"
     elif isinstance(error, TooLong):
         text = f"the input length exceeds the context length: {text}"
-    elif isinstance(error, Overloaded):
+    elif _is_busy(error):
         text = f"server busy, please try again. {text}"
     return msgspec.json.encode({"error": text})
 
 
 def status(error: WhimbrelError) -> int:
-    return 503 if isinstance(error, Overloaded) else error.status
+    return 503 if _is_busy(error) else error.status
+
+
+def _is_busy(error: WhimbrelError) -> bool:
+    return isinstance(error, Overloaded) and not isinstance(error, RateLimited)
 
 
 _OLLAMA: Final = partial(Route, render=render_error, error_type=OllamaError, terms=_TERMS, status=status, media_types=ANY)

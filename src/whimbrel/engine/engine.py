@@ -12,6 +12,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import replace
 from time import perf_counter
 from types import TracebackType
@@ -41,7 +42,9 @@ from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.outputs.requested import OutputSpec
 from whimbrel.outputs.scoring import Operation
 from whimbrel.telemetry.trace import count
-from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.tokenizer.prefixes import max_prefix_tokens, with_prefix
+from whimbrel.types.card import Card
+from whimbrel.types.choices import PoolingOption, RerankerName
 from whimbrel.types.machine_limits import usable_processors
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
@@ -125,6 +128,7 @@ class Engine:
             reranker=reranker,
             accept_config=accepted,
             adapters=options.get("adapters"),
+            prompts=options.get("prompts"),
             tokenizer=options.get("tokenizer"),
         )
         progress("importing PyTorch")  # not before: faults of a model's name or its files are told at once
@@ -158,6 +162,7 @@ class Engine:
             self._warm_up()
             if self.plan.device != "cpu":
                 self._warm_up_full_batch()
+                self._warm_up_forms()
             self._dispatcher.reset_throughput()
         except BaseException:
             self.close()
@@ -273,16 +278,14 @@ class Engine:
         for number, tower in enumerate(self.card.towers or (self.card,)):
             longest = min(max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens)
             ids = np.full(longest, tower.encoder.pad_id, np.int32)
-            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
             num_adapters = len(tower.encoder.adapters) + 1
             for size in (1, 16, longest):
                 seqs = [
                     Seq(ids[:size], index, adapter=index % num_adapters - 1, tower=number)
                     for index in range(max(self.plan.num_lanes, num_adapters))
                 ]
-                request = EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter())
                 try:
-                    self._run_now(request)
+                    self._run_outputs(tower, seqs)
                 except NonFinite:
                     file = f"{tower.path}/config.json".lstrip("/")
                     raise CheckpointError("gives NaN or infinity though all its weights are finite.", file=file) from None
@@ -297,12 +300,31 @@ class Engine:
         for number, tower in enumerate(self.card.towers or (self.card,)):
             size = min(_WARM_TOKENS, max_length_for(self.plan, self.card, tower), most)
             ids = np.full(size, tower.encoder.pad_id, np.int32)
-            specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
-            seqs = [Seq(ids, index, tower=number) for index in range(most // size)]
-            self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
+            self._run_outputs(tower, [Seq(ids, index, tower=number) for index in range(most // size)])
         if (fits := self._dispatcher.token_budget) < most:
             message = "a batch of %d tokens does not fit into the free memory of %s: --max-batch-tokens %d would."
             _log.warning(message, most, self.plan.device, 2 ** (fits.bit_length() - 1))
+
+    def _warm_up_forms(self) -> None:
+        """Run a text after a prefix, a query with an expansion and a text in pieces, for which a GPU has other kernels."""
+        for number, tower in enumerate(self.card.towers or (self.card,)):
+            longest, most = max_length_for(self.plan, self.card, tower), self.plan.max_batch_tokens
+            ids = np.full(min(longest, most + 1), tower.encoder.pad_id, np.int32)
+            short = Seq(ids[:_WARM_TOKENS], 0, tower=number)
+            prefixed = with_prefix(short, short.ids, max_prefix_tokens(tower, self.plan))
+            forms = [prefixed] if prefixed.prefix_tokens else []
+            if any(form.expansion is not None and not form.expansion.attended for form in tower.text_formats.values()):
+                forms.append(replace(short, num_attended=short.ids.size - 1))
+            if self.plan.chunked_prefill and longest > most:
+                forms.append(replace(short, ids=ids))
+            for seq in forms:
+                with suppress(OutOfMemory):  # the log has told of it
+                    self._run_outputs(tower, [seq])
+
+    def _run_outputs(self, tower: Card, seqs: list[Seq]) -> None:
+        """Run seqs of one tower with every output."""
+        specs = [OutputSpec(name, output.width, True) for name, output in tower.outputs.items() if output.rows != "none"]
+        self._run_now(EngineRequest(seqs, plan_layout(tower, seqs, specs), received=perf_counter()))
 
 
 class AsyncEngine:
@@ -347,10 +369,17 @@ class AsyncEngine:
     classify = _async_method(scoring.classify)
     token_classify = _async_method(scoring.token_classify)
 
-    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
-        """Answer one request. Cancelling it drops what has not been computed yet."""
+    async def run(
+        self, request: Request, scheduling: Scheduling = ORDINARY, *, charge: Callable[[int], None] | None = None
+    ) -> Result:
+        """Answer one request. Cancelling it drops what has not been computed yet.
+
+        `charge` gets the number of tokens before any is computed, and may raise.
+        """
         self._engine.check_admission(request, scheduling)
         tokenized = await self._preprocessor.preprocess(request, scheduling)
+        if charge is not None:
+            charge(tokenized.num_tokens)
         return await asyncio.wrap_future(await self._submit(tokenized))
 
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
@@ -391,12 +420,14 @@ def _num_finish_threads(plan: Plan) -> int:
 def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
     """Load the runner of a model, in a wrapper for tests if WHIMBREL_RUNNER names one as `module:callable`.
 
-    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Only the environment of this
-    process can name it, no request and no checkpoint. Raises CheckpointError or SetupError.
+    The callable takes the runner, the folder of the tokenizer and the plan, and returns a runner. Its module is imported before
+    the model is loaded. Only the environment of this process can name it, no request and no checkpoint. Raises CheckpointError
+    or SetupError.
     """
     from whimbrel.model.ops.memory import describe_memory, memory_errors
     from whimbrel.model.runner import Runner
 
+    wrap = _find_wrapper()
     try:
         with memory_errors():
             runner = Runner(checkpoint, card, plan)
@@ -405,12 +436,16 @@ def load_runner(checkpoint: Checkpoint, card: Card, plan: Plan) -> Runner:
             raise
         hint = "free it, or choose another --device or a smaller --dtype; --device cpu serves what the host's memory holds"
         raise SetupError(f"the model does not fit: {describe_memory(plan.device)}.", hint=hint) from error
+    return runner if wrap is None else wrap(runner, checkpoint.folder / card.path, plan)
+
+
+def _find_wrapper() -> Callable[..., Runner] | None:
+    """Return the callable that WHIMBREL_RUNNER names. Raises SetupError."""
     if (wrapper := os.environ.get("WHIMBREL_RUNNER")) is None:
-        return runner
+        return None
     _log.warning("WHIMBREL_RUNNER=%s wraps the runner. It is made for tests.", wrapper)
     module, _, name = wrapper.partition(":")
     try:
-        wrap = getattr(importlib.import_module(module), name)
+        return getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise SetupError(f"WHIMBREL_RUNNER={wrapper}: {error}.", hint="It takes module:callable.") from error
-    return wrap(runner, checkpoint.folder / card.path, plan)

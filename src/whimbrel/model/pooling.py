@@ -18,7 +18,8 @@ from whimbrel.model.activations import in_blocks
 from whimbrel.model.kernels.library import kernels_for
 from whimbrel.model.ops.linear import round_up_rows
 from whimbrel.outputs.rows import RowSelection
-from whimbrel.types.card import Output, PoolingMode
+from whimbrel.types.card import Output
+from whimbrel.types.choices import PoolingMode
 from whimbrel.types.heads import Head, OutputActivation
 
 _LEAST_NORM: Final = 1e-12

@@ -1,6 +1,10 @@
-"""Settings of a server, each with type, bounds, default and sentence. Variables, flags and reference are made of them."""
+"""Settings of a server, each with type, bounds, default and sentence.
+
+Variables, flags, keys of a file, its schema and the reference are made of them.
+"""
 # ruff: noqa: RUF009  # the calls make fields
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,6 +13,7 @@ from typing import Annotated, Final, Literal, TypeAlias
 from msgspec import Meta
 
 from whimbrel.server.http.limits import HttpLimits, PositiveInt, setting
+from whimbrel.types.choices import MAX_BATCH_TOKENS, Dtype, PoolingOption, RerankerName, TokenizerReading
 
 Group = Literal["Server", "Model", "Security", "Limits", "Logs and metrics", "HTTP"]
 Seconds = Annotated[float, Meta(ge=0.1, le=1e9)]
@@ -17,6 +22,10 @@ Tokens = Annotated[int, Meta(ge=1)]
 Port = Annotated[int, Meta(ge=0, le=65535)]
 Processes = Annotated[int, Meta(ge=1, le=256)]
 Texts: TypeAlias = tuple[str, ...]
+Device = Annotated[str, Meta(pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$", examples=["auto", "cpu", "cuda", "cuda:1"])]
+Keep = Annotated[str, Meta(pattern=r"^(always|[0-9]{1,9}[smhd])$", examples=["always", "90s", "10m", "2h", "1d"])]
+Revision = Annotated[str, Meta(pattern=r"^[^\s@]+$", examples=["main", "v1.0", "5c38ec7c"])]
+_SECONDS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 _server: Final = partial(setting, group="Server")
 _model: Final = partial(setting, group="Model")
@@ -27,59 +36,37 @@ _limit: Final = partial(setting, group="Limits")
 _logs: Final = partial(setting, group="Logs and metrics")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Settings(HttpLimits):
-    """Settings of a server, as a user states them: paths are not read yet, and "auto" and None mean a computed value."""
+@dataclass(frozen=True, kw_only=True)
+class ModelSettings:
+    """Settings of a model. From a flag or a variable they hold for all models of the server."""
 
-    host: str = _server("127.0.0.1", "Address to listen on.", "HOST", has_flag=True)
-    port: Port = _server(8000, "Port to listen on. 0 takes any free port.", "PORT", has_flag=True)
-    uds: Path | None = _server(None, "Unix socket to listen on, in place of host and port.", "PATH")
-    root_path: str = _server("", "Prefix under which a proxy shows the server, e.g. /embeddings.", "PATH")
-    replicas: Processes = _server(1, "Number of engine processes per model.", "N", has_flag=True)
-    workers: Processes | None = _server(
-        None, "Number of HTTP worker processes.", "N", computed="one per 8 cores, to 4; for a GPU per 2, to 16"
-    )
-    served_name: Texts = _server(
-        (),
-        "Model name for clients, or several separated by commas. Repeat it for the next MODEL.",
-        "NAME",
-        computed="MODEL; of ID@REVISION both ID and ID@REVISION",
-        has_flag=True,
-        splits=False,
-    )
-
-    device: str = _flag_of_model("auto", "auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.", "DEVICE")
-    dtype: str = _flag_of_model(
+    replicas: Processes = _flag_of_model(1, "Number of engine processes of the model.", "N")
+    device: Device = _flag_of_model("auto", "auto, cpu, cuda or cuda:N. auto takes a GPU if there is one.", "DEVICE")
+    dtype: Literal["auto", Dtype] = _flag_of_model(
         "auto",
         "auto, float32, bfloat16, float16 (GPUs) or int8 (CPUs with VNNI). auto: bfloat16 where it is fast, else float32.",
         "DTYPE",
     )
-    max_length: int | None = _flag_of_model(
+    max_length: Tokens | None = _flag_of_model(
         None, "Maximum tokens per text, at most the model's number of positions.", "N", computed="from the checkpoint"
     )
-    max_batch_tokens: int | None = _model(
-        None,
-        "Maximum tokens in one batch, 1 to 1048576. A longer text runs alone.",
-        "N",
-        computed="512 on a CPU, 16384 on a GPU",
+    max_batch_tokens: Annotated[int, Meta(ge=1, le=MAX_BATCH_TOKENS)] | None = _model(
+        None, "Maximum tokens in one batch. A longer text runs alone.", "N", computed="512 on a CPU, 16384 on a GPU"
     )
-    pooling: str | None = _flag_of_model(
+    pooling: PoolingOption | None = _flag_of_model(
         None,
         "Pooling of a checkpoint that has no modules.json: mean, cls, max, mean_sqrt_len_tokens, weightedmean, "
         "lasttoken, splade or math-shepherd.",
         "NAME",
     )
-    reranker: str | None = _flag_of_model(
+    reranker: RerankerName | None = _flag_of_model(
         None, "Prompt format of a reranker whose files do not name it: qwen3, mxbai-v2, bge-gemma, nemotron or zerank.", "NAME"
     )
-    tokenizer: str = _flag_of_model(
+    tokenizer: Literal["auto", TokenizerReading] = _flag_of_model(
         "auto",
         "Reading of the tokenizer's files: transformers (version 5), transformers-4, or file (tokenizer.json as it is). "
         "auto: transformers, but transformers-4 where its special tokens are others and the model was made with it.",
         "NAME",
-    )
-    adapter: Texts = _flag_of_model(
-        (), "LoRA adapter as PEFT saves it, which requests choose by MODEL:NAME. Repeatable.", "[MODEL:]NAME=FOLDER"
     )
     matryoshka: bool = _model(False, "Allow truncated vectors (`dimensions`) for a model whose files do not declare it.")
     split_long: bool = _model(
@@ -98,8 +85,69 @@ class Settings(HttpLimits):
     )
     chunked_prefill: bool | None = _model(None, "Run texts above max_batch_tokens in pieces.", computed="for causal models")
 
-    api_key: Texts = _flag_of_security(
-        (), "Require this API key of every client. May be repeated. Better in WHIMBREL_API_KEY.", "KEY", splits=False
+
+@dataclass(frozen=True, kw_only=True)
+class ModelTable(ModelSettings):
+    """A model as its table in the file of settings states it."""
+
+    source: str | None = _model(
+        None,
+        "Checkpoint folder or Hub id (owner/name). Several models may have the same.",
+        "MODEL",
+        computed="the packaged model",
+    )
+    revision: Revision | None = _model(None, "Branch, tag or commit of a Hub id.", "REVISION", computed="the hub's main")
+    names: Texts = _model((), "Further names of the model for clients. The first one is that of the table.", "NAME")
+    prompts: Mapping[str, str] | None = _model(
+        None,
+        "Texts to put before inputs, by name. They replace or join the prompts of the model's files; `query` and `document` "
+        "are those of an input_type.",
+        computed="from the checkpoint",
+    )
+    adapters: Mapping[str, Path] | None = _model(
+        None, "Folders of LoRA adapters as PEFT saves them, by the names by which requests choose them."
+    )
+    keep: Keep = _model("always", "Time without a request after which the model is unloaded, or always.", "TIME")
+
+    @property
+    def model(self) -> str | None:
+        """The model as the command line names it: a folder or a hub id with its revision. None: the packaged model."""
+        return f"{self.source}@{self.revision}" if self.revision else self.source
+
+    @property
+    def keep_seconds(self) -> float | None:
+        """Seconds without a request after which the model is unloaded; None: never."""
+        return None if self.keep == "always" else int(self.keep[:-1]) * _SECONDS[self.keep[-1]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings(HttpLimits, ModelSettings):
+    """Settings of a server, as a user states them: paths are not read yet, and "auto" and None mean a computed value."""
+
+    host: str = _server("127.0.0.1", "Address to listen on.", "HOST", has_flag=True)
+    port: Port = _server(8000, "Port to listen on. 0 takes any free port.", "PORT", has_flag=True)
+    uds: Path | None = _server(None, "Unix socket to listen on, in place of host and port.", "PATH")
+    root_path: str = _server("", "Prefix under which a proxy shows the server, e.g. /embeddings.", "PATH")
+    workers: Processes | None = _server(
+        None, "Number of HTTP worker processes.", "N", computed="one per 8 cores, to 4; for a GPU per 2, to 16"
+    )
+    served_name: Texts = _flag_of_model(
+        (),
+        "Model name for clients, or several separated by commas. Repeat it for the next MODEL.",
+        "NAME",
+        computed="MODEL; of ID@REVISION both ID and ID@REVISION",
+        splits=False,
+    )
+    adapter: Texts = _flag_of_model(
+        (), "LoRA adapter as PEFT saves it, which requests choose by MODEL:NAME. Repeatable.", "[MODEL:]NAME=FOLDER"
+    )
+
+    api_key: Texts = _security(
+        (),
+        "Require this API key of every client. May be repeated. Better in WHIMBREL_API_KEY.",
+        "KEY",
+        splits=False,
+        is_secret=True,
     )
     api_key_file: Path | None = _flag_of_security(
         None, "Require one of the API keys in this file: one per line. Lines that start with # are comments.", "PATH"
@@ -117,7 +165,11 @@ class Settings(HttpLimits):
     playground: bool = _security(True, "Answer browsers at / with a page. Otherwise as programs are answered.")
     ssl_certfile: Path | None = _security(None, "Speak TLS with this certificate chain (PEM). SIGHUP reads it again.", "PATH")
     ssl_keyfile: Path | None = _security(None, "The certificate's key (PEM).", "PATH", computed="in ssl_certfile")
-    ssl_keyfile_password: str | None = _security(None, "Password of an encrypted key.", "TEXT")
+    ssl_keyfile_password: str | None = _security(None, "Password of an encrypted key.", "TEXT", is_secret=True)
+    ssl_keyfile_password_file: Path | None = _security(None, "File whose first line is that password.", "PATH")
+    hf_token_file: Path | None = _security(
+        None, "File whose first line is the hub's token, for private and gated models. HF_TOKEN goes before it.", "PATH"
+    )
     forwarded_allow_ips: Texts = _security(
         (),
         "Believe X-Forwarded-For, -Proto and -Host from these proxies: addresses and networks with commas. "
@@ -149,4 +201,7 @@ class Settings(HttpLimits):
     log_format: Literal["plain", "json"] = _logs("plain", "Format of log lines.")
     log_level: Literal["debug", "info", "warning", "error"] = _logs("info", "Minimum log level.")
     access_log: bool = _logs(False, "Log one line per request.")
+    audit_log: Path | None = _logs(
+        None, "Append a line of JSON per request to this file: time, key, route, model, status, counts and seconds.", "PATH"
+    )
     otel: bool = _logs(False, "Send OpenTelemetry spans. Configure them with the OTEL_... variables.")

@@ -1,29 +1,40 @@
 """The table of all settings, and their values from flags, `--set` and variables.
 
-A setting `max_length` is the variable WHIMBREL_MAX_LENGTH, and `--set max_length=512` on the command line. Some have a flag of
-their own there (cli/flags.py). A flag or --set goes before a variable, and a variable before the default.
+A setting `max_length` is the variable WHIMBREL_MAX_LENGTH, `--set max_length=512` on the command line, and a key in the file of
+settings (config_file.py). Some have a flag of their own (cli/flags.py). A flag or --set goes before a variable, a variable
+before the file, and the file before the default.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
+from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, TypeAlias, Union, cast, get_args, get_origin, get_type_hints
 
 import msgspec
+from msgspec.inspect import Metadata, type_info
 from msgspec.inspect import UnionType as UnionInfo
-from msgspec.inspect import type_info
 
 from whimbrel.errors import SetupError
-from whimbrel.server.settings import Group, Settings
+from whimbrel.server.settings import Group, ModelSettings, ModelTable, Settings
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
 PASSWORD_VARIABLE: Final = "WHIMBREL_SSL_KEYFILE_PASSWORD"  # noqa: S105
 GUARDS_VARIABLE: Final = "WHIMBREL_GUARDS"
 """Variable that held sizes and times of HTTP as a JSON object. Read for one more release."""
+_PASSWORDS: Final = ("ssl_keyfile_password", "ssl_keyfile_password_file")
 _OF_KUBERNETES: Final = re.compile(r"(tcp|udp|sctp)://")
 """Kubernetes sets WHIMBREL_PORT to an address of this kind where a Service is named whimbrel."""
+Section: TypeAlias = Literal["server", "limits", "defaults"]
+_SECTION_OF: Final[Mapping[Group, Section]] = {
+    "Server": "server", "Security": "server", "Logs and metrics": "server",
+    "Limits": "limits", "HTTP": "limits",
+    "Model": "defaults",
+}  # fmt: skip
+Stated: TypeAlias = Mapping[str, tuple[Any, str]]
+"""Values that are stated, each with its source, by key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,14 @@ class Setting:
     """True if --help shows its flag."""
     splits: bool = True
     """True if a text of several values has commas."""
+    is_secret: bool = False
+    """True if it is neither shown nor written into a file of settings."""
+
+    @property
+    def section(self) -> Section | None:
+        """The table of the file of settings that has this key. None: the file states it otherwise."""
+        is_elsewhere = self.is_secret or (self.group == "Model" and self.key not in OF_MODELS)
+        return None if is_elsewhere else _SECTION_OF[self.group]
 
     @property
     def variable(self) -> str:
@@ -61,10 +80,11 @@ class Setting:
     @property
     def bounds(self) -> dict[str, float]:
         """The least and the greatest value, as `ge`, `gt` and `le`."""
-        info = type_info(self.type)
-        kinds = info.types if isinstance(info, UnionInfo) else (info,)
         return {
-            name: bound for name in ("ge", "gt", "le") for kind in kinds if (bound := getattr(kind, name, None)) is not None
+            name: bound
+            for name in ("ge", "gt", "le")
+            for kind in self._kinds()
+            if (bound := getattr(kind, name, None)) is not None
         }
 
     @property
@@ -72,9 +92,25 @@ class Setting:
         """The values that fit, in words."""
         if get_origin(self.kind) is Literal:
             return f"one of {', '.join(get_args(self.kind))}"
-        words = {bool: "true or false", int: "a whole number", float: "a number"}.get(self.kind, "text")
+        if self.examples:
+            return f"text such as {', '.join(self.examples)}"
+        words = {
+            bool: "true or false", int: "a whole number", float: "a number", Path: "a path", str: "text",
+            tuple: "a list of texts", Mapping: "a table of texts",
+        }  # fmt: skip
         bounds = {"ge": "from {}", "gt": "above {}", "le": "up to {}"}
-        return " ".join([words, *(bounds[name].format(f"{bound:.10g}") for name, bound in self.bounds.items())])
+        stated = [bounds[name].format(f"{bound:.15g}") for name, bound in self.bounds.items()]
+        return " ".join([words[get_origin(self.kind) or self.kind], *stated])
+
+    @property
+    def examples(self) -> Sequence[str]:
+        """Texts that fit, if the setting takes texts of some form."""
+        metadata = (cast(Any, each).extra_json_schema for each in self._kinds() if isinstance(each, Metadata))
+        return next((each["examples"] for each in metadata if each), ())
+
+    def _kinds(self) -> Iterable[Any]:
+        info = type_info(self.type)
+        return info.types if isinstance(info, UnionInfo) else (info,)
 
     @property
     def shown_default(self) -> str:
@@ -102,10 +138,35 @@ class Setting:
         try:
             found = msgspec.convert(value, self.type, strict=strict, dec_hook=lambda kind, text: kind(text))
         except ValueError:
-            raise SetupError(f"{source} is {value!r}; it takes {self.takes}.", hint=self.text) from None
+            raise SetupError(f"{source} is {value!r:.80}; it takes {self.takes}.", hint=self.text) from None
         if isinstance(found, int) and found >= 2**63:
-            raise SetupError(f"{source} is {value!r}; it takes {self.takes}, below 2**63.", hint=self.text)
+            raise SetupError(f"{source} is {value!r:.80}; it takes {self.takes}, below 2**63.", hint=self.text)
         return found
+
+    def read_toml(self, value: Any, source: str) -> Any:
+        """Return the value that a file states. Raises SetupError, which names the `source` of the value."""
+        found = self.check(value, source, strict=True)
+        for text in self._names_in(value):
+            if not text.strip():
+                what = "is empty" if isinstance(value, str) else "holds an empty text"
+                raise SetupError(f"{source} {what}.", hint="leave it out for the default")
+            if not text.isprintable():
+                raise SetupError(f"{source} holds a control character.", hint=self.text)
+        return found
+
+    def _names_in(self, value: Any) -> Iterable[str]:
+        """Return the texts of a value that name something, so that they are not empty."""
+        if isinstance(value, str):
+            return [value] if self.default != "" else []
+        if isinstance(value, dict):
+            table = cast(dict[str, str], value)
+            return [*table, *(table.values() if self.holds_paths else ())]
+        return cast(list[str], value) if isinstance(value, list) else []
+
+    @property
+    def holds_paths(self) -> bool:
+        """True of a table of paths."""
+        return Path in get_args(self.kind)
 
     def _read_array(self, text: str, source: str) -> Any:
         try:
@@ -120,38 +181,68 @@ def _plain(hint: Any) -> Any:
     return _plain(get_args(hint)[0]) if get_origin(hint) is Annotated else hint
 
 
-_hints: Final = get_type_hints(Settings, include_extras=True)
-_rows: Final = [Setting(each.name, _hints[each.name], each.default, **each.metadata) for each in fields(Settings)]
-TABLE: Final[Mapping[str, Setting]] = {row.key: row for row in sorted(_rows, key=lambda row: row.group == "HTTP")}
+def _rows(each: type) -> dict[str, Setting]:
+    hints, order = get_type_hints(each, include_extras=True), get_args(Group)
+    rows = [Setting(item.name, hints[item.name], item.default, **item.metadata) for item in fields(each)]
+    return {row.key: row for row in sorted(rows, key=lambda row: order.index(row.group))}
+
+
+TABLE: Final[Mapping[str, Setting]] = _rows(Settings)
 """All settings by key, in the order of the reference."""
+OF_MODELS: Final[Mapping[str, Setting]] = _rows(ModelSettings)
+"""Settings that each model of a file may have of its own."""
+MODEL_TABLE: Final[Mapping[str, Setting]] = _rows(ModelTable)
+"""Keys of a model's table in the file of settings: those, and others that no flag and no variable states."""
 
 
 def read_settings(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> Settings:
     """Return the settings of flags (None in `given`: not given), of --set (`KEY=VALUE`) and of variables. Raises SetupError."""
-    return Settings(**{key: value for key, (value, _) in stated(given, assignments, environ).items()})
+    return Settings(**values_of(stated(given, assignments, environ)))
 
 
-def stated(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> dict[str, tuple[Any, str]]:
-    """Return the values that are stated, each with its source, by key. Raises SetupError for a wrong key or value."""
-    found = _of_variables(environ)
-    on_line: dict[str, tuple[Any, str]] = {}
+def values_of(found: Stated) -> dict[str, Any]:
+    return {key: value for key, (value, _) in found.items()}
+
+
+def stated(given: Mapping[str, Any], assignments: Iterable[str], environ: Mapping[str, str]) -> Stated:
+    """Return the values that are stated beside a file. Raises SetupError for a wrong key or value."""
+    return merged(_of_variables(environ), _of_command_line(given, assignments))
+
+
+def merged(*sources: Stated) -> Stated:
+    """Return the values of several sources, of which later ones go before earlier ones. Raises SetupError."""
+    found: dict[str, tuple[Any, str]] = {}
+    for source in sources:
+        passwords = [source[key][1] for key in _PASSWORDS if key in source]
+        if len(passwords) > 1:
+            raise SetupError(f"{' and '.join(passwords)} state one password.", hint="leave one out")
+        dropped = _PASSWORDS if passwords else ()
+        found = {key: each for key, each in found.items() if key not in dropped} | dict(source)
+    return without_clients_key(found) if "api_key_file" in found else found
+
+
+def without_clients_key(found: Stated) -> Stated:
+    """Return the values without a key of the variable, which is the clients' too: where a file has keys, it is none of them."""
+    return {key: each for key, each in found.items() if key != "api_key" or each[1] != KEY_VARIABLE}
+
+
+def _of_command_line(given: Mapping[str, Any], assignments: Iterable[str]) -> Stated:
+    found: dict[str, tuple[Any, str]] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if key not in TABLE:
             raise SetupError(f"--set takes KEY=VALUE, and {key!r} is no key.", hint=_nearest(key))
         if not equals:
             raise SetupError(f"--set {key} has no value.", hint=f"--set {key}=VALUE")
-        if key in on_line:
+        if key in found:
             raise SetupError(f"--set {key} is given twice.", hint="a list has commas: --set allowed_host=a,b")
-        on_line[key] = TABLE[key].read_text(value, f"--set {key}"), f"--set {key}"
+        found[key] = TABLE[key].read_text(value, f"--set {key}"), f"--set {key}"
     for key, value in given.items():
         if value is not None and value not in ((), []):
-            if key in on_line:
+            if key in found:
                 raise SetupError(f"{key} is given twice, by its flag and by --set.", hint="leave one out")
-            on_line[key] = TABLE[key].check(value, flag_name(key)), flag_name(key)
-    if "api_key_file" in found | on_line:
-        found.pop("api_key", None)  # the variable is the clients' too
-    return found | on_line
+            found[key] = TABLE[key].check(value, flag_name(key)), flag_name(key)
+    return found
 
 
 def flag_name(key: str) -> str:
@@ -183,5 +274,10 @@ def _of_guards(text: str) -> dict[str, tuple[Any, str]]:
 
 
 def _nearest(key: str) -> str:
-    near = get_close_matches(key.replace("-", "_").lower(), TABLE, n=1)
-    return f"did you mean {near[0]}?" if near else "whimbrel config show lists all keys"
+    near = nearest(key, TABLE)
+    return f"did you mean {near}?" if near else "whimbrel config show lists all keys"
+
+
+def nearest(key: str, known: Iterable[str]) -> str | None:
+    """Return the known key that a wrong one may mean."""
+    return next(iter(get_close_matches(key.replace("-", "_").lower(), known, n=1)), None)

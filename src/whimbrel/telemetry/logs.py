@@ -28,6 +28,15 @@ _access_log = logging.getLogger("whimbrel.access")
 _UNPRINTABLE: Final = re.compile("[\x00-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
 """Control characters, line and paragraph separators, and marks of the writing direction."""
 
+KEY_PREFIX: Final = "whimbrel_"
+"""The first letters of API keys that `whimbrel key` makes."""
+_MADE_KEY: Final = re.compile(rf"{KEY_PREFIX}[0-9a-f]{{8,}}")
+
+
+def redact_keys(text: str) -> str:
+    """Return a text with *** in place of keys that `whimbrel key` has made, also of those that were cut."""
+    return _MADE_KEY.sub("***", text) if KEY_PREFIX in text else text
+
 
 @dataclass(frozen=True, slots=True)
 class LogOptions:
@@ -228,6 +237,7 @@ class _Formatter(logging.Formatter):
         if isinstance(value, str):
             for secret in self._secrets:
                 value = value.replace(secret, "***")
+            value = redact_keys(value)
         return value
 
 

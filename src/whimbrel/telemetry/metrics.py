@@ -64,8 +64,8 @@ _GAUGES: Final[dict[trace.GaugeName, str]] = {
     "max_batch_tokens": "Most tokens in a batch.",
     "memory_limit_bytes": "Memory of the machine or the container.",
 }
-_NUM_KEYS: Final = 100
-"""Keys that are counted under their own names."""
+_NUM_KEYS: Final = 1000
+"""Keys that are counted under their own names: the first."""
 
 _RECEIVED: Final = "whimbrel_requests_received_total"
 _REQUESTS: Final = "whimbrel_requests_total"
@@ -155,8 +155,12 @@ def _remove_gauges(folder: Path, identity: str) -> None:
 class Metrics:
     """Metrics of the events of `trace.py`. A process has at most one if the server has several processes."""
 
-    def __init__(self, models: Sequence[str] = ()) -> None:
-        """`models` are the served names whose counters start at zero, since a missing counter has no rate."""
+    def __init__(self, models: Sequence[str] = (), keys: Sequence[str] = ()) -> None:
+        """`models` are the served names whose counters start at zero, since a missing counter has no rate.
+
+        `keys` are the names of all API keys. Those beyond the thousandth are counted together.
+        """
+        self._keys = frozenset(keys[:_NUM_KEYS])
         self._families: list[Family] = []
         self._counts_file = SeriesFile() if _own_files is None else _own_files.counts
         self._gauges_file = SeriesFile() if _own_files is None else _own_files.gauges
@@ -227,7 +231,8 @@ class Metrics:
 
     def _finish(self, event: RequestFinished) -> None:
         model = event.model
-        key = _key_label(event.tenant)
+        tenant = event.tenant
+        key = tenant if tenant in self._keys else "other" if tenant else "none"
         self._requests(event.route, model, event.outcome, event.status).add()
         self._key_requests(key, model, event.outcome).add()
         self._in_flight(event.route).add(-1)
@@ -267,14 +272,6 @@ class Metrics:
 
 _Labelled: TypeAlias = Callable[..., Series]
 """A metric as a cached function from the values of its labels to the series."""
-
-
-@cache
-def _key_label(tenant: str) -> str:
-    """Return the label of a key: its tenant's name ("key1"), "other" after the first hundred, "none" without a key."""
-    if not tenant:
-        return "none"
-    return tenant if int(tenant.removeprefix("key")) <= _NUM_KEYS else "other"
 
 
 def _processes() -> Iterator[tuple[str, str]]:

@@ -30,8 +30,8 @@ GaugeName: TypeAlias = Literal[
 ]  # fmt: skip
 
 Outcome: TypeAlias = Literal[
-    "ok", "invalid", "unauthorized", "forbidden", "not_found", "overloaded", "unavailable", "timeout", "client_gone", "error",
-    "lost",
+    "ok", "invalid", "unauthorized", "forbidden", "not_found", "overloaded", "rate_limited", "unavailable", "timeout",
+    "client_gone", "error", "lost",
 ]  # fmt: skip
 """The end of a request as its client sees it. Every request has exactly one. lost: its worker stopped or died."""
 
@@ -81,7 +81,7 @@ class RequestFinished(msgspec.Struct, frozen=True):
     model: str = ""
     """The served name, "other" if no model has that name, "" if the request names none."""
     tenant: str = ""
-    """A name for the API key, "key1" for the first; "" for a request without a valid key."""
+    """The API key's name, such as "key1"; "" for a request without a valid key."""
     num_texts: int = 0
     num_tokens: int = 0
     num_truncated: int = 0

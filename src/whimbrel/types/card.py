@@ -7,27 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, TypeAlias, get_args
+from typing import Any, Final, Literal, TypeAlias
 
 from whimbrel.errors import InvalidRequest
+from whimbrel.types.choices import PoolingMode, TokenizerReading
 from whimbrel.types.heads import Activation, Dense, Head, MlmHead, OutputActivation, SpanHead
 from whimbrel.types.late_interaction import StatedPooling
 from whimbrel.types.request import InputType, OutputName, Similarity
 from whimbrel.types.template import ListTemplate, Template, TextTemplate
 
-PoolingMode: TypeAlias = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
-POOLING_MODES: Final[tuple[PoolingMode, ...]] = get_args(PoolingMode)
-PoolingOption: TypeAlias = PoolingMode | Literal["splade", "math-shepherd"]
-"""Pooling of a checkpoint that states none. "splade" makes sparse vectors, "math-shepherd" the rewards of steps."""
-POOLING_OPTIONS: Final[tuple[PoolingOption, ...]] = (*POOLING_MODES, "splade", "math-shepherd")
-
-
 FALLBACK: Final = "hf"
 """Family of an Encoder that transformers runs."""
-
-RerankerName: TypeAlias = Literal["qwen3", "mxbai-v2", "bge-gemma", "nemotron", "zerank"]
-RERANKERS: Final[tuple[RerankerName, ...]] = get_args(RerankerName)
-"""Conventions of rerankers whose files do not state them; see `checkpoint/scores/conventions.py`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,9 +274,6 @@ TokenizerClass: TypeAlias = Literal[
     "GemmaTokenizer", "LlamaTokenizer", "MPNetTokenizer", "Qwen2Tokenizer", "RobertaTokenizer", "T5Tokenizer",
     "XLMRobertaTokenizer",
 ]  # fmt: skip
-TokenizerReading: TypeAlias = Literal["transformers", "transformers-4", "file"]
-"""Way to read the tokenizer's files: as transformers 5, as transformers 4, or tokenizer.json as it is (ADR 26)."""
-TOKENIZER_READINGS: Final[tuple[TokenizerReading, ...]] = get_args(TokenizerReading)
 AddedToken: TypeAlias = Mapping[str, Any]
 """Token with its flags as in tokenizer.json: content, single_word, lstrip, rstrip, normalized, special, optionally id."""
 

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path, PurePosixPath
 from typing import Final, NamedTuple
 
@@ -101,9 +102,15 @@ def usable_memory() -> int:
 
 
 def expects_gpu(device: str | None, root: Path = Path("/")) -> bool:
-    """Return whether an engine with this option will most likely run on a GPU, by the driver's files and without PyTorch."""
+    """Return whether an engine with this option will most likely run on a GPU.
+
+    The driver's files and PyTorch's version tell, since importing PyTorch takes seconds.
+    """
     if device not in (None, "auto"):
         return device.startswith("cuda")
+    with suppress(PackageNotFoundError):
+        if version("torch").endswith("+cpu"):
+            return False
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0")
     return visible not in ("", "-1") and (root / "proc/driver/nvidia/version").exists() and (root / "dev/nvidiactl").exists()
 

@@ -9,19 +9,16 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import inf
-from typing import Any, ClassVar, Final, Literal, TypeAlias, TypedDict, cast, get_args
+from typing import Any, ClassVar, Final, Literal, TypedDict, cast
 
 from whimbrel.errors import SetupError
 from whimbrel.types.batch_memory import BatchDevice, batch_bytes
-from whimbrel.types.card import FALLBACK, Card, TokenizerReading
+from whimbrel.types.card import FALLBACK, Card
+from whimbrel.types.choices import DTYPES, MAX_BATCH_TOKENS, Dtype, TokenizerReading
 from whimbrel.types.hardware import Cpu, Gpu, Hardware
-
-Dtype: TypeAlias = Literal["float32", "bfloat16", "float16", "int8"]
-DTYPES: Final[tuple[Dtype, ...]] = get_args(Dtype)
 
 CPU_BATCH_TOKENS: Final = 512
 GPU_BATCH_TOKENS: Final = 16_384
-MAX_BATCH_TOKENS: Final = 2**20
 PREFIX_CACHE_BYTES: Final = 2**28
 _LEAST_MEMORY_PER_CACHE: Final = 8
 """The default cache of prefixes takes at most an eighth of the memory."""
@@ -64,6 +61,8 @@ class Options(TypedDict, total=False):
     """Further names of the model for clients."""
     adapters: Mapping[str, str]
     """Folders of LoRA adapters, as PEFT saves them, by the names by which requests choose them."""
+    prompts: Mapping[str, str]
+    """Texts to put before inputs, by name. They replace or join the prompts of the checkpoint's files."""
     accept_config: tuple[str, ...]
     """Keys of the checkpoint's JSON files that Whimbrel does not know, and that are known to change no vector."""
     tokenizer: str

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 
 from checkpoints.encoders import SIZES, bert_tokenizer, roberta_tokenizer, xlmr_tokenizer
 from checkpoints.files import edit_json
+from checkpoints.reference_classes import reference_class
 from checkpoints.tokenizer_files import deberta, qwen
 from checkpoints.weights import is_norm, randomise
 
@@ -87,7 +88,7 @@ def write_classifier(folder: Path, family: str, form: str = "ForSequenceClassifi
     name, sizes, make_tokenizer, tokenizer_class = FAMILIES[family]
     tokenizer = make_tokenizer()
     wanted = {"vocab_size": len(tokenizer)} | sizes | config
-    model = getattr(transformers, name + form)(getattr(transformers, f"{name}Config")(**wanted)).eval()
+    model = reference_class(name + form)(reference_class(f"{name}Config")(**wanted)).eval()
     randomise(model, near_one=lambda key: is_norm(key) and not name.startswith("Gemma"))
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

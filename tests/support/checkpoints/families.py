@@ -11,6 +11,7 @@ import transformers
 from checkpoints.classifiers import qwen_tokenizer
 from checkpoints.encoders import bert_tokenizer
 from checkpoints.files import edit_json
+from checkpoints.reference_classes import reference_class
 from checkpoints.weights import is_norm, randomise
 
 VOCABULARY = 400
@@ -168,9 +169,9 @@ def write_model(folder: Path, name: str, config: dict[str, Any], *, form: str = 
     kind = name if form == "Model" else name.removesuffix("Text")
     form = "EncoderModel" if (name in ("T5", "MT5") and form == "Model") else form
     if name == "InternLM3":  # transformers runs it as Llama
-        model = transformers.AutoModel.from_config(transformers.InternLM3Config(**config)).eval()
+        model = transformers.AutoModel.from_config(reference_class("InternLM3Config")(**config)).eval()
     else:
-        model = getattr(transformers, kind + form)(getattr(transformers, f"{name}Config")(**config)).eval()
+        model = reference_class(kind + form)(reference_class(f"{name}Config")(**config)).eval()
     generator = randomise(model, near_one=lambda key: is_norm(key) and not name.startswith("Gemma"))
     for key, buffer in model.named_buffers():
         if key.endswith(("expert_bias", "e_score_correction_bias")):  # which would be zero

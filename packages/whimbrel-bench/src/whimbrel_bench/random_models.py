@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 from math import prod
 from pathlib import Path
-from typing import Any, Final
+from typing import IO, Any, Final
 
 import ml_dtypes
 import numpy as np
@@ -19,6 +19,8 @@ import orjson
 Json = dict[str, Any]
 Shapes = dict[str, tuple[int, ...]]
 
+SCALE: Final = 0.02
+"""Standard deviation of random weights."""
 _BLOCK: Final = 2**22
 _MODES: Final = ("cls_token", "max_tokens", "mean_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _CONFIGS: Final[Mapping[str, Json]] = json.loads(files("whimbrel_bench").joinpath("random_models.json").read_text("utf-8"))
@@ -39,8 +41,11 @@ class Size:
     """Rows of the table of tokens; 0: as many as the tokenizer has."""
 
 
-def write_safetensors(path: Path, shapes: Shapes) -> None:
-    """Write random bfloat16 weights: norms about 1, others small. Source of the format: github.com/huggingface/safetensors."""
+def write_header(stream: IO[bytes], shapes: Shapes) -> int:
+    """Write the header of a file of bfloat16 tensors. Return the bytes of data that follow.
+
+    Source of the format: github.com/huggingface/safetensors.
+    """
     header: Json = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, shape in shapes.items():
@@ -49,12 +54,23 @@ def write_safetensors(path: Path, shapes: Shapes) -> None:
         offset = end
     text = orjson.dumps(header)
     text += b" " * (-len(text) % 8)
-    noise = (0.02 * np.random.default_rng(0).standard_normal(_BLOCK, np.float32)).astype(ml_dtypes.bfloat16)
+    stream.write(len(text).to_bytes(8, "little") + text)
+    return offset
+
+
+def is_norm(name: str) -> bool:
+    """Return whether a tensor scales what was normed, so that its values are about 1."""
+    return "norm" in name.lower() and name.endswith("weight")
+
+
+def write_safetensors(path: Path, shapes: Shapes) -> None:
+    """Write random bfloat16 weights: norms about 1, others small."""
+    noise = (SCALE * np.random.default_rng(0).standard_normal(_BLOCK, np.float32)).astype(ml_dtypes.bfloat16)
     ones = (1.0 + noise[: 2**16].astype(np.float32)).astype(ml_dtypes.bfloat16)
     with path.open("wb") as stream:
-        stream.write(len(text).to_bytes(8, "little") + text)
+        write_header(stream, shapes)
         for name, shape in shapes.items():
-            block, left = (ones if "norm" in name.lower() and name.endswith("weight") else noise), prod(shape)
+            block, left = (ones if is_norm(name) else noise), prod(shape)
             while left:
                 count = min(left, block.size)
                 stream.write(block[:count].tobytes())

@@ -15,7 +15,8 @@ from typing import Any, Final, cast
 from whimbrel.checkpoint.config import common
 from whimbrel.checkpoint.config.common import ACTIVATIONS, CONV, DECODER, FULL, SLIDING, allow_auto_map
 from whimbrel.checkpoint.json_file import Fixed, JsonFile
-from whimbrel.types.card import Encoder, Latent, Layer, PoolingMode, Rotary, Routing
+from whimbrel.types.card import Encoder, Latent, Layer, Rotary, Routing
+from whimbrel.types.choices import PoolingMode
 from whimbrel.types.heads import Dense
 
 _POOLINGS: Final[Mapping[str, PoolingMode]] = {"avg": "mean", "cls": "cls", "last": "lasttoken"}

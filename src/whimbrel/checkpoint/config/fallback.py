@@ -71,6 +71,11 @@ _UNDECLARED: Final[Mapping[str, str]] = {
 """Model type, or "" for all -> keys on the hub that transformers' classes do not declare: translated old names, or unused."""
 
 
+def reason_to_refuse(model_type: str) -> str:
+    """Return the reason why models of a type are refused. Empty if none is known."""
+    return _UNPACKABLE.get(model_type) or _UNREAD.get(model_type, "")
+
+
 def is_offered(config: JsonFile, names: list[object]) -> bool:
     """Return whether transformers has these classes. Raises CheckpointError if it might have them, but is not installed."""
     if config.get("model_type", str, "") in (*_UNPACKABLE, *_UNREAD):
@@ -99,13 +104,15 @@ def find_base_class(config: JsonFile, names: list[object]) -> str | None:
     model_type = config.data.get("model_type")
     if any(not isinstance(name, str) or name.endswith((*_ENDINGS, *_CLASSES)) for name in names):
         return None
+    if not all(name.endswith((*OTHER_TASKS,)) for name in cast(list[str], names)):
+        return None  # such as HF_ColBERT; importing transformers takes seconds, in each process of a server
     if not isinstance(model_type, str) or find_spec("transformers") is None:
         return None
     import transformers
     from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
 
     for name in cast(list[str], names):
-        kind = getattr(transformers, name, None) if name.endswith((*OTHER_TASKS,)) else None
+        kind = getattr(transformers, name, None)
         if kind is None or kind.config_class.model_type != model_type:
             return None
     base: object = MODEL_MAPPING_NAMES.get(model_type)

@@ -90,8 +90,7 @@ def read_encoder(config: JsonFile) -> Encoder:
     if names == ["HF_ColBERT"]:
         names = list[object]([_colbert_architecture(config)])
     known = [isinstance(name, str) and name in _ARCHITECTURES for name in names]
-    is_native = config.get("model_type", str, "") in _MODEL_TYPES or any(known)  # with or without these heads
-    if not is_native and fallback.is_offered(config, names):
+    if not is_native(config.get("model_type", str, ""), names) and fallback.is_offered(config, names):
         encoder = fallback.read_fallback(config)
         config.require_values(_FIXED)
         return _check_encoder(config, encoder)
@@ -113,6 +112,11 @@ def read_encoder(config: JsonFile) -> Encoder:
     config.require_values({key: values for key, values in _FIXED.items() if not config.was_read(key)})
     config.reject_unread_keys(_INERT)
     return _check_encoder(config, encoder)
+
+
+def is_native(model_type: str, architectures: Collection[object]) -> bool:
+    """Return whether Whimbrel runs a family by its own code: one that is named, with or without these heads."""
+    return model_type in _MODEL_TYPES or any(isinstance(name, str) and name in _ARCHITECTURES for name in architectures)
 
 
 def refuse_undeclared(config: JsonFile, declared: Collection[str]) -> None:

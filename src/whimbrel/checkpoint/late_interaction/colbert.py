@@ -23,7 +23,8 @@ from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE,
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer, read_tokenizer_file
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat, TokenizerReading
+from whimbrel.types.card import Card, Encoder, Output, QueryExpansion, TextFormat
+from whimbrel.types.choices import TokenizerReading
 from whimbrel.types.heads import Dense
 from whimbrel.types.request import InputType
 

@@ -19,7 +19,8 @@ from whimbrel.checkpoint.json_file import Fixed, JsonFile
 from whimbrel.checkpoint.sentence_transformers.chained import Features, resolve_features, tokens
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE, Rows
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Encoder, Output, PoolingMode
+from whimbrel.types.card import Encoder, Output
+from whimbrel.types.choices import PoolingMode
 from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, OutputActivation
 from whimbrel.types.request import OutputName
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from whimbrel.types.card import RerankerName
+from whimbrel.types.choices import RerankerName
 from whimbrel.types.template import Template
 
 _QWEN3: Final = (

@@ -30,7 +30,8 @@ from whimbrel.checkpoint.sentence_transformers.modules import MODULES, SENTENCE,
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, RerankerName, TokenizerReading
+from whimbrel.types.card import Card, Encoder, Output
+from whimbrel.types.choices import RerankerName, TokenizerReading
 from whimbrel.types.heads import Dense, DivideBy, Head, LogitScore, OutputActivation
 from whimbrel.types.request import OutputName
 from whimbrel.types.template import ListTemplate, fill

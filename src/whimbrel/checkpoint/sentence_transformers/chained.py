@@ -16,7 +16,8 @@ from typing import Final, Literal, TypeAlias, cast, get_args
 from whimbrel.checkpoint.json_file import JsonFile
 from whimbrel.checkpoint.sentence_transformers.modules import MODULES, Rows
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import POOLING_MODES, Output, PoolingMode
+from whimbrel.types.card import Output
+from whimbrel.types.choices import POOLING_MODES, PoolingMode
 from whimbrel.types.heads import Activation, Dense, Head, LayerNorm, Normalize, SparseAutoencoder
 from whimbrel.types.request import OutputName
 

@@ -25,7 +25,8 @@ from whimbrel.checkpoint.summary import read_shapes
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer
 from whimbrel.checkpoint.tokenizer.contents import read_vocabulary
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard, TokenizerReading
+from whimbrel.types.card import Card, Encoder, Output, StaticTokenizer, TokenizerCard
+from whimbrel.types.choices import TokenizerReading
 from whimbrel.types.request import OutputName
 
 _WEIGHTS: Final = "model.safetensors"

@@ -14,7 +14,8 @@ from whimbrel.checkpoint.json_file import JSON, JsonFile, find_file, read_json
 from whimbrel.checkpoint.tokenizer.classes import CLASSES, find_mismatch
 from whimbrel.checkpoint.tokenizer.reading import with_reading
 from whimbrel.errors import CheckpointError
-from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass, TokenizerReading
+from whimbrel.types.card import AddedToken, TokenizerCard, TokenizerClass
+from whimbrel.types.choices import TokenizerReading
 
 _VOCABULARY, _WORDS, _PAIRS, _MERGES = "tokenizer.json", "vocab.txt", "vocab.json", "merges.txt"
 _SETTINGS, _CLASS = "tokenizer_config.json", "tokenizer_class"

@@ -13,7 +13,8 @@ from typing import Any, Final, cast
 from whimbrel.checkpoint.json_file import JSON
 from whimbrel.checkpoint.tokenizer import classes
 from whimbrel.checkpoint.tokenizer.config import read_tokenizer_file
-from whimbrel.types.card import TokenizerCard, TokenizerReading
+from whimbrel.types.card import TokenizerCard
+from whimbrel.types.choices import TokenizerReading
 
 
 def read_content(file: JSON, card: TokenizerCard, vocab_size: int) -> JSON:

@@ -19,7 +19,8 @@ from typing import Any, Final, Literal, TypeAlias, cast
 from whimbrel.checkpoint.json_file import JSON, JsonFile
 from whimbrel.checkpoint.tokenizer.classes import CLASSES, flags_template, read_tokens
 from whimbrel.errors import CheckpointError, SetupError
-from whimbrel.types.card import TOKENIZER_READINGS, TokenizerCard, TokenizerReading
+from whimbrel.types.card import TokenizerCard
+from whimbrel.types.choices import TOKENIZER_READINGS, TokenizerReading
 
 Kind: TypeAlias = Literal["single", "pair"]
 Frame: TypeAlias = tuple[int | str, ...]

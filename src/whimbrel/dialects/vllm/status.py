@@ -9,7 +9,7 @@ import msgspec
 from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.openai_errors import with_vllm_words
 from whimbrel.dialects.common.route import PLACEHOLDERS, ErrorTerms, Route
-from whimbrel.errors import WhimbrelError
+from whimbrel.errors import RateLimited, WhimbrelError
 
 _STATUSES: Final = {415: 400, 429: 503, 507: 500}
 """Statuses that differ from those of other servers."""
@@ -18,7 +18,8 @@ _TYPES: Final = {400: "BadRequestError", 404: "NotFoundError", 500: "InternalSer
 
 
 def status(error: WhimbrelError) -> int:
-    return _STATUSES.get(error.status, error.status)
+    """Return the HTTP status of an error. A full queue is 503, and a key's used-up budget 429, as at gateways before vLLM."""
+    return error.status if isinstance(error, RateLimited) else _STATUSES.get(error.status, error.status)
 
 
 _ErrorDetail: Final = answer_type(

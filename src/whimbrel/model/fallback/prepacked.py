@@ -22,8 +22,8 @@ from torch import Tensor
 from whimbrel.model.activations import ACTIVATIONS
 from whimbrel.types.heads import Activation
 
-TRIED_VERSIONS: Final = ("2.13", "2.14", "2.15")
-"""Minor versions of PyTorch that CI runs."""
+TRIED_VERSIONS: Final = ("2.11", "2.12", "2.13", "2.14", "2.15")
+"""Minor versions of PyTorch that passed the tests of numbers. CI runs the oldest, that of all its tests, and the newest."""
 
 EPILOGUES: Final[Mapping[Activation, tuple[str, str]]] = {
     "identity": ("none", ""),

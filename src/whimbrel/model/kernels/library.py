@@ -195,11 +195,20 @@ class Kernels:
         return out_RO
 
 
+def turned_off() -> bool:
+    """Return whether the user wants none of our own kernels, on any device."""
+    return _wanted() == "off"
+
+
+def _wanted() -> str:
+    return os.environ.get("WHIMBREL_KERNELS", "").strip().lower()
+
+
 @cache
 def kernels() -> Kernels | None:
     """Return the kernels for this processor, or None if there are none. Raises SetupError."""
-    wanted, names = os.environ.get("WHIMBREL_KERNELS", "").strip().lower(), instruction_sets(cpu())
-    if wanted == "off":
+    wanted, names = _wanted(), instruction_sets(cpu())
+    if turned_off():
         return None
     if wanted and wanted not in names:
         raise SetupError(

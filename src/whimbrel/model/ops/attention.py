@@ -30,7 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from whimbrel.model.kernels.library import kernels
+from whimbrel.model.kernels.library import kernels, turned_off
 from whimbrel.model.ops.attention_ragged import DeviceTiles, Variant, attend_ragged, follows_prefixes, variant_of
 from whimbrel.model.ops.disentangled import PositionTables, attend_disentangled
 from whimbrel.model.ops.kept_keys import AfterPrefixes, KeptKeys, KeySource
@@ -113,6 +113,8 @@ _FLASH_DTYPES: Final = (torch.bfloat16, torch.float16)
 _FLASH_STEP: Final = 8
 """Divisor of the head widths that flash attention takes."""
 _MAX_FLASH_WIDTH: Final = 256
+_MAX_FLASH_SEQS: Final = 65_535
+"""Limit of seqs, each of which is a row of a launch's second dimension."""
 _RAGGED_TOLERANCE: Final = 0.05
 """Limit of the difference in the self-test, whose values are about 1 and are rounded to bfloat16 on their way."""
 
@@ -346,6 +348,8 @@ def _is_on_gpu(x: Tensor) -> bool:
 @cache
 def _has_ragged(device: torch.device, variant: Variant) -> bool:
     """Return whether the ragged kernel can be compiled and agrees with the grouped formula. It says so in the log."""
+    if turned_off():
+        return False
     try:
         problem = ragged_problem(device, variant)
     except Exception as error:  # of an import, a compiler or a driver
@@ -398,7 +402,8 @@ def _has_flash(device: torch.device) -> bool:
 def _suits_flash(v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> bool:
     is_aligned = scores.plain or layout.num_attended_B is None
     of_contents = scores.bias is None and scores.softcap is None and scores.tables is None
-    return of_contents and is_aligned and v_RKH.shape[-1] <= _MAX_FLASH_WIDTH
+    fits = v_RKH.shape[-1] <= _MAX_FLASH_WIDTH and layout.cu_seqlens.shape[0] <= _MAX_FLASH_SEQS + 1
+    return of_contents and is_aligned and fits
 
 
 def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: AttentionLayout, scores: ScoreOptions) -> Tensor:
@@ -423,7 +428,8 @@ def _attend_varlen(q_RNH: Tensor, k_RKH: Tensor, v_RKH: Tensor, layout: Attentio
         window_size_right=after,
         seqused_k=layout.num_attended_B,
     )[0]  # fmt: skip
-    return F.pad(out_TNH[..., :width].flatten(1), (0, 0, 0, num_rows - layout.num_tokens))
+    out_TD, missing = out_TNH[..., :width].flatten(1), num_rows - layout.num_tokens
+    return F.pad(out_TD, (0, 0, 0, missing)) if missing else out_TD  # which would copy all rows for none
 
 
 def join_keys(k_TKH: Tensor, v_TKH: Tensor, layout: AttentionLayout, layer: int) -> tuple[Tensor, Tensor, list[int]]:

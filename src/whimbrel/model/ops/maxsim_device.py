@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from whimbrel.model.kernels.library import turned_off
 from whimbrel.model.ops import maxsim_torch
 from whimbrel.model.ops.maxsim_programs import Programs, plan_programs
 from whimbrel.model.ops.memory import is_out_of_memory, memory_errors, raise_if_lost
@@ -65,6 +66,7 @@ def prepare_kernels(width: int, dtype: torch.dtype, device: torch.device) -> Non
     documents = TokenVectors(rows_XD, np.array([96]), np.array([192]))
     with memory_errors(), scoring_stream(rows_XD):
         start_sums(queries, documents, np.array([0, 1]), np.array([0, 0]))()
+        matches(queries, documents, np.array([0, 1]), np.array([0, 0]))
 
 
 def start_sums(
@@ -144,7 +146,7 @@ def _start_copies(tensors: list[Tensor]) -> tuple[list[Tensor], Callable[[], obj
 @cache
 def _backend(device: torch.device) -> ModuleType:
     """Return the module whose kernels run on a device, after a trial. Raises MemoryError if there is none for the trial."""
-    if device.type == "cpu":
+    if device.type == "cpu" or turned_off():
         return maxsim_torch
     try:
         from whimbrel.model.ops import maxsim_triton as kernels

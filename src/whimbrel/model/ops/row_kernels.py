@@ -6,7 +6,6 @@ WHIMBREL_KERNELS=off.
 """
 
 import logging
-import os
 from functools import cache
 from itertools import product
 from typing import Any
@@ -14,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from whimbrel.model.kernels.library import turned_off
+from whimbrel.model.ops.memory import is_out_of_memory
 from whimbrel.model.ops.rowwise import FORMULAS, RowKernels, activate_rows, gate_rows
 
 
@@ -24,13 +25,15 @@ def row_kernels(x: Tensor) -> RowKernels:
 
 @cache
 def _kernels_of(device: torch.device) -> RowKernels:
-    if device.type != "cuda" or os.environ.get("WHIMBREL_KERNELS", "").strip().lower() == "off":
+    if device.type != "cuda" or turned_off():
         return FORMULAS
     try:
         from whimbrel.model.ops.rowwise_triton import KERNELS
 
         problem = find_problem(KERNELS, device)
     except Exception as error:  # Triton, its compiler, the C compiler that it calls and the driver raise many kinds
+        if is_out_of_memory(error):  # of which the next batch may find more
+            raise
         problem = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
     else:
         if problem is None:

@@ -23,13 +23,14 @@ from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import Parse
-from whimbrel.errors import InvalidRequest, MethodNotAllowed, NotFound, Unavailable, UnsupportedMediaType, WhimbrelError
-from whimbrel.server.app.guards import GuardMiddleware
+from whimbrel.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMediaType, WhimbrelError
+from whimbrel.server.app.guards import GuardMiddleware, no_route
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
+from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
 from whimbrel.telemetry.metrics import Metrics
@@ -51,13 +52,14 @@ _MODEL: Final = "/v1/models/{model}"
 class App:
     """An ASGI app: the request log around the guards around the routes."""
 
-    def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
+    def __init__(self, served: ModelRegistry, limits: ServerLimits, budgets: Budgets | None) -> None:
         self._served = served
         self._pages = _Pages(served, limits).by_path
         self.methods: dict[str, tuple[str, ...]] = dict.fromkeys(self._pages, ("GET", "HEAD"))
         """Methods that each path takes, in order."""
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
-        self._app = RequestMiddleware(GuardMiddleware(self._route, limits), self.template, limits)
+        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets)
+        self._app = RequestMiddleware(guards, self.template, limits)
         self.refuse_line = self._app.memory.refuse_line
         """Function that answers the requests that wait for memory, unread, with an error."""
         self._proxies = ProxyRules(limits)
@@ -84,7 +86,7 @@ class App:
         template, allow = self.template(path), ""
         try:
             if not template:
-                raise NotFound(f"no route {sanitize(path)}; /docs lists them.")
+                raise no_route(path)
             if method not in self.methods[template]:
                 allow = ", ".join(self.methods[template])
                 raise MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
@@ -120,7 +122,7 @@ class App:
             parsed = _parser(route, context.request_headers)(body)
             context.model = "other"
             name = scope.get(DEPLOYMENT, parsed.body.model)
-            embedder = self._served.find(name, route, parsed)
+            embedder = self._served.find(name, route, parsed, key=context.key)
             context.model = embedder.plan.served_name
             request = parsed.request(embedder)
         result: Any = None
@@ -129,7 +131,9 @@ class App:
             request = _with_named_adapter(request, name, embedder)
             priority: int | None = getattr(parsed.body, "priority", None)  # of the dialects that have it
             scheduling = Scheduling(priority or 0, deadline, context.tenant, _seconds_waited(context.request_headers))
-            result = await _run_while_connected(embedder.run(request, scheduling), scope, context.receive)
+            charging: Any = {} if context.usage is None else {"charge": context.usage.charge}
+            running = embedder.run(request, scheduling, **charging)
+            result = await _run_while_connected(running, scope, context.receive)
             context.note_result(result)
         elif isinstance(request, TokenizeRequest):
             result = await _run_while_connected(embedder.tokenize(request), scope, context.receive)
@@ -150,9 +154,12 @@ def _with_named_adapter(request: Request, name: str | None, embedder: AsyncEmbed
     return replace(request, adapter=named)
 
 
-def create_app(served: ModelRegistry, *, guards: ServerLimits = DEFAULTS) -> App:
-    """Return the app that serves the models of a registry within the limits `guards`."""
-    return App(served, guards)
+def create_app(served: ModelRegistry, *, guards: ServerLimits = DEFAULTS, budgets: Budgets | None = None) -> App:
+    """Return the app that serves the models of a registry within the limits `guards`.
+
+    `budgets` are those of its keys over all processes; by default this process counts alone.
+    """
+    return App(served, guards, budgets or Budgets.of_one_process(guards.keys))
 
 
 def _deadline(headers: Mapping[bytes, bytes]) -> float:
@@ -257,9 +264,9 @@ class _Pages:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         self._playground = limits.playground
-        self._docs_file = partial(docs_file, needs_key=bool(limits.api_keys), playground=limits.playground)
+        self._docs_file = partial(docs_file, needs_key=limits.needs_key, playground=limits.playground)
         self._created = int(time.time())
-        self._metrics = Metrics([embedder.plan.served_name for embedder in served])
+        self._metrics = Metrics([embedder.plan.served_name for embedder in served], [key.name for key in limits.all_keys])
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
@@ -284,15 +291,21 @@ class _Pages:
         }
 
     def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
-        return page.render_response(list(self._served))
+        return page.render_response(self._models_of(http))
+
+    def _models_of(self, http: HTTPRequest) -> list[AsyncEmbedder]:
+        """Return the models that the key of a request may use."""
+        return self._served.of_key(context_of(http.scope).key)
 
     def _list_models(self, http: HTTPRequest) -> bytes:
-        named = [(name, embedder) for embedder in self._served for name in served_names(embedder.plan)]
+        named = [(name, embedder) for embedder in self._models_of(http) for name in served_names(embedder.plan)]
         return openai.render_models([openai.describe_model(*each, self._created) for each in named])
 
     def _show_model(self, http: HTTPRequest) -> bytes:
         name = http.scope["path"].removeprefix("/v1/models/")
-        return msgspec.json.encode(openai.describe_model(name, self._served.find(name), self._created))
+        return msgspec.json.encode(
+            openai.describe_model(name, self._served.find(name, key=context_of(http.scope).key), self._created)
+        )
 
     def _check_ready(self, http: HTTPRequest) -> bytes:
         if not self._served.ready:
@@ -300,8 +313,9 @@ class _Pages:
         return _OK
 
     def _info(self, http: HTTPRequest) -> bytes:
-        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in self._served]
-        of_tei = tei.describe(list(self._served)) if models else {}
+        served = self._models_of(http)
+        models = [{"card": embedder.card, "plan": embedder.plan, "status": embedder.status} for embedder in served]
+        of_tei = tei.describe(served) if models else {}
         return msgspec.json.encode({"version": __version__, "models": models} | of_tei)
 
     async def _root(self, http: HTTPRequest) -> HTTPResponse:

@@ -1,11 +1,11 @@
-"""Guards: limits of request heads, CORS, and checks of host, origin and API key, before any route.
+"""Guards: limits of request heads, CORS, and checks of host, origin, API key and its budgets, before any route.
 
 Decisions rest on the headers and on `scope["path"]`, never on a URL made from the Host header. The HTTP parser has already
 refused malformed heads. `RequestContext` limits the sizes of bodies, `server/http` times and rates.
 """
 
 import hmac
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import chain
@@ -14,58 +14,90 @@ from typing import Final
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from whimbrel.errors import Forbidden, HeadersTooLarge, MalformedHTTP, Unauthorized, Unavailable, WhimbrelError
+from whimbrel.errors import (
+    Forbidden,
+    HeadersTooLarge,
+    MalformedHTTP,
+    NotFound,
+    PermissionDenied,
+    Unauthorized,
+    Unavailable,
+    WhimbrelError,
+)  # fmt: skip
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
-from whimbrel.server.app.request_context import context_of, sanitize, send_error
+from whimbrel.server.app.request_context import RequestContext, context_of, sanitize, send_error
+from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import KEPT_EXTENSION
+from whimbrel.server.keys import ADMIN_PREFIX, ApiKey
 from whimbrel.server.pages.files import ASSET_PATHS
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
 """Routes that need no key, for probes."""
 OPEN_PAGES: Final = frozenset({"/", "/docs", "/openapi.json"})
 """Pages whose GET needs no key, since they are the same on every server. They ask for a key themselves and send it."""
+OPEN_ROUTES: Final = frozenset((*OPEN_PATHS, *OPEN_PAGES, *ASSET_PATHS))
+"""Routes whose GET needs no key."""
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
     "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-tokens",
-    "x-whimbrel-truncated",
+    "x-whimbrel-truncated", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
+    "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
 )  # fmt: skip
 
 
 class Keys:
-    def __init__(self, keys: Sequence[str]) -> None:
-        self._digests = [sha256(key.encode()).digest() for key in keys]
+    """The keys of a server, found by the digests of those that requests bring."""
 
-    def tenant(self, headers: Sequence[tuple[bytes, bytes]]) -> str | None:
-        """Return a name for the request's key, which does not reveal it: "" if no key is required, None if none is right.
+    def __init__(self, keys: Sequence[ApiKey]) -> None:
+        self._by_digest = {key.digest: key for key in keys}
+
+    def find(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiKey | None:
+        """Return the key that a request brings, None if none is right.
 
         OpenAI's clients send `Authorization: Bearer KEY`, Azure's `api-key`.
         """
-        if not self._digests:
-            return ""
+        if not self._by_digest:
+            return None
         first = dict(reversed(headers))
-        keys = [first[name] for name in (b"api-key", b"x-api-key") if name in first]
+        texts = [first[name] for name in (b"api-key", b"x-api-key") if name in first]
         if first.get(b"authorization", b"")[:7].lower() == b"bearer ":
-            keys.append(first[b"authorization"][7:])
-        tenant = None
-        for key in keys:
-            digest = sha256(key.strip()).digest()
-            for number, known in enumerate(self._digests, start=1):  # all of them: the time shows neither match nor place
-                if hmac.compare_digest(digest, known):
-                    tenant = f"key{number}"
-        return tenant
+            texts.append(first[b"authorization"][7:])
+        found = None
+        for text in texts:
+            digest = sha256(text.strip()).digest()
+            # The time of a lookup depends on digests, which show nothing of a key: docs/adr/0035-keys.md
+            known = self._by_digest.get(digest)
+            if known is not None and hmac.compare_digest(digest, known.digest):
+                found = known
+        return found
 
 
 class GuardMiddleware:
     """ASGI middleware: limits of the head, then CORS if there are `origins`, then origin and key.
 
-    Every route but OPEN_PATHS and pages requires a key if there are keys. The request's context stores the key's tenant.
+    Every route but OPEN_PATHS and pages requires a key if there are keys: one that opens the route, and has budget left. The
+    request's context stores it.
     """
 
-    def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        limits: ServerLimits,
+        *,
+        template: Callable[[str], str] = lambda path: path,
+        budgets: Budgets | None = None,
+    ) -> None:
+        """`template` gives the template of the route that a path belongs to, "" if there is none."""
         self._app = app
         self._limits = limits
-        self._keys = Keys(limits.api_keys)
+        self._template = template
+        keys = limits.all_keys
+        self._keys = Keys(keys)
+        self._needs_key = bool(keys)
+        self._has_admin = any(key.admin for key in keys)
+        self._has_limits = self._has_admin or any(key.routes is not None or key.has_budget for key in keys)
+        self._budgets = budgets
         self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
         self._allowed: tuple[bytes, object] | None = None
         """The last Host header that was allowed, and the address that the client had called."""
@@ -127,14 +159,35 @@ class GuardMiddleware:
         context = context_of(scope)
         try:
             self._check_origin(scope)
-            tenant = self._keys.tenant(scope["headers"])
-            if tenant is None and not self._is_open(scope):
-                raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
+            if self._needs_key:
+                self._check_key(scope, context)
+            if not self._has_admin and scope["path"].startswith(ADMIN_PREFIX):
+                raise no_route(scope["path"])
         except WhimbrelError as error:
             await send_error(error, scope, send, body=await context.read_small_body(scope["path"]))
         else:
-            context.tenant = tenant or ""
             await self._app(scope, receive, send)
+
+    def _check_key(self, scope: Scope, context: RequestContext) -> None:
+        """Note the key of a request. Raises Unauthorized and the errors of `_admit`."""
+        key = self._keys.find(scope["headers"])
+        if key is None:
+            if not self._is_open(scope):
+                raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
+            return
+        context.key, context.tenant = key, key.name
+        if self._has_limits and not self._is_open(scope):
+            self._admit(key, scope["path"], context)
+
+    def _admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
+        """Count a request of a key. Raises PermissionDenied, RateLimited and Unavailable."""
+        is_admin = path.startswith(ADMIN_PREFIX)
+        route = path if is_admin else self._template(path)
+        if route and not key.opens(route) and (self._has_admin or not is_admin):
+            raise PermissionDenied(f"the API key {key.name} may not use {sanitize(route)}; {_allowed_routes(key)}.")
+        if self._budgets is not None and (usage := self._budgets.usage(key)) is not None:
+            context.usage = usage
+            usage.begin()
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
@@ -151,6 +204,15 @@ class GuardMiddleware:
         if origin not in self._limits.origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
             hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) else ""
             raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
+
+
+def no_route(path: str) -> NotFound:
+    return NotFound(f"no route {sanitize(path)}; /docs lists them.")
+
+
+def _allowed_routes(key: ApiKey) -> str:
+    routes = [*(key.routes or ()), *([f"{ADMIN_PREFIX}..."] if key.admin else [])]
+    return f"it may use {', '.join(routes)}" if routes else "it may use all but the admin's"
 
 
 def _is_loopback(name: str) -> bool:

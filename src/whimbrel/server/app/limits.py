@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import HttpLimits
-from whimbrel.server.settings import Settings
+from whimbrel.server.keys import ApiKey, check_distinct, plain_keys
+from whimbrel.server.settings import ModelSettings, Settings
 from whimbrel.types.plan import Options
 
 ANY_PEER: Final = "*"
@@ -24,7 +25,9 @@ _ORIGIN: Final = re.compile(r"(https?://)([^/?#@]+)/?")
 @dataclass(frozen=True, slots=True)
 class ServerLimits(HttpLimits):
     api_keys: tuple[str, ...] = field(default=(), repr=False)
-    """Keys, each of which opens every route. Without keys every route is open."""
+    """Keys as they are, each of which opens every route but the admin's. Logs replace them."""
+    keys: tuple[ApiKey, ...] = ()
+    """Keys of a file, by their hashes. Without keys of either kind every route is open."""
     hosts: tuple[str, ...] | None = ()
     """Names allowed in a Host header besides loopback names and the address that was called. None allows any."""
     origins: tuple[str, ...] = ()
@@ -39,25 +42,40 @@ class ServerLimits(HttpLimits):
     max_inflight_bytes: int = 256 * 2**20
     """Size of the bodies and large answers of all requests in memory. Further bodies are read when there is room."""
 
+    @property
+    def needs_key(self) -> bool:
+        return bool(self.api_keys or self.keys)
+
+    @property
+    def all_keys(self) -> tuple[ApiKey, ...]:
+        """The keys of both kinds."""
+        return (*plain_keys(self.api_keys), *self.keys)
+
 
 DEFAULTS: Final = ServerLimits()
 
 
 def read_server_limits(
-    settings: Settings, *, address: str | None, max_inflight_bytes: int, warn: Callable[[str], None] = lambda text: None
+    settings: Settings,
+    *,
+    address: str | None,
+    max_inflight_bytes: int,
+    keys: tuple[ApiKey, ...] = (),
+    warn: Callable[[str], None] = lambda text: None,
 ) -> ServerLimits:
     """Return the limits and access rules that the settings state, with the keys of their files.
 
-    `address` is the server's IP address, None for a Unix socket; `max_inflight_bytes` is the default of that limit. Removes
-    secrets from the process' title. Raises SetupError.
+    `address` is the server's IP address, None for a Unix socket; `max_inflight_bytes` is the default of that limit. `keys` are
+    those of a configuration file. Removes secrets from the process' title. Raises SetupError.
     """
     _redact_argv([*settings.api_key, settings.ssl_keyfile_password or ""])
     stated, max_body_bytes = settings.max_inflight_bytes, settings.max_body_bytes
     if stated is not None and stated < max_body_bytes:
         raise SetupError(f"max_inflight_bytes is {stated:,}, less than max_body_bytes, {max_body_bytes:,}.")
-    return ServerLimits(
+    limits = ServerLimits(
         **{item.name: getattr(settings, item.name) for item in fields(HttpLimits)},
         api_keys=_keys(settings.api_key, settings.api_key_file, warn),
+        keys=keys,
         hosts=_hosts(settings.allowed_host, address),
         origins=tuple(_origin(value) for value in settings.cors_origin),
         public_metrics=settings.public_metrics,
@@ -67,13 +85,15 @@ def read_server_limits(
         max_body_bytes=max_body_bytes,
         max_inflight_bytes=max(max_inflight_bytes, max_body_bytes) if stated is None else stated,
     )
+    check_distinct(limits.all_keys)
+    return limits
 
 
-def engine_options(settings: Settings) -> Options:
-    """Return the options that all models of a server share: the settings that have the name of one."""
-    shared = Options.__annotations__.keys() & {item.name for item in fields(Settings)} - {"served_name"}
-    stated: Any = {key: getattr(settings, key) for key in shared}
-    return Options(**stated)
+def engine_options(settings: Settings, model: ModelSettings) -> Options:
+    """Return the options of a model's engines: the settings that have the name of one. Those of models come from `model`."""
+    names = Options.__annotations__.keys() - {"served_name"}
+    stated: Any = {item.name: getattr(settings, item.name) for item in fields(Settings) if item.name in names}
+    return Options(**stated | {item.name: getattr(model, item.name) for item in fields(ModelSettings) if item.name in names})
 
 
 def read_root_path(value: str) -> str:

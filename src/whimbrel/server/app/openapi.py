@@ -14,7 +14,7 @@ from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
 from whimbrel.dialects.common.schemas import any_of
-from whimbrel.server.app.guards import OPEN_PATHS
+from whimbrel.server.app.guards import OPEN_PATHS, OPEN_ROUTES
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 from whimbrel.server.pages.files import HTML, PageFile, page_file
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
@@ -73,8 +73,13 @@ _COMMON: Final = (
     (errors.MalformedHTTP("there are 2 Host headers; send one."), "The request is no valid HTTP."),
     (errors.Unauthorized("the API key is missing or wrong."), "The API key is missing or wrong."),
     (errors.Forbidden("this server does not answer to the host a."), "The host or the origin is not one that is answered."),
+    (errors.PermissionDenied("the API key search may not use this."), "The API key may not use this route or this model."),
     (errors.HeadersTooLarge("there are 200 headers; the limit is 100."), "Too many headers, or too many bytes in them."),
     (errors.Overloaded("the queue is full.", retry_after=1), "The queue is full; `Retry-After` says when to come back."),
+    (
+        errors.RateLimited("the API key search may use 600 requests a minute, which are used up.", retry_after=1),
+        "A budget of the API key is used up; `Retry-After` and the `x-ratelimit` headers say until when.",
+    ),
     (errors.WhimbrelError("KeyError in Whimbrel. This is a bug."), "A bug of the server."),
     (errors.Unavailable("the engine is not running.", retry_after=1), "The engine is not running."),
 )
@@ -100,6 +105,11 @@ _ERRORS: Final = (
     (errors.DeadlineExceeded("the deadline has passed."), "The time of `X-Request-Timeout` is over."),
 )
 """One error of each kind with its description. Status and body depend on the dialect."""
+
+
+def key_routes() -> frozenset[str]:
+    """Return the routes that need a key where a server has keys, as tables of keys name them."""
+    return frozenset((*ROUTES_BY_PATH, *(page.path for page in PAGES if page.path not in OPEN_ROUTES)))
 
 
 def openapi_document() -> JSON:

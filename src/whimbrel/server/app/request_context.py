@@ -20,10 +20,21 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.dialects.common.route import Route as DialectRoute
-from whimbrel.errors import DeadlineExceeded, MalformedHTTP, Overloaded, TooLarge, Unauthorized, Unavailable, WhimbrelError
+from whimbrel.errors import (
+    DeadlineExceeded,
+    MalformedHTTP,
+    Overloaded,
+    RateLimited,
+    TooLarge,
+    Unauthorized,
+    Unavailable,
+    WhimbrelError,
+)
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.request_memory import SMALL_BODY, RequestMemory
 from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
+from whimbrel.server.budgets import Usage
+from whimbrel.server.keys import ApiKey
 from whimbrel.telemetry import trace
 from whimbrel.telemetry.trace import Outcome, RequestFinished, RequestStarted, Stage
 from whimbrel.types.result import Result
@@ -53,6 +64,8 @@ _OUTCOMES: Final[dict[int, Outcome]] = {
     504: "timeout",
 }
 """Outcome by the status of the error itself: dialects answer the same error with other statuses."""
+_GIVEN_BACK: Final[frozenset[Outcome]] = frozenset({"error", "unavailable", "overloaded", "lost"})
+"""Outcomes that are the server's fault, so that the tokens of the request go back to the budgets of its key."""
 _PROBES: Final = frozenset({"/", "/health", "/health/ready", "/ping"})
 """Routes whose status 503 is the answer to a question, and no failure."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
@@ -80,7 +93,10 @@ class RequestContext:
         request_id = self.request_headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = request_id if _REQUEST_ID.fullmatch(request_id) else os.urandom(16).hex()
         self.tenant = ""
-        """A name for the API key; "" if no key is required."""
+        """The name of the API key; "" if there is none."""
+        self.key: ApiKey | None = None
+        self.usage: Usage | None = None
+        """The account of a request whose key has budgets."""
         self.model = ""
         """Served name of the model; "other" if the client asks for a model that is not served."""
         self.route: DialectRoute | None = None
@@ -235,7 +251,8 @@ class RequestContext:
         """Return headers: the id, milliseconds per stage, and the counts."""
         total = time.perf_counter() - self.started
         timing = _timing(tuple(self.stages)) % tuple([seconds * 1e3 for seconds in (*self.stages.values(), total)])
-        return [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing), *self._counts]
+        budgets = () if self.usage is None else self.usage.headers()
+        return [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing), *self._counts, *budgets]
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Release the memory and return status and outcome. `lost` means that the process ends."""
@@ -269,7 +286,8 @@ def context_of(scope: Scope) -> RequestContext:
 async def send_error(error: WhimbrelError, scope: Scope, send: Send, *, body: bytes = b"", allow: str = "") -> None:
     """Answer with an error in the shape of the dialect of the chosen route, else of that which path and `body` belong to."""
     context = context_of(scope)
-    context.error, context.error_outcome = error.code, _outcome(error.status)
+    context.error = error.code
+    context.error_outcome = "rate_limited" if isinstance(error, RateLimited) else _outcome(error.status)
     status, content = render_error(error, scope["path"], body, context.route)
     headers = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(content))]
     if isinstance(error, Overloaded | Unavailable):
@@ -304,6 +322,8 @@ class RequestMiddleware:
             lost = False
         finally:
             status, outcome = context.end(lost=lost)
+            if context.usage is not None:
+                context.usage.end(give_back=outcome in _GIVEN_BACK)
             traceparent = context.request_headers.get(b"traceparent", b"").decode("latin-1")
             trace.report(
                 RequestFinished(

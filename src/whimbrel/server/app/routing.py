@@ -5,7 +5,7 @@ Paths are taken as clients build them: with doubled or trailing slashes, below A
 
 import asyncio
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import msgspec
@@ -16,8 +16,9 @@ from whimbrel.dialects.common import openai_errors
 from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.dialects.common.responses import served_names
 from whimbrel.dialects.common.route import Parsed, ServedModel
-from whimbrel.errors import InvalidRequest, ModelNotFound, Unavailable, WhimbrelError
+from whimbrel.errors import InvalidRequest, ModelNotFound, PermissionDenied, Unavailable, WhimbrelError
 from whimbrel.outputs.requested import scores_by_similarity
+from whimbrel.server.keys import ApiKey
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result
 from whimbrel.types.scheduling import Scheduling
@@ -102,7 +103,10 @@ def render_error(error: WhimbrelError, path: str = "", body: bytes = b"", route:
 
 
 class AsyncEmbedder(ServedModel, Protocol):
-    """A served model: an engine in this process or in others. Cancelling `run` drops the texts that have not run yet."""
+    """A served model: an engine in this process or in others. Cancelling `run` drops the texts that have not run yet.
+
+    `run` calls `charge` with the number of tokens before it computes any, and raises the errors of it.
+    """
 
     @property
     def ready(self) -> bool: ...
@@ -110,7 +114,7 @@ class AsyncEmbedder(ServedModel, Protocol):
     def status(self) -> str: ...
     @property
     def queued_tokens(self) -> int: ...
-    async def run(self, request: Request, scheduling: Scheduling) -> Result: ...
+    async def run(self, request: Request, scheduling: Scheduling, *, charge: Callable[[int], None] | None = None) -> Result: ...
     async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]: ...
     async def decode(self, request: DetokenizeRequest) -> list[str]: ...
 
@@ -133,11 +137,19 @@ class ModelRegistry:
     def __iter__(self) -> Iterator[AsyncEmbedder]:
         return (self._embedders[index] for index in sorted(self._embedders))
 
-    def find(self, name: str | None, route: Route | None = None, parsed: Parsed[Any] | None = None) -> AsyncEmbedder:
+    def of_key(self, key: ApiKey | None) -> list[AsyncEmbedder]:
+        """Return the models that a key may use; all of them without a key."""
+        return [each for each in self if key is None or key.may_use((each.plan.served_name, *each.plan.aliases))]
+
+    def find(
+        self, name: str | None, route: Route | None = None, parsed: Parsed[Any] | None = None, *, key: ApiKey | None = None
+    ) -> AsyncEmbedder:
         """Return the model with this name; without a name, or with a placeholder, the only model that can answer the body.
 
-        Raises Unavailable, ModelNotFound, InvalidRequest.
+        A key sees the models that it may use. Raises Unavailable, ModelNotFound, PermissionDenied, InvalidRequest.
         """
+        if key is not None and key.models is not None:
+            return self._find_for(key, name, route, parsed)
         if name is not None and (embedder := self._named(name)) is not None:
             return embedder
         if name is not None and route is not None and name in route.placeholders:
@@ -147,24 +159,27 @@ class ModelRegistry:
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
         if name is None:
-            return self._fitting(route, parsed)
-        error = ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(self)}.", param="model")
-        error.model = name[:100]
-        raise error
+            return _fitting(list(self), route, parsed)
+        raise _not_found(name, self)
+
+    def _find_for(self, key: ApiKey, name: str | None, route: Route | None, parsed: Parsed[Any] | None) -> AsyncEmbedder:
+        """Return what `find` does for a key that may use some models only."""
+        allowed = self.of_key(key)
+        found = None if name is None else self._named(name)
+        if found is not None and found in allowed:
+            return found
+        if len(self._embedders) < self._num_models:
+            raise Unavailable("the model is being loaded.", retry_after=5.0)
+        if found is not None or not allowed:
+            may_use = ", ".join(key.models or ())
+            raise PermissionDenied(f"the API key {key.name} may use {may_use} and no other model.", param="model")
+        if name is not None and not (route is not None and name in route.placeholders):
+            raise _not_found(name, allowed)
+        return allowed[0] if len(allowed) == 1 else _fitting(allowed, route, parsed)
 
     def _named(self, name: str) -> AsyncEmbedder | None:
         wanted = _untagged(name)
         return next((each for each in self if wanted in map(_untagged, served_names(each.plan))), None)
-
-    def _fitting(self, route: Route | None, parsed: Parsed[Any] | None) -> AsyncEmbedder:
-        fits = [(fitness(embedder, route, parsed), embedder) for embedder in self]
-        best = max(each for each, _ in fits)
-        fitting = [embedder for each, embedder in fits if each == best]
-        if not best:
-            raise InvalidRequest(f"none of this server's models can answer this: {_names(fitting)}.", param="model")
-        if len(fitting) > 1:
-            raise InvalidRequest(f"several models can answer this; name one of: {_names(fitting)}.", param="model")
-        return fitting[0]
 
     @property
     def ready(self) -> bool:
@@ -190,6 +205,24 @@ class ModelRegistry:
         self._in_flight -= 1
         if self._in_flight == 0:
             self.idle.set()
+
+
+def _fitting(models: Sequence[AsyncEmbedder], route: Route | None, parsed: Parsed[Any] | None) -> AsyncEmbedder:
+    """Return the only one of these models that can answer a body. Raises InvalidRequest."""
+    fits = [(fitness(embedder, route, parsed), embedder) for embedder in models]
+    best = max((each for each, _ in fits), default=0)
+    fitting = [embedder for each, embedder in fits if each == best]
+    if not best:
+        raise InvalidRequest(f"none of this server's models can answer this: {_names(fitting)}.", param="model")
+    if len(fitting) > 1:
+        raise InvalidRequest(f"several models can answer this; name one of: {_names(fitting)}.", param="model")
+    return fitting[0]
+
+
+def _not_found(name: str, models: Iterable[AsyncEmbedder]) -> ModelNotFound:
+    error = ModelNotFound(f"no model {name[:100]!r} here; this server serves {_names(models)}.", param="model")
+    error.model = name[:100]
+    return error
 
 
 def _names(embedders: Iterable[AsyncEmbedder]) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from starlette.types import ASGIApp
 
+from whimbrel.server.http.balance import LEAVE_SECONDS, Balance
 from whimbrel.server.http.connection import Connection, RenderError
 from whimbrel.server.http.limits import BACKLOG, HttpLimits
 from whimbrel.server.http.places import Places
@@ -31,17 +32,28 @@ class Server:
     """`serve()` until `stop()`, in one event loop.
 
     While there are places enough, the event loop accepts, which is cheap. Near the limit, and if more has to be known of a
-    connection before it is made (TLS, Unix sockets), the server accepts by itself, one after another.
+    connection before it is made (TLS, Unix sockets), the server accepts by itself, one after another. If other processes accept
+    too, it leaves connections to them while it has more.
     """
 
     def __init__(
-        self, app: ASGIApp, listener: int, limits: HttpLimits, render_error: RenderError, tls: ssl.SSLContext | None = None
+        self,
+        app: ASGIApp,
+        listener: int,
+        limits: HttpLimits,
+        render_error: RenderError,
+        *,
+        tls: ssl.SSLContext | None = None,
+        balance: Balance | None = None,
     ) -> None:
         """Make it in the event loop that it serves in. `listener` stays open; `tls` may be replaced, for later connections."""
         self._loop = asyncio.get_running_loop()
         self._app = app
         self._limits = limits
         self._render_error = render_error
+        self._balance = balance
+        if balance is not None:
+            balance.note(0)
         self.tls = tls
         self._listener = socket.socket(fileno=os.dup(listener))
         self._listener.setblocking(False)
@@ -107,12 +119,31 @@ class Server:
         connection = Connection(self._app, self._limits, self._render_error, self.places)
         if self.places.share > _MANY:
             self._loop.call_soon(self._choose)
+        elif self._is_ahead():
+            self._loop.call_soon(self._leave_to_others)
         return connection
 
     def _on_release(self) -> None:
         self._closed.set()
+        if self._balance is not None:
+            self._balance.note(len(self.places.taken))
         if self._accepting is None:
             self._choose()
+
+    def _is_ahead(self) -> bool:
+        """Note a new connection. Return whether the next ones are for other processes."""
+        if self._balance is None:
+            return False
+        self._balance.note(len(self.places.taken))
+        return self._balance.is_ahead
+
+    def _leave_to_others(self) -> None:
+        """Accept nothing for a moment."""
+        if self._accepting is not None:
+            self._accepting.close()
+            self._accepting = None
+        self._unwatch()
+        self._loop.call_later(LEAVE_SECONDS, self._choose)
 
     # Accepting by itself
 
@@ -142,6 +173,9 @@ class Server:
                 return
             connection = Connection(self._app, self._limits, self._render_error, self.places, sock)
             self._start_task(self._connect(connection, sock))
+            if self._is_ahead():
+                self._leave_to_others()
+                return
 
     async def _connect(self, connection: Connection, sock: socket.socket) -> None:
         """Make the transport of a connection. It is never cancelled: uvloop would not report the loss of the transport."""

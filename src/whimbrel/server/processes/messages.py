@@ -12,7 +12,8 @@ from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavaila
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.telemetry.logs import LogOptions
-from whimbrel.types.card import Card, PoolingOption, RerankerName
+from whimbrel.types.card import Card
+from whimbrel.types.choices import PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
 
 
@@ -25,6 +26,8 @@ class ModelOptions:
     options: Options
     reranker: RerankerName | None = None
     num_replicas: int = 1
+    keep: float | None = None
+    """Seconds without a request after which the model is unloaded; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,8 @@ class ServeOptions:
     """A batch hangs if it takes longer than this, and ten times longer than at the measured throughput."""
     logs: LogOptions = field(default_factory=LogOptions)
     otel: bool = False
+    audit_log: str = ""
+    """Path of the audit log, or "" for none."""
     tls: TlsFiles | None = None
 
     @property
@@ -174,7 +179,11 @@ class Attach(_Message):
 
 
 class WorkerConfig(_Message):
-    """The configuration of a worker; its first message. The descriptor of the listening socket comes with it."""
+    """The configuration of a worker; its first message.
+
+    Three descriptors come with it: of the listening socket, of the memory with the workers' numbers of connections, and of that
+    with the budgets of keys.
+    """
 
     options: ServeOptions
     known: dict[int, Planned]
@@ -235,6 +244,7 @@ def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
         reranker=model.reranker,
         accept_config=plan.accept_config,
         adapters=plan.adapters,
+        prompts=model.options.get("prompts"),
         tokenizer=model.options.get("tokenizer"),
     )
 
@@ -256,7 +266,7 @@ def failed(uid: int, error: WhimbrelError) -> Failed:
 
 def error_of(message: Failed) -> WhimbrelError:
     kind = _KINDS.get(message.code, WhimbrelError)
-    if kind is Overloaded or kind is Unavailable:
+    if issubclass(kind, Overloaded | Unavailable):
         return kind(message.message, retry_after=message.retry_after)
     if message.hint is not None and issubclass(kind, InvalidRequest):
         return kind(message.message, location=message.location, hint=Hint[message.hint])

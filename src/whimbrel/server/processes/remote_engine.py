@@ -83,13 +83,19 @@ class RemoteEngine:
         """Tokens that wait here until an engine is up. Engines report those that they have."""
         return sum(pending.request.num_tokens for pending in self._waiting)
 
-    async def run(self, request: Request, scheduling: Scheduling = ORDINARY) -> Result:
+    async def run(
+        self, request: Request, scheduling: Scheduling = ORDINARY, *, charge: Callable[[int], None] | None = None
+    ) -> Result:
         """Answer a request, also if engines die meanwhile. Cancelling it drops the texts that have not run yet.
+
+        `charge` gets the number of tokens before any is computed, and may raise.
 
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
         self._check_admission(request, scheduling)
         tokenized = await self._preprocessor.preprocess(request, scheduling)
+        if charge is not None:
+            charge(tokenized.num_tokens)
         result = _empty_result(tokenized) if tokenized.is_empty else await self._compute(tokenized)
         finish = tokenized.finish
         if isinstance(finish, TokenReduction):

@@ -23,6 +23,7 @@ import msgspec
 
 from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
+from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import pair
@@ -30,7 +31,7 @@ from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.server.processes.service_manager import ALIVE, READY, STOPPING, ServiceManager
-from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
+from whimbrel.server.processes.shared_memory import StatusBoard, allocate, map_memory
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
 from whimbrel.types.machine_limits import usable_memory
@@ -39,6 +40,7 @@ from whimbrel.types.plan import Options
 _log = logging.getLogger("whimbrel")
 
 _STOP_SECONDS: Final = 5.0
+_COUNT_BYTES: Final = 4
 _MIN_DRAIN_SECONDS: Final = 0.5
 """Seconds that a worker may take to report that it has no requests."""
 _BLAME: Final = dict.fromkeys((-signal.SIGKILL, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP), 0.25) | {CHANNEL_BROKEN: 0.0}
@@ -59,6 +61,8 @@ class Supervisor:
         """`on_load` gets a model's index and the steps of its first replica's load; `on_ready` gets all models at the end."""
         self._options = options
         self._listener = listener
+        self._connections, _ = allocate(_COUNT_BYTES * options.num_workers)
+        """Memory in which each worker counts its connections."""
         self._on_load = on_load
         self._on_ready = on_ready
         self._engines = [
@@ -85,6 +89,7 @@ class Supervisor:
             # A server without TLS ends with its terminal, unless nohup has started it. With TLS, SIGHUP ends nothing.
             if name != signal.SIGHUP or self._options.tls is not None or signal.getsignal(name) != signal.SIG_IGN:
                 loop.add_signal_handler(name, self._on_signal, name)
+        self._budgets_fd, self._budgets = _make_budgets(self._options)
         with metrics.directory() as self._metrics_folder:
             metrics.use_directory(self._metrics_folder, "supervisor")
             counting = metrics.Metrics()
@@ -97,6 +102,7 @@ class Supervisor:
             finally:
                 await self._end()
                 counting.close()
+                os.close(self._budgets_fd)
         if self._error is not None:
             raise self._error
         return self._exit_code
@@ -148,6 +154,7 @@ class Supervisor:
             count("engine_restarts", model=child.served_name)
             self._report_down(child, code, reason, delay)
         else:
+            self._budgets.clear_column(child.index)
             count("worker_restarts")
         return delay
 
@@ -243,7 +250,7 @@ class Supervisor:
         worker.connected.clear()
         known = {engine.model: engine.planned for engine in self._engines if engine.planned is not None}
         config = messages.WorkerConfig(self._options, known, worker.name, worker.index)
-        worker.send(config, os.dup(self._listener.fileno()))
+        worker.send(config, *map(os.dup, (self._listener.fileno(), self._connections, self._budgets_fd)))
         for engine in self._engines:
             if engine.ready:
                 self._connect(engine, worker)
@@ -366,3 +373,13 @@ class Supervisor:
             for child in children:
                 child.kill()
             await asyncio.wait(waits)
+
+
+def _make_budgets(options: messages.ServeOptions) -> tuple[int, Budgets]:
+    """Return the descriptor of the memory of all keys' budgets, and the budgets in it. Raises SetupError."""
+    keys, num_workers = options.limits.keys, options.num_workers
+    try:
+        fd, memory = allocate(Budgets.memory_size(keys, num_workers))
+    except (OSError, ValueError) as error:
+        raise SetupError(f"there is no memory for the budgets of {len(keys):,} keys: {error}.") from None
+    return fd, Budgets(keys, memory, num_columns=num_workers)

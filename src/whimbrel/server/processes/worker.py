@@ -6,6 +6,7 @@ import os
 import socket
 from collections.abc import Coroutine
 from functools import partial
+from mmap import mmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,7 +15,10 @@ import uvloop
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import SetupError, Unavailable
 from whimbrel.server.app.app import create_app
+from whimbrel.server.app.guards import OPEN_ROUTES
 from whimbrel.server.app.routing import ModelRegistry, render_error
+from whimbrel.server.budgets import Budgets
+from whimbrel.server.http.balance import Balance
 from whimbrel.server.http.listener import Server
 from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
@@ -22,13 +26,13 @@ from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_sock
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.server.processes.replica import Replica
 from whimbrel.server.processes.shared_memory import StatusBoard, map_memory
-from whimbrel.telemetry import logs, metrics, otel
+from whimbrel.telemetry import audit, logs, metrics, otel
 from whimbrel.telemetry.trace import gauge
 
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
-_NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 1, messages.EngineUp: 2}
+_NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 3, messages.EngineUp: 2}
 """The number of descriptors that come with a message."""
 
 
@@ -48,12 +52,16 @@ class Worker:
         options = config.options
         end_logs = logs.configure(options.logs, process=config.name, secrets=options.limits.api_keys)
         end_spans = otel.start() if options.otel else None
+        end_audit = audit.start(Path(options.audit_log), unlogged=OPEN_ROUTES) if options.audit_log else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), config.name)
         self._served = ModelRegistry(num_models=len(options.models))
         for model, planned in config.known.items():
             await self._add_model(model, planned)
-        self._app = app = create_app(self._served, guards=options.limits)
-        self._server = Server(app, fds[0], options.limits, render_error, options.tls and options.tls.load())
+        self._app = app = create_app(self._served, guards=options.limits, budgets=self._map_budgets(fds[2]))
+        counts = memoryview(map_memory(fds[1])).cast("i")
+        balance = Balance(counts, config.index) if options.num_workers > 1 else None
+        tls = options.tls and options.tls.load()
+        self._server = Server(app, fds[0], options.limits, render_error, tls=tls, balance=balance)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
@@ -61,6 +69,8 @@ class Worker:
         await serving
         if end_spans is not None:
             await asyncio.to_thread(end_spans)
+        if end_audit is not None:
+            end_audit()
         end_logs()
 
     def _receive(self, message: messages.ControlWorker) -> None:
@@ -96,6 +106,11 @@ class Worker:
         self._app.refuse_line(error)
         for engine in self._engines.values():
             engine.fail_all(error)
+
+    def _map_budgets(self, fd: int) -> Budgets:
+        """Return the budgets in the supervisor's memory. The descriptor stays open: closing it would end its locks."""
+        limits, num_workers = self._config.options.limits, self._config.options.num_workers
+        return Budgets(limits.keys, mmap(fd, 0), fd=fd, num_columns=num_workers, column=self._config.index)
 
     async def _add_model(self, model: int, planned: messages.Planned) -> None:
         if model in self._engines:  # known from an earlier life of its engine
