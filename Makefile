@@ -58,6 +58,7 @@ test-native: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/sanitized.py $(ARGS)
 
 check: check-code test-cpus test-native recipes
+	@requirements/environment $(VENV) deploy
 	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder -m "not slow and not pictures" $(ARGS)
 
 check-code: docs

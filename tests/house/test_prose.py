@@ -32,6 +32,8 @@ ELSEWHERE = re.compile(
 """Files of other projects that are mentioned outside the paragraphs that begin with "Source"."""
 FOREIGN = set(
     """
+    RING_HASH cu130 envoy.retry_host_predicates.previous_hosts hash_policy leastconn per_request_buffer_limit_bytes
+    retry_policy roundrobin tune.bufsize
     HttpClient OTEL_EXPORTER_OTLP_HEADERS OTEL_TRACES_SAMPLER _process_colbert_vecs _process_token_weights
     livenessProbe pair_to_messages readinessProbe returned_token_ids step_tag_id
     terminationGracePeriodSeconds vertex_compatibility whimbrel.commands whimbrel.schema.json whimbrel.toml whimbrel.request_id

@@ -30,6 +30,7 @@ from whimbrel.server.processes.channel import pair
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
 from whimbrel.server.processes.quarantine import QuarantineList
+from whimbrel.server.processes.service_manager import ALIVE, READY, STOPPING, ServiceManager
 from whimbrel.server.processes.shared_memory import StatusBoard, allocate, map_memory
 from whimbrel.telemetry import metrics
 from whimbrel.telemetry.trace import count, gauge
@@ -79,6 +80,7 @@ class Supervisor:
         self._error: SetupError | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._watchdog = Watchdog(options.step_seconds)
+        self._manager = ServiceManager()
 
     async def run(self) -> int:
         """Run all processes until a signal ends them. Return the exit code. Raises SetupError if one cannot be started."""
@@ -297,6 +299,7 @@ class Supervisor:
         engines = {(engine.model, engine.replica) for engine in self._engines}
         if not self._was_ready and all(worker.ready and worker.connected >= engines for worker in self._workers):
             self._was_ready = True
+            self._manager.tell(READY)
             self._on_ready([engine.planned for engine in self._engines if engine.replica == 0 and engine.planned is not None])
 
     # Watchdog
@@ -304,6 +307,7 @@ class Supervisor:
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(TICK_SECONDS)
+            self._manager.tell(ALIVE)
             self._watchdog.tick()
             for child in self._children:
                 if child.kill_reason is None and (reason := self._watchdog.hang_reason(child)):
@@ -320,6 +324,7 @@ class Supervisor:
             self._finish(128 + name)
             return
         self._draining = True
+        self._manager.tell(STOPPING)
         if not any(worker.ready for worker in self._workers):
             self._finish(0)
             return
