@@ -22,6 +22,7 @@ from whimbrel.errors import SetupError
 from whimbrel.server.app.limits import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import read_tls_files
+from whimbrel.server.model_table import read_keep
 from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
@@ -57,8 +58,10 @@ def serve(models: Sequence[str], settings: Settings) -> int:
             logs=logs.LogOptions(settings.log_format, settings.log_level, settings.access_log),
             otel=settings.otel,
             tls=tls,
+            memory=settings.memory,
+            defaults=_defaults(settings, waiting),
         )
-        logs.configure(options.logs, process="supervisor", secrets=limits.api_keys)
+        logs.configure(options.logs, process="supervisor", secrets=limits.secrets)
         return serve_until_stopped(options, listener, console=screen)
 
 
@@ -71,18 +74,24 @@ def _models(model_ids: Sequence[str | None], settings: Settings, waiting: Waitin
         )
     names = name_models(model_ids, settings.served_name)
     known = [(model or packaged.NAME, *default_names(model), *own) for model, own in zip(model_ids, names, strict=True)]
-    shared = engine_options(settings)
-    bounds = Options(max_queue_tokens=settings.max_queue_tokens or waiting.tokens, max_queue_bytes=waiting.results)
+    shared, keep = _defaults(settings, waiting), read_keep(settings.keep)
     return tuple(
         ModelOptions(
             model,
             read_choice("pooling", settings.pooling),
-            shared | bounds | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
+            shared | Options(served_name=own_names[0], aliases=own_names[1:], adapters=own_adapters),
             read_choice("reranker", settings.reranker),
             settings.replicas,
+            keep,
         )
         for model, own_names, own_adapters in zip(model_ids, names, names_of_adapters(settings.adapter, known), strict=True)
     )
+
+
+def _defaults(settings: Settings, waiting: WaitingMemory) -> Options:
+    """Return the options of an engine that all models share."""
+    bounds = Options(max_queue_tokens=settings.max_queue_tokens or waiting.tokens, max_queue_bytes=waiting.results)
+    return engine_options(settings) | bounds
 
 
 def choose_workers(device: str | None = None) -> int:

@@ -96,6 +96,11 @@ class Settings(HttpLimits):
     prefix_cache_bytes: Bytes | None = _model(
         None, "Memory for a cache of prefixes that texts share, of causal models. 0 disables it.", "BYTES", computed="268435456"
     )
+    keep: str = _model(
+        "always",
+        "Keep models loaded always, or load each by its first request and unload it when idle for this time: 10m.",
+        "TIME",
+    )
     chunked_prefill: bool | None = _model(None, "Run texts above max_batch_tokens in pieces.", computed="for causal models")
 
     api_key: Texts = _flag_of_security(
@@ -103,6 +108,11 @@ class Settings(HttpLimits):
     )
     api_key_file: Path | None = _flag_of_security(
         None, "Require one of the API keys in this file: one per line. Lines that start with # are comments.", "PATH"
+    )
+    admin_key_file: Path | None = _security(
+        None,
+        "Open the routes below /admin/ to the keys in this file, one per line. Without it there are no such routes.",
+        "PATH",
     )
     allowed_host: Texts = _security(
         (),
@@ -140,6 +150,12 @@ class Settings(HttpLimits):
         "is room.",
         "BYTES",
         computed="a share of the memory",
+    )
+    memory: PositiveInt | None = _limit(
+        None,
+        "Memory of all loaded models on a device. Models not kept always make room for others.",
+        "BYTES",
+        computed="no limit",
     )
     drain_timeout: Annotated[float, Meta(ge=0, le=1e9)] = _limit(
         30.0, "Time to finish accepted requests after SIGINT or SIGTERM.", "SECONDS"

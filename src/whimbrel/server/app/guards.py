@@ -15,6 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from whimbrel.errors import Forbidden, HeadersTooLarge, MalformedHTTP, Unauthorized, Unavailable, WhimbrelError
+from whimbrel.server.app.admin import is_admin_path
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import context_of, sanitize, send_error
 from whimbrel.server.http.exchange import KEPT_EXTENSION
@@ -27,8 +28,8 @@ OPEN_PAGES: Final = frozenset({"/", "/docs", "/openapi.json"})
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
-    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-tokens",
-    "x-whimbrel-truncated",
+    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-revision",
+    "x-whimbrel-tokens", "x-whimbrel-truncated",
 )  # fmt: skip
 
 
@@ -64,11 +65,7 @@ class GuardMiddleware:
 
     def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
         self._app = app
-        self._limits = limits
-        self._keys = Keys(limits.api_keys)
-        self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
-        self._allowed: tuple[bytes, object] | None = None
-        """The last Host header that was allowed, and the address that the client had called."""
+        self.renew(limits)
         self._inner: ASGIApp = self._authorize
         if limits.origins:
             self._inner = CORSMiddleware(
@@ -79,6 +76,15 @@ class GuardMiddleware:
                 allow_private_network="*" not in limits.origins,
                 expose_headers=_ANSWER_HEADERS,
             )
+
+    def renew(self, limits: ServerLimits) -> None:
+        """Take keys, hosts and limits of heads from now on. The origins of CORS stay."""
+        self._limits = limits
+        self._keys = Keys(limits.api_keys)
+        self._admin_keys = Keys(limits.admin_keys)
+        self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
+        self._allowed: tuple[bytes, object] | None = None
+        """The last Host header that was allowed, and the address that the client had called."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -126,30 +132,34 @@ class GuardMiddleware:
     async def _authorize(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         try:
-            self._check_origin(scope)
-            tenant = self._keys.tenant(scope["headers"])
+            of_admin = bool(self._limits.admin_keys) and is_admin_path(scope["path"])
+            self._check_origin(scope, of_admin=of_admin)
+            tenant = (self._admin_keys if of_admin else self._keys).tenant(scope["headers"])
             if tenant is None and not self._is_open(scope):
                 raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
         except WhimbrelError as error:
             await send_error(error, scope, send, body=await context.read_small_body(scope["path"]))
         else:
-            context.tenant = tenant or ""
+            context.tenant = "" if of_admin else tenant or ""
             await self._app(scope, receive, send)
 
     def _is_open(self, scope: Scope) -> bool:
         path = scope["path"]
         return path in self._open or (scope["method"] in ("GET", "HEAD") and (path in OPEN_PAGES or path in ASSET_PATHS))
 
-    def _check_origin(self, scope: Scope) -> None:
-        """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)"""
-        headers = context_of(scope).request_headers
-        if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in self._limits.origins:
+    def _check_origin(self, scope: Scope, *, of_admin: bool) -> None:
+        """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)
+
+        No page of another site may do so by an admin route.
+        """
+        headers, origins = context_of(scope).request_headers, () if of_admin else self._limits.origins
+        if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in origins:
             return
         origin = headers[b"origin"].decode("latin-1")
         scheme, _, authority = origin.lower().partition("://")
         served_here = scheme in ("http", "https") and authority == headers.get(b"host", b"").decode("latin-1").lower()
-        if origin not in self._limits.origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
-            hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) else ""
+        if origin not in origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
+            hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) and not of_admin else ""
             raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
 
 

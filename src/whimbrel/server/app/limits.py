@@ -25,6 +25,8 @@ _ORIGIN: Final = re.compile(r"(https?://)([^/?#@]+)/?")
 class ServerLimits(HttpLimits):
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     """Keys, each of which opens every route. Without keys every route is open."""
+    admin_keys: tuple[str, ...] = field(default=(), repr=False)
+    """Keys that open the admin routes and no others. Without such keys there are no admin routes."""
     hosts: tuple[str, ...] | None = ()
     """Names allowed in a Host header besides loopback names and the address that was called. None allows any."""
     origins: tuple[str, ...] = ()
@@ -38,6 +40,11 @@ class ServerLimits(HttpLimits):
     max_body_bytes: int = 32 * 2**20
     max_inflight_bytes: int = 256 * 2**20
     """Size of the bodies and large answers of all requests in memory. Further bodies are read when there is room."""
+
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        """All keys, which no log and no other process' environment may show."""
+        return (*self.api_keys, *self.admin_keys)
 
 
 DEFAULTS: Final = ServerLimits()
@@ -58,6 +65,7 @@ def read_server_limits(
     return ServerLimits(
         **{item.name: getattr(settings, item.name) for item in fields(HttpLimits)},
         api_keys=_keys(settings.api_key, settings.api_key_file, warn),
+        admin_keys=_keys((), settings.admin_key_file, warn),
         hosts=_hosts(settings.allowed_host, address),
         origins=tuple(_origin(value) for value in settings.cors_origin),
         public_metrics=settings.public_metrics,
