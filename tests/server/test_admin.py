@@ -21,9 +21,9 @@ from whimbrel.server.app.admin import AdminAction
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
-from whimbrel.server.model_table import read_keep, read_model
 from whimbrel.server.processes.messages import ModelOptions, Planned, Usage
 from whimbrel.server.processes.model_memory import next_to_unload
+from whimbrel.server.processes.model_table import read_keep, read_model
 from whimbrel.server.processes.probe import TEXTS, Probe, compare, refusal
 from whimbrel.server.processes.running_model import NoRoom, RunningModel
 from whimbrel.types.plan import Options, Plan
@@ -178,7 +178,7 @@ def test_a_fingerprint_is_that_of_the_contents(tmp_path: Path) -> None:
     assert second != first
     (copied / "tokenizer_config.json").write_text("{}")
     assert fingerprint(copied) not in (first, second)
-    (copied / "model.safetensors").write_bytes(b"\xff" * 100)  # the loader says what is wrong
+    (copied / "model.safetensors").write_bytes(b"\xff" * 100)  # which the loader refuses
     assert fingerprint(copied).startswith("files-")
     assert weight_bytes(folder, 2) * 2 == weight_bytes(folder, 4) > 100_000
 

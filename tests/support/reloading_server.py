@@ -16,8 +16,8 @@ from typing import Any
 from whimbrel.cli.serve import listen
 from whimbrel.errors import SetupError
 from whimbrel.server.app.limits import ServerLimits
-from whimbrel.server.model_table import read_model
 from whimbrel.server.processes.messages import ServeOptions
+from whimbrel.server.processes.model_table import read_model
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.types.plan import Options
 

@@ -35,7 +35,7 @@ def fingerprint(folder: Path, adapters: Iterable[Path] = ()) -> str:
     digest = blake2b(digest_size=8)
     for root in (folder, *sorted(adapters)):
         for path in _files(root):
-            with suppress(OSError):  # the loader says what is wrong
+            with suppress(OSError):  # the loader names the file
                 digest.update(f"\0{path.relative_to(root)}\0{path.stat().st_size}\0".encode())
                 with path.open("rb") as file:
                     for part in _parts(file, path):
@@ -96,7 +96,7 @@ def _places(header: bytes) -> list[int]:
 
 
 def _tensors(header: bytes) -> list[_Tensor]:
-    """Return the descriptions of all tensors. Empty for a header that cannot be read: the loader says what is wrong."""
+    """Return the descriptions of all tensors. Empty for a header that cannot be read, which the loader refuses."""
     try:
         found = msgspec.json.decode(header[8:], type=dict[str, msgspec.Raw])
         return [msgspec.json.decode(raw, type=_Tensor) for name, raw in found.items() if name != "__metadata__"]

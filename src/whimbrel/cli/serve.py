@@ -22,8 +22,8 @@ from whimbrel.errors import SetupError
 from whimbrel.server.app.limits import engine_options, read_server_limits
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.http.tls import read_tls_files
-from whimbrel.server.model_table import read_keep
 from whimbrel.server.processes.messages import BytesRead, ModelOptions, Phase, Planned, ServeOptions, read_planned_card
+from whimbrel.server.processes.model_table import read_keep
 from whimbrel.server.processes.supervisor import Supervisor
 from whimbrel.server.settings import Settings
 from whimbrel.telemetry import logs

@@ -8,8 +8,8 @@ import msgspec
 
 from whimbrel.dialects.common import openai_errors
 from whimbrel.errors import InvalidRequest, ModelNotFound, SetupError, Unavailable, WhimbrelError
-from whimbrel.server.model_table import read_model
 from whimbrel.server.processes.messages import Command, ModelOptions, ServeOptions
+from whimbrel.server.processes.model_table import read_model
 from whimbrel.server.processes.models import LEAST_AGREEMENT, Models
 
 _log = logging.getLogger("whimbrel")

@@ -1,5 +1,7 @@
-"""Memory of models: what engine processes take, as the kernel counts it, and the models that make room for another. Pure but
-for `process_bytes`."""
+"""Memory of models: the bytes that engine processes take, as the kernel counts them, and the models that make room for another.
+
+Only `process_bytes` and `measure` read files.
+"""
 
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,8 +1,8 @@
 """Models of a server while it runs: loaded, replaced, unloaded and watched, for the supervisor.
 
 Theory of operation. Ids of models count up and are never used again. A model is loaded beside the others, in processes of its
-own; no name leads to it until all its engines are up, every worker sends them requests, and its probe has passed. Then one
-message to each worker switches all names at once, between two events of its loop, and the workers let the old model go when its
+own. No name leads to it until all its engines are up, every worker sends them requests, and its probe has passed. Then one
+message to each worker switches all names at once, between two events of its loop. The workers let the old model go when its
 last request has ended. So a request is answered by the model that it found, and by no other.
 
 A model that is not always kept is loaded by its first request, which waits in its worker. It is unloaded in two steps: workers
@@ -135,7 +135,7 @@ class Models(ServedModels):
                 self._free.set()
 
     async def wait_free(self) -> None:
-        """Wait until nobody changes where names lead."""
+        """Wait until no command changes where names lead."""
         await self._free.wait()
 
     def switch_all(self, models: Sequence[RunningModel]) -> None:
