@@ -18,7 +18,7 @@ from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.locate import default_names, resolve_checkpoint
 from whimbrel.cli.main import app
-from whimbrel.cli.serve import name_models
+from whimbrel.cli.serve_options import name_models
 from whimbrel.errors import SetupError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"

@@ -23,7 +23,7 @@ from serving import Server
 from whimbrel import Client, Engine
 from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.cli.main import app
-from whimbrel.cli.serve import name_models
+from whimbrel.cli.serve_options import name_models
 from whimbrel.errors import SetupError
 
 COMMITS = {"main": "a" * 40, "v1": "b" * 40}

@@ -66,5 +66,5 @@ def test_the_table_of_the_page_is_right() -> None:
 def test_a_server_does_not_start_with_keys_for_what_it_has_not(fields: dict[str, object], message: str) -> None:
     keys = read_keys({"a": {"hash": HASH} | fields}, lambda *_: "keys.toml")
     with pytest.raises(SetupError, match=message) as told:
-        serve((), Config(settings=read_settings({"port": 0}, (), {}), keys=keys))
+        serve((), lambda: Config(settings=read_settings({"port": 0}, (), {}), keys=keys))
     assert "did you mean" in (told.value.hint or "")

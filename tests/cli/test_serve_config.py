@@ -20,7 +20,8 @@ from command import Here
 from serving import Server
 from whimbrel import Client
 from whimbrel.checkpoint import packaged
-from whimbrel.cli import serve
+from whimbrel.cli.serve_options import use_hub_token
+from whimbrel.server.settings import Settings
 
 FILE = """
 [server]
@@ -158,7 +159,7 @@ def test_the_hubs_token_is_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyP
     (tmp_path / "token").write_text("hf_x\n")
     (tmp_path / "token").chmod(0o644)
     warnings: list[str] = []
-    serve.use_hub_token(serve.Settings(hf_token_file=tmp_path / "token"), warnings.append)
+    use_hub_token(Settings(hf_token_file=tmp_path / "token"), warnings.append)
     assert len(warnings) == 1
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", os.environ["HF_TOKEN_PATH"])
     monkeypatch.delenv("HF_TOKEN", raising=False)

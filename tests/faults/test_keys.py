@@ -20,9 +20,9 @@ import pytest
 import fault_injection
 from raw_http import Answer, Connection, ask, head, post
 from serving import Server
+from settings_file import write_settings
 from waiting import wait_for
 from whimbrel import AsyncClient, Client, errors
-from whimbrel.server.keys import hash_of
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEXT = {"input": "a"}
@@ -45,14 +45,13 @@ def audit_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, audit_log: Path) -> Iterator[Server]:
-    """Two workers, and ten thousand keys. The text of each key is its name and "-s3cret"."""
-    file = tmp_path_factory.mktemp("keys") / "keys.json"
-    file.write_bytes(orjson.dumps({name: {"hash": hash_of(f"{name}-s3cret")} | fields for name, fields in KEYS.items()}))
+    """Two workers, and ten thousand keys."""
+    file = write_settings(tmp_path_factory.mktemp("keys") / "whimbrel.toml", keys=KEYS)
     environment = {
         "WHIMBREL_RUNNER": "fault_injection:FaultyRunner",
         "PYTHONPATH": os.pathsep.join((str(Path(fault_injection.__file__).parent), os.environ.get("PYTHONPATH", ""))),
     }
-    with Server("workers=2", f"audit_log={audit_log}", keys=file, **environment) as server:
+    with Server("--config", str(file), "--workers", "2", "--set", f"audit_log={audit_log}", **environment) as server:
         yield server
         log = server.log
     assert "s3cret" not in log

@@ -243,7 +243,7 @@ def test_H4_a_bug_s_line_in_the_log_shows_the_path_on_one_line(caplog: pytest.Lo
     async def main() -> None:
         embedder = FakeEmbedder()
         embedder.plan = Broken()
-        told = await call(create_app(ModelRegistry(embedder)), "GET", "/v1/models/evil\rERROR forged \x1b[31m\u2028")
+        told = await call(create_app(ModelRegistry(embedder)), "GET", f"/v1/models/{EVIL}")
         assert told.status == 500
 
     asyncio.run(main())
@@ -252,18 +252,14 @@ def test_H4_a_bug_s_line_in_the_log_shows_the_path_on_one_line(caplog: pytest.Lo
     assert "evil" in message
 
 
-class AnyName(str):
-    __slots__ = ()
-    __hash__ = str.__hash__
-
-    def __ne__(self, other: object) -> bool:
-        return False
+EVIL = "evil\rERROR forged \x1b[31m\u2028"
 
 
 class Broken:
-    """A plan that serves any name, and fails with words that no client should read."""
+    """A plan that fails with words that no client should read."""
 
-    served_name = AnyName()
+    served_name = EVIL
+    aliases = adapters = ()
 
     @property
     def max_length(self) -> int:

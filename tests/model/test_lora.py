@@ -32,7 +32,7 @@ from comparisons import assert_close
 from hidden_states import hidden_states, random_ids, reference_states
 from serving import Server
 from whimbrel import AsyncEngine, Client, Engine
-from whimbrel.cli.serve import names_of_adapters
+from whimbrel.cli.serve_options import names_of_adapters
 from whimbrel.errors import CheckpointError, InvalidRequest, SetupError
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.routing import ModelRegistry

@@ -36,7 +36,17 @@ from whimbrel.errors import CheckpointError, InvalidRequest, TooLong
 from whimbrel.server.processes.channel import Channel, pair
 from whimbrel.server.processes.child_process import CONTROL_FD
 from whimbrel.server.processes.codec import encode_request, write_arrays
-from whimbrel.server.processes.messages import Attach, EngineAnswer, FromEngine, Load, ModelOptions, Ready, ReportEngine, Submit
+from whimbrel.server.processes.messages import (
+    Attach,
+    EngineAnswer,
+    FromEngine,
+    Load,
+    ModelOptions,
+    Notice,
+    Ready,
+    ReportEngine,
+    Submit,
+)
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.hardware import Hardware
 from whimbrel.types.plan import Options, make_plan
@@ -397,6 +407,7 @@ def test_across_a_process_boundary(checkpoint: Callable[[str], Path]) -> None:
         )
     control = Channel[ReportEngine](ours, ReportEngine)
     control.send(Load(ModelOptions(str(folder), None, options), "engine-0-0", LogOptions()))
+    control.send(Notice("proceed"))
     next(message for message in control if isinstance(message, Ready))
     near, far = pair()
     control.send(Attach(0), [far.detach()])

@@ -9,8 +9,9 @@ import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
@@ -20,7 +21,8 @@ from hypothesis import strategies as st
 import budget_process
 from budget_process import limited
 from whimbrel.errors import RateLimited, TooLarge, Unavailable
-from whimbrel.server.budgets import Bucket, Budgets, Usage, format_duration
+from whimbrel.server.budgets import Bucket, Budgets, Usage, format_duration, give_places
+from whimbrel.server.keys import ApiKey
 from whimbrel.server.processes.shared_memory import allocate
 
 SECOND = 10**9
@@ -303,6 +305,48 @@ def test_E14_a_process_that_is_stopped_with_a_lock_stops_nobody_for_long() -> No
     usage.begin()  # the kernel has released it
     fcntl.lockf(fd, fcntl.LOCK_UN)
     os.close(fd)
+
+
+def test_a_key_that_stays_is_counted_on() -> None:
+    """Also under another limit: it is full at the same time. Keys that go keep their records."""
+    clock = Clock(10**15)
+    a, b, c = (ApiKey(name=name, digest=bytes(32), tokens_per_minute=60) for name in "abc")
+    places = give_places([a, b], {})
+    memory = bytearray(Budgets.memory_size("abc"))
+    budgets = Budgets([a, b], memory, places=places, clock=clock)
+    used = budgets.usage(a)
+    assert used is not None
+    used.begin()
+    used.charge(30)
+    places = give_places([c, b], places)
+    assert places == {"a": 0, "b": 1, "c": 2}
+    budgets.renew([c, b], places, memory)
+    assert budgets.usage(a) is None
+    used.end(give_back=False)  # its key has gone
+    for limit, left in ((60, 30), (120, 60), (7, 3), (2**63 - 1, 2**62 - 1), (60, 30)):
+        changed = replace(a, tokens_per_minute=limit)
+        budgets.renew([changed], places, memory)
+        usage = budgets.usage(changed)
+        assert usage is not None
+        usage.begin()
+        assert dict(usage.headers())[b"x-ratelimit-remaining-tokens"] == b"%d" % left
+        usage.end(give_back=False)
+
+
+def test_E13_a_limit_that_changes_is_one_of_all_workers_at_any_time() -> None:
+    """A worker that does not know the new limit yet reads the same time."""
+    clock = Clock(10**15)
+    key = limited(tokens_per_minute=60)
+    memory = bytearray(Budgets.memory_size([key], 2))
+    old = Budgets([key], memory, num_columns=2, clock=clock)
+    new = Budgets([replace(key, tokens_per_minute=120)], memory, num_columns=2, column=1, clock=clock)
+    for budgets, amount, left in ((old, 20, 40), (new, 20, 60), (old, 15, 15), (new, 30, 0)):
+        usage = budgets.usage(key)
+        assert usage is not None
+        usage.begin()
+        usage.charge(amount)
+        assert dict(usage.headers())[b"x-ratelimit-remaining-tokens"] == b"%d" % left
+    assert not passes(cast(Usage, old.usage(key)))
 
 
 def test_the_memory_of_ten_thousand_keys_is_small() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from whimbrel.cli.serve import check_config, models_to_serve
+from whimbrel.cli.serve_options import check_config, models_to_serve
 from whimbrel.errors import SetupError
 from whimbrel.server.config_file import SECTIONS, TABLES, Config, read_config
 from whimbrel.server.settings import ModelTable, Settings
@@ -197,7 +197,6 @@ WRONG: list[tuple[str, str, str]] = [
     ("[models.a]\npooling = 'best'", "it takes one of cls, max", ""), ("[models.a]\nreranker = 'x'", "it takes one of qwen3", ""),
     ("[models.a]\nkeep = '10 minutes'", "models.a.keep is '10 minutes'; it takes text such as always, 90s, 10m", ""),
     ("[models.a]\nkeep = 600", "models.a.keep is 600; it takes text such as always", ""), ("[models.a]\nkeep = '-1s'", "it takes text such as", ""),
-    ("[models.a]\nkeep = '10m'", "w.toml:2: a is to be kept 10m; only always can be served yet", 'keep = "always"'),
     ("[models.a]\nprompts = 'query: '", "it takes a table of texts", ""), ("[models.a.prompts]\nquery = 1", "w.toml:1: models.a.prompts is", ""),
     ("[models.a]\nmax_batch_tokens = 2000000", "up to 1048576", ""), ("[models.a]\nmax_length = 0", "a whole number from 1", ""),
     # models
@@ -273,9 +272,9 @@ def test_models_stand_in_one_place(folder: Path) -> None:
 
 
 def test_models_are_served_as_their_tables_say(folder: Path) -> None:
-    text = EXAMPLE.replace('keep = "10m"', "max_batch_tokens = 64\nsplit_long = true\ntokenizer = 'file'")
+    text = EXAMPLE.replace('keep = "10m"', "keep = '10m'\nmax_batch_tokens = 64\nsplit_long = true\ntokenizer = 'file'")
     first, second, third = models_to_serve((), read(folder, text, given={"adapter": ["e5:tax=/tax"]}))
-    assert (first.model, first.num_replicas, first.keep) == ("intfloat/multilingual-e5-small@main", 2, None)
+    assert (first.model, first.num_replicas, first.keep_seconds) == ("intfloat/multilingual-e5-small@main", 2, 600.0)
     expected = {
         "served_name": "e5", "aliases": ("text-embedding-3-small",), "dtype": "bfloat16", "max_length": 256, "split_long": True,
         "adapters": {"law": str(folder / "adapters/law"), "tax": "/tax"}, "prompts": {"query": "query: ", "none": ""},

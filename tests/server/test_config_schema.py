@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from docs_code import Block, blocks_of
-from whimbrel.cli.serve import check_config
+from whimbrel.cli.serve_options import check_config
 from whimbrel.errors import SetupError
 from whimbrel.server.config_file import SECTIONS, read_config
 from whimbrel.server.config_schema import config_schema

@@ -33,6 +33,7 @@ from whimbrel.server.processes.messages import (
     FromEngine,
     Load,
     ModelOptions,
+    Notice,
     Ready,
     ReportEngine,
     Submit,
@@ -225,6 +226,7 @@ def engine_process() -> Iterator[tuple[subprocess.Popen[bytes], Channel[ReportEn
         )
     control = Channel[ReportEngine](ours, ReportEngine)
     control.send(Load(ModelOptions(None, None, Options()), "engine-0-0", LogOptions()))
+    control.send(Notice("proceed"))
     next(message for message in control if isinstance(message, Ready))
     yield process, control
     process.kill()

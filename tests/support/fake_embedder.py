@@ -35,6 +35,7 @@ class FakePlan:
     dtype: str = "float32"
     max_batch_tokens: int = 512
     commit: str = ""
+    revision: str = ""
     adapters: dict[str, str] = field(default_factory=dict[str, str])
 
 

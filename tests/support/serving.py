@@ -12,27 +12,15 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-import keyed_server
-
 
 class Server:
     """`python -m whimbrel serve --port 0 ...`; `url` once it answers."""
 
     def __init__(
-        self,
-        *args: str,
-        wait: bool = True,
-        start_new_session: bool = False,
-        preexec_fn: Any = None,
-        keys: Path | None = None,
-        **env: str,
+        self, *args: str, wait: bool = True, start_new_session: bool = False, preexec_fn: Any = None, **env: str
     ) -> None:
-        """`keys` is a file for `keyed_server.py`; then `args` are those of --set."""
-        command = [sys.executable, "-m", "whimbrel", "serve", "--port", "0", *args]
-        if keys is not None:
-            command = [sys.executable, keyed_server.__file__, str(keys), *args]
         self.process = subprocess.Popen(
-            command,
+            [sys.executable, "-m", "whimbrel", "serve", "--port", "0", *args],
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | env,

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from whimbrel.cli import serve
+from whimbrel.cli import serve_options
 from whimbrel.types import machine_limits
 from whimbrel.types.machine_limits import Limit, MachineLimits, expects_gpu, read_limits
 
@@ -169,15 +169,15 @@ def test_fractions_of_a_core(
 
 @pytest.mark.parametrize(("processors", "workers"), [(1, 1), (15, 1), (16, 2), (31, 3), (64, 4)])
 def test_default_number_of_workers(processors: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve, "usable_processors", lambda: processors)
-    assert serve.choose_workers("cpu") == workers
+    monkeypatch.setattr(serve_options, "usable_processors", lambda: processors)
+    assert serve_options.choose_workers("cpu") == workers
 
 
 @pytest.mark.parametrize(("processors", "workers"), [(1, 1), (4, 2), (16, 8), (64, 16)])
 def test_default_number_of_workers_beside_a_gpu(processors: int, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its engine leaves the processors to those who tokenize and encode."""
-    monkeypatch.setattr(serve, "usable_processors", lambda: processors)
-    assert serve.choose_workers("cuda:1") == workers
+    monkeypatch.setattr(serve_options, "usable_processors", lambda: processors)
+    assert serve_options.choose_workers("cuda:1") == workers
 
 
 DRIVER = ["proc/driver/nvidia/version", "dev/nvidiactl"]

@@ -41,7 +41,7 @@ def check(
     ] = None,
 ) -> None:
     need("httptools")
-    from whimbrel.cli.serve import check_config
+    from whimbrel.cli.serve_options import check_config
 
     if find_file(file, os.environ) is None:
         raise SetupError("no file of settings is named.", hint=f"whimbrel config check FILE, or set {FILE_VARIABLE}")

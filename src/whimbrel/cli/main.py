@@ -85,7 +85,8 @@ def serve(
     need("httptools", "torch")
     from whimbrel.cli.serve import serve as serve_models
 
-    raise typer.Exit(serve_models(models or (), read_config(file, given, assignments or (), os.environ)))
+    environ = dict(os.environ)  # as it is now, also for later readings
+    raise typer.Exit(serve_models(models or (), lambda: read_config(file, given, assignments or (), environ)))
 
 
 _VERBS: Final = (

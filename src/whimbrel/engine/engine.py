@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Final, ParamSpec, Self, Type
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.checkpoint.fingerprint import revision_of
 from whimbrel.checkpoint.json_file import accepting
 from whimbrel.checkpoint.load_progress import naming_phases
 from whimbrel.checkpoint.locate import Checkpoint, resolve_checkpoint
@@ -134,7 +135,9 @@ class Engine:
         progress("importing PyTorch")  # not before: faults of a model's name or its files are told at once
         from whimbrel.model.runner import probe
 
-        self.plan: Plan = replace(make_plan(options, self.card, probe()), commit=checkpoint.commit)
+        plan = make_plan(options, self.card, probe())
+        revision = revision_of(checkpoint.folder, checkpoint.commit, plan.adapters)
+        self.plan: Plan = replace(plan, commit=checkpoint.commit, revision=revision)
         self.folder = checkpoint.folder
         num_bytes = self.plan.document_cache_bytes
         self._document_cache = ByteCache[bytes, Any](num_bytes, entry_bytes=ENTRY_BYTES) if num_bytes else None
@@ -147,6 +150,8 @@ class Engine:
             tune_glibc_malloc()
         with accepting(accepted), naming_phases(progress):
             runner = load_runner(checkpoint, self.card, self.plan)
+        if revision_of(checkpoint.folder, checkpoint.commit, plan.adapters) != revision:
+            raise SetupError(f"the files in {checkpoint.folder} changed while they were loaded.", hint="load them again")
         self.plan = self.plan.with_same_bits(runner.unstable)
         self._dispatcher = Dispatcher(self.plan)
         self._finishing = FinishPool(self._dispatcher, _num_finish_threads(self.plan), runner.init_thread)

@@ -6,10 +6,15 @@ number, the time at which it would be full, in nanoseconds times the limit. So n
 Requests in flight are a column for each worker, which only that worker changes; the supervisor clears those of a worker that
 died.
 
+A record belongs to the name of a key, for good: when keys change, those that stay are counted on, and those that come get
+records at the end. Beside each state stands the limit in whose units it is. So a limit may change from one request to the next,
+and a worker that does not know the new one yet reads and writes the same time.
+
 A worker changes a record under a lock on its bytes (fcntl), held for some microseconds, which the kernel releases when the
 process dies. Such locks belong to processes: within one, the event loop takes them one after another. They end when the process
-closes any descriptor of the memory, so it closes none. Descriptors of one open file share an OFD lock, and these are of one
-file, so locks of that newer kind would exclude no process. One process alone counts in memory of its own, without locks.
+closes any descriptor of the memory, so it closes none while it holds one. Descriptors of one open file share an OFD lock, and
+these are of one file, so locks of that newer kind would exclude no process. One process alone counts in memory of its own,
+without locks.
 
 The clock is perf_counter, which all processes of a machine share: the time of day may jump. It knows no HTTP, models or texts.
 """
@@ -18,7 +23,7 @@ from __future__ import annotations
 
 import fcntl
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import ceil
@@ -31,8 +36,10 @@ from whimbrel.server.keys import ApiKey
 _SECOND: Final = 10**9
 _MINUTE: Final = 60 * _SECOND
 _DAY: Final = 24 * 60 * _MINUTE
-_STATE: Final = 16
-"""Bytes of a bucket's state: a limit of up to 2**63 times a time of up to 2**63 nanoseconds."""
+_STATE: Final = 24
+"""Bytes of a bucket: its state, a limit of up to 2**63 times a time of up to 2**63 nanoseconds, and the limit."""
+_LIMIT: Final = 16
+"""Place of the limit in them."""
 _COLUMN: Final = 8
 _LOCK_SECONDS: Final = 0.25
 """Longest wait for a lock. Its holder was stopped in the midst of some microseconds; the supervisor finds and kills it."""
@@ -96,24 +103,31 @@ class Budgets:
         memory: mmap | bytearray,
         *,
         fd: int | None = None,
+        places: Mapping[str, int] | None = None,
         num_columns: int = 1,
         column: int = 0,
         clock: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
-        """`memory` has `memory_size` bytes, at first zero; `fd` is its descriptor where several processes share it."""
-        self._memory = memoryview(memory)
+        """`memory` has `memory_size` bytes, at first zero; `fd` is its descriptor where several processes share it.
+
+        `places` are those of `give_places`, if there were keys before.
+        """
         self._fd = fd
         self._num_columns = num_columns
         self._column = column
         self._clock = clock
-        size = _record_size(num_columns)
-        limited = [key for key in keys if key.has_budget]
-        self._records = {key.name: _make_record(key, index * size, size) for index, key in enumerate(limited)}
+        self.renew(keys, give_places(keys, {}) if places is None else places, memory)
+
+    def renew(self, keys: Sequence[ApiKey], places: Mapping[str, int], memory: mmap | bytearray) -> None:
+        """Take other keys from now on. Requests end where they were counted. `memory` may have grown."""
+        self._memory = memoryview(memory)
+        size = _record_size(self._num_columns)
+        self._records = {key.name: _make_record(key, places[key.name] * size, size) for key in keys if key.has_budget}
 
     @staticmethod
-    def memory_size(keys: Sequence[ApiKey], num_columns: int = 1) -> int:
-        """Return the bytes that the budgets of these keys take, at least one record's."""
-        return max(1, sum(key.has_budget for key in keys)) * _record_size(num_columns)
+    def memory_size(keys: Collection[ApiKey | str], num_columns: int = 1) -> int:
+        """Return the bytes that the budgets of these keys or names of keys take, at least one record's."""
+        return max(1, sum(isinstance(key, str) or key.has_budget for key in keys)) * _record_size(num_columns)
 
     @classmethod
     def of_one_process(cls, keys: Sequence[ApiKey], clock: Callable[[], int] = time.perf_counter_ns) -> Budgets | None:
@@ -128,9 +142,10 @@ class Budgets:
         return None if record is None else Usage(self, record)
 
     def clear_column(self, column: int) -> None:
-        """Forget the requests in flight of a worker that has died."""
-        for record in self._records.values():
-            place = self._place_of(record, column)
+        """Forget the requests in flight of a worker that has died, also those of keys that went."""
+        size = _record_size(self._num_columns)
+        for start in range(0, len(self._memory) - size + 1, size):
+            place = _column_place(start, column)
             self._memory[place : place + _COLUMN] = bytes(_COLUMN)
 
     @contextmanager
@@ -159,30 +174,31 @@ class Budgets:
             else:
                 return
 
-    def read(self, place: int) -> int:
-        return int.from_bytes(self._memory[place : place + _STATE], "little")
+    def read(self, place: int, bucket: Bucket) -> int:
+        """Return the state of a bucket. One that was written under another limit is full at the same time."""
+        state = int.from_bytes(self._memory[place : place + _LIMIT], "little")
+        limit = int.from_bytes(self._memory[place + _LIMIT : place + _STATE], "little")
+        return state if limit in (bucket.limit, 0) else state * bucket.limit // limit
 
     def read_tokens(self, record: _Record) -> list[tuple[Bucket, int]]:
         """Return the buckets of tokens, each with its state."""
-        return [(bucket, self.read(place)) for bucket, place in record.tokens]
+        return [(bucket, self.read(place, bucket)) for bucket, place in record.tokens]
 
-    def write(self, place: int, state: int) -> None:
-        self._memory[place : place + _STATE] = state.to_bytes(_STATE, "little")
+    def write(self, place: int, bucket: Bucket, state: int) -> None:
+        self._memory[place : place + _STATE] = state.to_bytes(_LIMIT, "little") + bucket.limit.to_bytes(
+            _STATE - _LIMIT, "little"
+        )
 
     def in_flight(self, record: _Record) -> int:
         return sum(self._count(record, column) for column in range(self._num_columns))
 
     def add_in_flight(self, record: _Record, change: int) -> None:
-        place = self._place_of(record, self._column)
+        place = _column_place(record.start, self._column)
         self._memory[place : place + _COLUMN] = (self._count(record, self._column) + change).to_bytes(_COLUMN, "little")
 
     def _count(self, record: _Record, column: int) -> int:
-        place = self._place_of(record, column)
+        place = _column_place(record.start, column)
         return int.from_bytes(self._memory[place : place + _COLUMN], "little")
-
-    @staticmethod
-    def _place_of(record: _Record, column: int) -> int:
-        return record.start + 3 * _STATE + column * _COLUMN
 
 
 class Usage:
@@ -203,7 +219,7 @@ class Usage:
         budgets, record = self._budgets, self._record
         key, requests = record.key, record.requests
         with budgets.locked(record) as now:
-            state = budgets.read(record.start)
+            state = 0 if requests is None else budgets.read(record.start, requests)
             most = key.requests_in_flight
             too_many = most is not None and budgets.in_flight(record) >= most
             wanted = ((requests, state),) if requests is not None else ()
@@ -213,7 +229,7 @@ class Usage:
             if not refused:
                 if requests is not None:
                     state = requests.take(state, now, 1)
-                    budgets.write(record.start, state)
+                    budgets.write(record.start, requests, state)
                 budgets.add_in_flight(record, 1)
                 self._begun = True
         self._note(now, state, tokens)
@@ -237,8 +253,8 @@ class Usage:
             waits = [(bucket.wait(full_at, now, num_tokens), bucket) for bucket, full_at in tokens]
             if not (refused := any(wait for wait, _ in waits)):
                 tokens = [(bucket, bucket.take(full_at, now, num_tokens)) for bucket, full_at in tokens]
-                for (_, place), (_, full_at) in zip(record.tokens, tokens, strict=True):
-                    budgets.write(place, full_at)
+                for (_, place), (bucket, full_at) in zip(record.tokens, tokens, strict=True):
+                    budgets.write(place, bucket, full_at)
                 self._charged += num_tokens
         self._note(now, None, tokens)
         if refused:
@@ -254,7 +270,7 @@ class Usage:
         if give_back and self._charged:
             with suppress(Unavailable), budgets.locked(record):
                 for bucket, place in record.tokens:
-                    budgets.write(place, bucket.give_back(budgets.read(place), self._charged))
+                    budgets.write(place, bucket, bucket.give_back(budgets.read(place, bucket), self._charged))
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Return the headers that OpenAI's API has, of the bucket of tokens that has the fewest left."""
@@ -303,8 +319,24 @@ def format_duration(nanoseconds: int) -> str:
     return f"{f'{hours}h' if hours else ''}{f'{minutes}m' if hours or minutes else ''}{seconds}s"
 
 
+def give_places(keys: Sequence[ApiKey], before: Mapping[str, int]) -> dict[str, int]:
+    """Return the number of each key's record, by name: that which it had before, or the next one.
+
+    No record is ever another key's, since requests of a key that went may still be counted in it.
+    """
+    places = dict(before)
+    for key in keys:
+        if key.has_budget:
+            places.setdefault(key.name, len(places))
+    return places
+
+
 def _record_size(num_columns: int) -> int:
-    return 3 * _STATE + num_columns * _COLUMN
+    return _column_place(0, num_columns)
+
+
+def _column_place(start: int, column: int) -> int:
+    return start + 3 * _STATE + column * _COLUMN
 
 
 def _make_record(key: ApiKey, start: int, size: int) -> _Record:

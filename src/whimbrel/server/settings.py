@@ -36,6 +36,11 @@ _limit: Final = partial(setting, group="Limits")
 _logs: Final = partial(setting, group="Logs and metrics")
 
 
+def keep_seconds(keep: str) -> float | None:
+    """Return the seconds without a request after which a model is unloaded; None: never."""
+    return None if keep == "always" else int(keep[:-1]) * _SECONDS[keep[-1]]
+
+
 @dataclass(frozen=True, kw_only=True)
 class ModelSettings:
     """Settings of a model. From a flag or a variable they hold for all models of the server."""
@@ -83,6 +88,11 @@ class ModelSettings:
     prefix_cache_bytes: Bytes | None = _model(
         None, "Memory for a cache of prefixes that texts share, of causal models. 0 disables it.", "BYTES", computed="268435456"
     )
+    keep: Keep = _model(
+        "always",
+        "Keep the model loaded always, or load it by its first request and unload it when idle for this time: 10m.",
+        "TIME",
+    )
     chunked_prefill: bool | None = _model(None, "Run texts above max_batch_tokens in pieces.", computed="for causal models")
 
 
@@ -107,17 +117,11 @@ class ModelTable(ModelSettings):
     adapters: Mapping[str, Path] | None = _model(
         None, "Folders of LoRA adapters as PEFT saves them, by the names by which requests choose them."
     )
-    keep: Keep = _model("always", "Time without a request after which the model is unloaded, or always.", "TIME")
 
     @property
     def model(self) -> str | None:
         """The model as the command line names it: a folder or a hub id with its revision. None: the packaged model."""
         return f"{self.source}@{self.revision}" if self.revision else self.source
-
-    @property
-    def keep_seconds(self) -> float | None:
-        """Seconds without a request after which the model is unloaded; None: never."""
-        return None if self.keep == "always" else int(self.keep[:-1]) * _SECONDS[self.keep[-1]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +196,12 @@ class Settings(HttpLimits, ModelSettings):
         "is room.",
         "BYTES",
         computed="a share of the memory",
+    )
+    memory: PositiveInt | None = _limit(
+        None,
+        "Memory of all loaded models on a device. Models not kept always make room for others.",
+        "BYTES",
+        computed="no limit",
     )
     drain_timeout: Annotated[float, Meta(ge=0, le=1e9)] = _limit(
         30.0, "Time to finish accepted requests after SIGINT or SIGTERM.", "SECONDS"

@@ -208,6 +208,13 @@ def flush() -> None:
             handler.flush()
 
 
+def redact(secrets: Sequence[str]) -> None:
+    """Replace these API keys by *** from now on, beside those that `configure` was given."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogHandler) and isinstance(handler.formatter, _Formatter):
+            handler.formatter.redact(secrets)
+
+
 def _record(text: str) -> logging.LogRecord:
     return logging.LogRecord(_log.name, logging.WARNING, "", 0, text, None, None)
 
@@ -217,7 +224,11 @@ class _Formatter(logging.Formatter):
         super().__init__()
         self._write = _write_json if log_format == "json" else _write_plain
         self._process = process
-        self._secrets = [secret for secret in secrets if secret]
+        self._secrets: list[str] = []
+        self.redact(secrets)
+
+    def redact(self, secrets: Sequence[str]) -> None:
+        self._secrets = [*self._secrets, *(secret for secret in secrets if secret and secret not in self._secrets)]
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, object] = {

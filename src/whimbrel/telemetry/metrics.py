@@ -158,9 +158,9 @@ class Metrics:
     def __init__(self, models: Sequence[str] = (), keys: Sequence[str] = ()) -> None:
         """`models` are the served names whose counters start at zero, since a missing counter has no rate.
 
-        `keys` are the names of all API keys. Those beyond the thousandth are counted together.
+        `keys` are those of `name_keys`.
         """
-        self._keys = frozenset(keys[:_NUM_KEYS])
+        self.name_keys(keys)
         self._families: list[Family] = []
         self._counts_file = SeriesFile() if _own_files is None else _own_files.counts
         self._gauges_file = SeriesFile() if _own_files is None else _own_files.gauges
@@ -197,6 +197,10 @@ class Metrics:
             subscribe(RequestStarted, self._receive),
             subscribe(RequestFinished, self._finish),
         )
+
+    def name_keys(self, keys: Sequence[str]) -> None:
+        """Count by these names of API keys from now on. Those beyond the thousandth are counted together."""
+        self._keys = frozenset(keys[:_NUM_KEYS])
 
     @property
     def shared(self) -> bool:

@@ -125,6 +125,8 @@ class Plan:
     adapters: Mapping[str, str] = field(default_factory=dict[str, str])
     commit: str = ""
     """Commit of the hub's repository that the checkpoint is, or empty."""
+    revision: str = ""
+    """Name of the state of the files: the commit, or a fingerprint of a folder's files; empty until they are loaded."""
     int8: Int8Quality | None = None
     """Quality in int8; None for other dtypes, and until the model is loaded."""
     cpu: Cpu = field(default_factory=Cpu)

@@ -49,6 +49,11 @@ def memory_errors() -> Generator[None]:
         raise MemoryError(str(error)) from None
 
 
+def reserved_bytes(device: str) -> int:
+    """Return the bytes of a GPU's memory that PyTorch has taken for this process; 0 on a CPU."""
+    return 0 if device == "cpu" else torch.cuda.memory_reserved(device)
+
+
 def raise_if_lost(error: BaseException, device: torch.device) -> None:
     """Raise Unavailable if the device fails every operation from now on, as a GPU does after an illegal access."""
     if device.type != "cuda":

@@ -24,6 +24,7 @@ from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, opena
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMediaType, WhimbrelError
+from whimbrel.server.app.admin import ADMIN_METHODS, AdminCommand, admin_template, check_body, run_admin
 from whimbrel.server.app.guards import GuardMiddleware, no_route
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
@@ -52,17 +53,29 @@ _MODEL: Final = "/v1/models/{model}"
 class App:
     """An ASGI app: the request log around the guards around the routes."""
 
-    def __init__(self, served: ModelRegistry, limits: ServerLimits, budgets: Budgets | None) -> None:
+    def __init__(
+        self, served: ModelRegistry, limits: ServerLimits, budgets: Budgets | None, command: AdminCommand | None
+    ) -> None:
         self._served = served
-        self._pages = _Pages(served, limits).by_path
+        pages = _Pages(served, limits)
+        self._pages = pages.by_path
+        self._command = command
         self.methods: dict[str, tuple[str, ...]] = dict.fromkeys(self._pages, ("GET", "HEAD"))
         """Methods that each path takes, in order."""
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
+        if command is not None:  # the guards keep all but operators away
+            self.methods |= ADMIN_METHODS
         guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets)
+        self._renewals = guards.renew, pages.renew
         self._app = RequestMiddleware(guards, self.template, limits)
         self.refuse_line = self._app.memory.refuse_line
         """Function that answers the requests that wait for memory, unread, with an error."""
         self._proxies = ProxyRules(limits)
+
+    def renew_limits(self, limits: ServerLimits) -> None:
+        """Take other keys, hosts and limits of heads from now on. All else stays as it was at the start."""
+        for renew in self._renewals:
+            renew(limits)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -72,7 +85,9 @@ class App:
 
     def template(self, path: str) -> str:
         """Return the template of the route that a path belongs to, a key of `methods`; empty if there is none."""
-        return path if path in self.methods else _MODEL if path.startswith("/v1/models/") else ""
+        if path in self.methods:
+            return path
+        return _MODEL if path.startswith("/v1/models/") else admin_template(path) if self._command is not None else ""
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -90,11 +105,31 @@ class App:
             if method not in self.methods[template]:
                 allow = ", ".join(self.methods[template])
                 raise MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
-            response = await self._pages[template](HTTPRequest(scope))
+            if template in ADMIN_METHODS:
+                self._served.begin()
+                try:
+                    response = await self._run_admin(scope)
+                finally:
+                    self._served.end()
+            else:
+                response = await self._pages[template](HTTPRequest(scope))
         except WhimbrelError as error:
             await send_error(error, scope, send, allow=allow)
         else:
             await response(scope, receive, send)
+
+    async def _run_admin(self, scope: Scope) -> HTTPResponse:
+        assert self._command is not None
+        context, headers, body = context_of(scope), context_of(scope).request_headers, b""
+        deadline = _deadline(headers)
+        if scope["method"] == "POST":
+            gzipped = _check_type(headers, (JSON,))
+            check_body(int(headers.get(b"content-length", b"0")))
+            body = await context.read_body(deadline=deadline, gzipped=gzipped)
+            check_body(len(body))
+        seconds = None if deadline == inf else max(0.0, deadline - time.perf_counter())
+        status, answer = await run_admin(self._command, scope["method"], scope["path"], body, seconds)
+        return HTTPResponse(answer, status_code=status, media_type=JSON)
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
         context, body = context_of(scope), None
@@ -123,7 +158,7 @@ class App:
             context.model = "other"
             name = scope.get(DEPLOYMENT, parsed.body.model)
             embedder = self._served.find(name, route, parsed, key=context.key)
-            context.model = embedder.plan.served_name
+            context.model, context.revision = embedder.plan.served_name, embedder.plan.revision
             request = parsed.request(embedder)
         result: Any = None
         if isinstance(request, Request):
@@ -154,12 +189,19 @@ def _with_named_adapter(request: Request, name: str | None, embedder: AsyncEmbed
     return replace(request, adapter=named)
 
 
-def create_app(served: ModelRegistry, *, guards: ServerLimits = DEFAULTS, budgets: Budgets | None = None) -> App:
+def create_app(
+    served: ModelRegistry,
+    *,
+    guards: ServerLimits = DEFAULTS,
+    budgets: Budgets | None = None,
+    command: AdminCommand | None = None,
+) -> App:
     """Return the app that serves the models of a registry within the limits `guards`.
 
-    `budgets` are those of its keys over all processes; by default this process counts alone.
+    `budgets` are those of its keys over all processes; by default this process counts alone. `command` carries out an
+    operator's commands; without it there are no admin routes.
     """
-    return App(served, guards, budgets or Budgets.of_one_process(guards.keys))
+    return App(served, guards, budgets or Budgets.of_one_process(guards.keys), command)
 
 
 def _deadline(headers: Mapping[bytes, bytes]) -> float:
@@ -264,9 +306,9 @@ class _Pages:
     def __init__(self, served: ModelRegistry, limits: ServerLimits) -> None:
         self._served = served
         self._playground = limits.playground
-        self._docs_file = partial(docs_file, needs_key=limits.needs_key, playground=limits.playground)
         self._created = int(time.time())
-        self._metrics = Metrics([embedder.plan.served_name for embedder in served], [key.name for key in limits.all_keys])
+        self._metrics = Metrics([embedder.plan.served_name for embedder in served])
+        self.renew(limits)
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
         openapi_json()  # made here, not while requests wait
@@ -289,6 +331,11 @@ class _Pages:
             "/metrics": self._render_metrics,
             "/docs": self._docs,
         }
+
+    def renew(self, limits: ServerLimits) -> None:
+        """Take other keys from now on."""
+        self._docs_file = partial(docs_file, needs_key=limits.needs_key, playground=self._playground)
+        self._metrics.name_keys([key.name for key in limits.all_keys])
 
     def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
         return page.render_response(self._models_of(http))

@@ -24,6 +24,7 @@ from whimbrel.errors import (
     Unavailable,
     WhimbrelError,
 )  # fmt: skip
+from whimbrel.server.app.admin import is_admin_path
 from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import RequestContext, context_of, sanitize, send_error
 from whimbrel.server.budgets import Budgets
@@ -40,9 +41,9 @@ OPEN_ROUTES: Final = frozenset((*OPEN_PATHS, *OPEN_PAGES, *ASSET_PATHS))
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
-    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-tokens",
-    "x-whimbrel-truncated", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests",
-    "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
+    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-revision",
+    "x-whimbrel-tokens", "x-whimbrel-truncated", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests",
+    "x-ratelimit-reset-requests", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
 )  # fmt: skip
 
 
@@ -90,17 +91,9 @@ class GuardMiddleware:
     ) -> None:
         """`template` gives the template of the route that a path belongs to, "" if there is none."""
         self._app = app
-        self._limits = limits
         self._template = template
-        keys = limits.all_keys
-        self._keys = Keys(keys)
-        self._needs_key = bool(keys)
-        self._has_admin = any(key.admin for key in keys)
-        self._has_limits = self._has_admin or any(key.routes is not None or key.has_budget for key in keys)
         self._budgets = budgets
-        self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
-        self._allowed: tuple[bytes, object] | None = None
-        """The last Host header that was allowed, and the address that the client had called."""
+        self.renew(limits)
         self._inner: ASGIApp = self._authorize
         if limits.origins:
             self._inner = CORSMiddleware(
@@ -111,6 +104,18 @@ class GuardMiddleware:
                 allow_private_network="*" not in limits.origins,
                 expose_headers=_ANSWER_HEADERS,
             )
+
+    def renew(self, limits: ServerLimits) -> None:
+        """Take keys, hosts and limits of heads from now on. The origins of CORS stay."""
+        self._limits = limits
+        keys = limits.all_keys
+        self._keys = Keys(keys)
+        self._needs_key = bool(keys)
+        self._has_admin = any(key.admin for key in keys)
+        self._has_limits = self._has_admin or any(key.routes is not None or key.has_budget for key in keys)
+        self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
+        self._allowed: tuple[bytes, object] | None = None
+        """The last Host header that was allowed, and the address that the client had called."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -158,10 +163,11 @@ class GuardMiddleware:
     async def _authorize(self, scope: Scope, receive: Receive, send: Send) -> None:
         context = context_of(scope)
         try:
-            self._check_origin(scope)
+            of_admin = is_admin_path(scope["path"])
+            self._check_origin(scope, of_admin=of_admin and self._has_admin)
             if self._needs_key:
                 self._check_key(scope, context)
-            if not self._has_admin and scope["path"].startswith(ADMIN_PREFIX):
+            if of_admin and not self._has_admin:
                 raise no_route(scope["path"])
         except WhimbrelError as error:
             await send_error(error, scope, send, body=await context.read_small_body(scope["path"]))
@@ -193,16 +199,19 @@ class GuardMiddleware:
         path = scope["path"]
         return path in self._open or (scope["method"] in ("GET", "HEAD") and (path in OPEN_PAGES or path in ASSET_PATHS))
 
-    def _check_origin(self, scope: Scope) -> None:
-        """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)"""
-        headers = context_of(scope).request_headers
-        if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in self._limits.origins:
+    def _check_origin(self, scope: Scope, *, of_admin: bool) -> None:
+        """Raise Forbidden if a page of another site lets a browser change something here. (CORS is about reading.)
+
+        No page of another site may do so by an admin route.
+        """
+        headers, origins = context_of(scope).request_headers, () if of_admin else self._limits.origins
+        if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in origins:
             return
         origin = headers[b"origin"].decode("latin-1")
         scheme, _, authority = origin.lower().partition("://")
         served_here = scheme in ("http", "https") and authority == headers.get(b"host", b"").decode("latin-1").lower()
-        if origin not in self._limits.origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
-            hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) else ""
+        if origin not in origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
+            hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) and not of_admin else ""
             raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
 
 

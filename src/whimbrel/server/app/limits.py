@@ -11,7 +11,7 @@ from typing import Any, Final
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.keys import ApiKey, check_distinct, plain_keys
-from whimbrel.server.settings import ModelSettings, Settings
+from whimbrel.server.settings import Settings
 from whimbrel.types.plan import Options
 
 ANY_PEER: Final = "*"
@@ -89,11 +89,11 @@ def read_server_limits(
     return limits
 
 
-def engine_options(settings: Settings, model: ModelSettings) -> Options:
-    """Return the options of a model's engines: the settings that have the name of one. Those of models come from `model`."""
+def engine_options(settings: Settings) -> Options:
+    """Return the options of all engines: the settings that have the name of one, with those of models."""
     names = Options.__annotations__.keys() - {"served_name"}
     stated: Any = {item.name: getattr(settings, item.name) for item in fields(Settings) if item.name in names}
-    return Options(**stated | {item.name: getattr(model, item.name) for item in fields(ModelSettings) if item.name in names})
+    return Options(**stated)
 
 
 def read_root_path(value: str) -> str:

@@ -99,6 +99,8 @@ class RequestContext:
         """The account of a request whose key has budgets."""
         self.model = ""
         """Served name of the model; "other" if the client asks for a model that is not served."""
+        self.revision = ""
+        """Revision of the model that answers, as its plan has it."""
         self.route: DialectRoute | None = None
         """The dialect's route, once the body has chosen it."""
         self.num_texts = 0
@@ -251,8 +253,9 @@ class RequestContext:
         """Return headers: the id, milliseconds per stage, and the counts."""
         total = time.perf_counter() - self.started
         timing = _timing(tuple(self.stages)) % tuple([seconds * 1e3 for seconds in (*self.stages.values(), total)])
+        revision = ((b"x-whimbrel-revision", self.revision.encode()),) if self.revision else ()
         budgets = () if self.usage is None else self.usage.headers()
-        return [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing), *self._counts, *budgets]
+        return [(b"x-request-id", self.request_id.encode()), (b"server-timing", timing), *self._counts, *revision, *budgets]
 
     def end(self, *, lost: bool) -> tuple[int, Outcome]:
         """Release the memory and return status and outcome. `lost` means that the process ends."""

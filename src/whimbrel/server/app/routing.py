@@ -123,19 +123,25 @@ class ModelRegistry:
     """The models of a server, of which some may still be loading, and its requests in flight. It lives in one event loop."""
 
     def __init__(self, *embedders: AsyncEmbedder, num_models: int | None = None) -> None:
-        self._num_models = len(embedders) if num_models is None else num_models
-        self._embedders = dict(enumerate(embedders))
+        self.switch(embedders, num_models=num_models)
         self._in_flight = 0
         self.idle = asyncio.Event()
         """Set while no request is in flight."""
         self.idle.set()
         self.draining = False
 
-    def add(self, index: int, embedder: AsyncEmbedder) -> None:
-        self._embedders[index] = embedder
+    def switch(self, embedders: Sequence[AsyncEmbedder], *, num_models: int | None = None) -> None:
+        """Let all names lead to these models from now on. With `num_models`, further ones up to that number are still to come.
+
+        Requests that found their model before end on it.
+        """
+        self._embedders = tuple(embedders)
+        self._num_models = len(embedders) if num_models is None else num_models
+        named = [(_untagged(name), embedder) for embedder in embedders for name in served_names(embedder.plan)]
+        self._by_name = dict(reversed(named))  # of two, the first
 
     def __iter__(self) -> Iterator[AsyncEmbedder]:
-        return (self._embedders[index] for index in sorted(self._embedders))
+        return iter(self._embedders)
 
     def of_key(self, key: ApiKey | None) -> list[AsyncEmbedder]:
         """Return the models that a key may use; all of them without a key."""
@@ -154,7 +160,7 @@ class ModelRegistry:
             return embedder
         if name is not None and route is not None and name in route.placeholders:
             name = None
-        if name is None and self._num_models == 1 and 0 in self._embedders:
+        if name is None and len(self._embedders) == self._num_models == 1:
             return self._embedders[0]
         if len(self._embedders) < self._num_models:
             raise Unavailable("the model is being loaded.", retry_after=5.0)
@@ -178,8 +184,7 @@ class ModelRegistry:
         return allowed[0] if len(allowed) == 1 else _fitting(allowed, route, parsed)
 
     def _named(self, name: str) -> AsyncEmbedder | None:
-        wanted = _untagged(name)
-        return next((each for each in self if wanted in map(_untagged, served_names(each.plan))), None)
+        return self._by_name.get(_untagged(name))
 
     @property
     def ready(self) -> bool:
@@ -212,6 +217,8 @@ def _fitting(models: Sequence[AsyncEmbedder], route: Route | None, parsed: Parse
     fits = [(fitness(embedder, route, parsed), embedder) for embedder in models]
     best = max((each for each, _ in fits), default=0)
     fitting = [embedder for each, embedder in fits if each == best]
+    if not fits:
+        raise ModelNotFound("this server serves no model now.", param="model")
     if not best:
         raise InvalidRequest(f"none of this server's models can answer this: {_names(fitting)}.", param="model")
     if len(fitting) > 1:

@@ -46,10 +46,11 @@ class Server:
         tls: ssl.SSLContext | None = None,
         balance: Balance | None = None,
     ) -> None:
-        """Make it in the event loop that it serves in. `listener` stays open; `tls` may be replaced, for later connections."""
+        """Make it in the event loop that it serves in. `listener` stays open; `limits` and `tls` may be replaced, for later
+        connections."""
         self._loop = asyncio.get_running_loop()
         self._app = app
-        self._limits = limits
+        self.limits = limits
         self._render_error = render_error
         self._balance = balance
         if balance is not None:
@@ -116,7 +117,7 @@ class Server:
         self._choose()
 
     def _make(self) -> Connection:
-        connection = Connection(self._app, self._limits, self._render_error, self.places)
+        connection = Connection(self._app, self.limits, self._render_error, self.places)
         if self.places.share > _MANY:
             self._loop.call_soon(self._choose)
         elif self._is_ahead():
@@ -171,7 +172,7 @@ class Server:
                 self._unwatch()
                 self._loop.call_later(_PAUSE, self._choose)
                 return
-            connection = Connection(self._app, self._limits, self._render_error, self.places, sock)
+            connection = Connection(self._app, self.limits, self._render_error, self.places, sock)
             self._start_task(self._connect(connection, sock))
             if self._is_ahead():
                 self._leave_to_others()
@@ -181,7 +182,7 @@ class Server:
         """Make the transport of a connection. It is never cancelled: uvloop would not report the loss of the transport."""
         try:
             await self._loop.connect_accepted_socket(
-                lambda: connection, sock, ssl=self.tls, ssl_handshake_timeout=self._limits.header_timeout if self.tls else None
+                lambda: connection, sock, ssl=self.tls, ssl_handshake_timeout=self.limits.header_timeout if self.tls else None
             )
         except OSError:  # the client has left, or does not speak TLS
             sock.close()

@@ -169,6 +169,16 @@ class EngineChild(Child):
     last_down: EngineDown | None = None
     started_at: float = 0.0
     load_seconds: float = 5.0
+    is_ending: bool = False
+    """True if it is not started again: its model is unloaded, or could not be loaded."""
+    life: asyncio.Task[None] | None = None
+    """All its lives until it is unloaded."""
+    memory: int = 0
+    """Bytes on its device that it takes, or is about to take; 0: it is not loaded."""
+    measured: int = 0
+    """Bytes that it took when it was loaded last; 0: never."""
+    device_bytes: int = 0
+    """Bytes on a GPU that it has reported."""
 
     @property
     def served_name(self) -> str:
@@ -185,6 +195,8 @@ class WorkerChild(Child):
     last_message: float = 0.0
     """Time of its last message, or of its start."""
     drained: bool = False
+    prepared: set[int] = field(default_factory=set[int])
+    """Models whose tokenizers it has."""
     connected: set[tuple[int, int]] = field(default_factory=set[tuple[int, int]])
     """Model and replica of the engines to which it sends requests."""
 

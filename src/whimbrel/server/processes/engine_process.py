@@ -11,6 +11,7 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
 from mmap import mmap
@@ -20,7 +21,9 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from whimbrel.checkpoint.fingerprint import weight_bytes
 from whimbrel.checkpoint.load_progress import counting_bytes
+from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.engine.engine import Engine
 from whimbrel.engine.engine_request import BatchItems, BatchObserver
 from whimbrel.errors import CheckpointError, ComputeError, OutOfMemory, SetupError, Unavailable, WhimbrelError
@@ -28,6 +31,7 @@ from whimbrel.server.processes import messages
 from whimbrel.server.processes.channel import Channel, ProtocolError
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, raise_file_limit
 from whimbrel.server.processes.codec import decode_request, pack_entries
+from whimbrel.server.processes.probe import run_probe
 from whimbrel.server.processes.shared_memory import SHARED_BYTES, StatusBoard, map_memory, share
 from whimbrel.telemetry import logs, metrics
 from whimbrel.telemetry.trace import gauge
@@ -172,19 +176,30 @@ def _write_status(engine: Engine, board: StatusBoard) -> None:
 
 
 _stopping: Final = threading.Event()
+_BYTES: Final[dict[str, int]] = {"float32": 4, "int8": 1}
 
 
-def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions) -> tuple[Engine, BoardObserver]:
+def _load(
+    control: Channel[messages.ControlEngine], inbox: Iterator[messages.ControlEngine], load: messages.Load
+) -> tuple[Engine, BoardObserver]:
+    """Return the engine, once the supervisor has let it proceed from its plan to its weights. Otherwise end the process."""
     observers: list[BoardObserver] = []
+    model = load.model
 
     def make_observer(engine: Engine) -> BoardObserver:
         observers.append(BoardObserver(engine.plan.num_lanes, engine.plan.max_batch_tokens))
-        control.send(messages.Planned(str(engine.folder), engine.card.name, engine.plan))
+        num_bytes = weight_bytes(engine.folder, _BYTES.get(engine.plan.dtype, 2)) if load.weights else 0
+        control.send(messages.Planned(str(engine.folder), engine.card.name, engine.plan, num_bytes))
+        if next(inbox, None) != messages.Notice("proceed"):
+            exit_process(0)
         return observers[0]
 
+    source = model.model
+    if source is not None and not load.weights:
+        source = str(resolve_checkpoint(source, weights=False).folder)
     with counting_bytes(lambda done, total: control.send(messages.BytesRead(done, total))):
         engine = Engine(
-            model.model,
+            source,
             pooling=model.pooling,
             reranker=model.reranker,
             progress=lambda phase: control.send(messages.Phase(phase)),
@@ -192,6 +207,13 @@ def _load(control: Channel[messages.ControlEngine], model: messages.ModelOptions
             **model.options,
         )
     return engine, observers[0]
+
+
+def _device_bytes(engine: Engine) -> int:
+    """Return the bytes of the GPU's memory that PyTorch has taken for an engine."""
+    from whimbrel.model.ops.memory import reserved_bytes
+
+    return reserved_bytes(engine.plan.device)
 
 
 def main() -> None:
@@ -206,7 +228,8 @@ def main() -> None:
     if metrics.DIRECTORY in os.environ:
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), load.name)
     try:
-        engine, observer = _load(control, load.model)
+        engine, observer = _load(control, inbox, load)
+        probe = run_probe(engine)
     except Exception as error:
         if isinstance(error, SetupError | CheckpointError):
             control.send(messages.CannotStart(str(error), error.hint))
@@ -217,12 +240,12 @@ def main() -> None:
         exit_process(1)
     metrics.Metrics([engine.plan.served_name])  # now, so that the warm-up does not count
     threading.Thread(target=_write_status, args=(engine, observer.board), name="whimbrel-beat", daemon=True).start()
-    control.send(messages.Ready(engine.plan), [observer.fd])
+    control.send(messages.Ready(engine.plan, probe, _device_bytes(engine)), [observer.fd])
     try:
         for message in inbox:
             if isinstance(message, messages.Attach):
                 WorkerChannel(engine, message.worker, socket.socket(fileno=control.take_fd()))
-            else:
+            elif message == messages.Notice("stop"):
                 _stopping.set()
                 engine.close()
                 exit_process(0)

@@ -1,5 +1,7 @@
 """Messages between the processes: structs as msgpack, tagged by name. Large arrays lie in shared memory (shared_memory.py)."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -11,6 +13,7 @@ from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
+from whimbrel.server.processes.probe import Probe
 from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import Card
 from whimbrel.types.choices import PoolingOption, RerankerName
@@ -26,8 +29,13 @@ class ModelOptions:
     options: Options
     reranker: RerankerName | None = None
     num_replicas: int = 1
-    keep: float | None = None
-    """Seconds without a request after which the model is unloaded; None: never."""
+    keep_seconds: float | None = None
+    """The model is loaded by its first request, and unloaded when it has been idle for so long. None: it is always loaded."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names for clients that the options state, its own first."""
+        return (self.options.get("served_name") or "", *self.options.get("aliases", ()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,10 @@ class ServeOptions:
     audit_log: str = ""
     """Path of the audit log, or "" for none."""
     tls: TlsFiles | None = None
+    memory: int | None = None
+    """Bytes that all loaded models may take on a device. None: no limit."""
+    defaults: ModelOptions = ModelOptions(None, None, Options())
+    """Options of models that are added later, where they do not state others."""
 
     @property
     def num_engines(self) -> int:
@@ -115,10 +127,9 @@ class Notice(_Message):
         "stop",  # to an engine or a worker: finish the accepted requests, then end
         "drain",  # to a worker: refuse new requests, finish the accepted ones, then send "drained"
         "abort",  # to a worker: answer the remaining requests with an error
-        "reload certificate",  # to a worker: read its files again, for connections from then on
         "started",  # of a worker: it answers requests
         "drained",  # of a worker: it has answered every request
-        "alive",  # of a worker: its event loop turns
+        "proceed",  # to an engine that has sent its plan: load the weights
     ]
 
 
@@ -132,6 +143,8 @@ class Load(_Message):
     name: str
     """The name of the process, such as "engine-0-0"."""
     logs: LogOptions
+    weights: bool = True
+    """False for a process that only makes the plan: it fetches no weights."""
 
 
 class Phase(_Message):
@@ -148,11 +161,13 @@ class BytesRead(_Message):
 
 
 class Planned(_Message):
-    """The plan of the model, sent before the weights are loaded."""
+    """The plan of the model. The engine loads the weights once it is told to proceed."""
 
     folder: str
     card_name: str
     plan: Plan
+    weight_bytes: int
+    """Memory that the weights take at least in one engine."""
 
 
 class Ready(_Message):
@@ -160,6 +175,9 @@ class Ready(_Message):
 
     plan: Plan
     """The plan, with the facts that loading the weights has shown."""
+    probe: Probe
+    device_bytes: int
+    """Memory of the GPU that PyTorch has taken; 0 on a CPU."""
 
 
 class CannotStart(_Message):
@@ -186,17 +204,97 @@ class WorkerConfig(_Message):
     """
 
     options: ServeOptions
-    known: dict[int, Planned]
+    models: list[ModelConfig]
     """The models whose plans are known already."""
+    served: Served
     name: str
     index: int
+    places: dict[str, int]
+    """The records of the keys' budgets, by name."""
 
 
 class ModelConfig(_Message):
-    """A model whose plan is known, so that its tokenizer can be loaded."""
+    """A model whose plan is known, so that its tokenizer can be loaded. No name leads to it yet. `Prepared` answers it."""
 
     model: int
+    options: ModelOptions
     planned: Planned
+
+
+class Prepared(_Message):
+    """The worker has a model's tokenizer, or the reason why not."""
+
+    model: int
+    error: str = ""
+
+
+class Served(_Message):
+    """The models to which their names lead from now on, in order."""
+
+    models: list[int]
+    num_expected: int
+    """Number of models when all are there that the server begins with."""
+
+
+class Limits(_Message):
+    """The keys and limits from now on, and the files of the certificate, which are read again."""
+
+    limits: ServerLimits
+    places: dict[str, int]
+    """The records of the keys' budgets, in the memory that the worker has. It may have grown."""
+    tls: TlsFiles | None
+
+
+class Release(_Message):
+    """Send no further requests to a model's engines, and say `Released` once they have answered all.
+
+    Requests that come wait until the engines are up again, and the worker says `Wanted`.
+    """
+
+    model: int
+    forget: bool
+    """True if no name leads to the model any more: it ends when its requests have ended."""
+
+
+class Released(_Message):
+    model: int
+
+
+class Wanted(_Message):
+    """A request waits for a model that is not loaded."""
+
+    model: int
+
+
+class Usage(msgspec.Struct, array_like=True):
+    """Use of a model in a worker."""
+
+    in_flight: int
+    last_used: float
+    """Time (perf_counter) at which its last request ended; 0: there was none."""
+
+
+class Alive(_Message):
+    """The worker's event loop turns. `models` is the use of each model, as of `now`."""
+
+    now: float
+    models: dict[int, Usage]
+
+
+class Command(_Message):
+    """A request of an operator to change or list models, as a worker has received it."""
+
+    uid: int
+    action: Literal["put", "delete", "list"]
+    body: bytes
+
+
+class Outcome(_Message):
+    """The answer to a Command."""
+
+    uid: int
+    status: int
+    body: bytes
 
 
 class EngineUp(_Message):
@@ -253,8 +351,10 @@ ToEngine: TypeAlias = Submit | Cancel
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Notice
 ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart
-ControlWorker: TypeAlias = WorkerConfig | ModelConfig | EngineUp | EngineDown | Quarantine | Notice
-ReportWorker: TypeAlias = Connected | Quarantine | Notice
+ControlWorker: TypeAlias = (
+    WorkerConfig | ModelConfig | Served | Limits | Release | EngineUp | EngineDown | Quarantine | Outcome | Notice
+)
+ReportWorker: TypeAlias = Prepared | Connected | Released | Wanted | Quarantine | Alive | Command | Notice
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

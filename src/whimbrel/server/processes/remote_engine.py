@@ -6,6 +6,9 @@ were on the device at that moment are suspects. Each is sent again with a limit 
 many as before, and engines run such batches alone. So innocent seqs are cleared, and a text that crashes engines ends up alone.
 After two deaths on which it was alone it is refused, and remembered (quarantine.py). A kill from outside counts less than a
 crash.
+
+The engines of a model may be released while no request needs them. A request that comes then waits as after a death, and says
+that the model is wanted.
 """
 
 import asyncio
@@ -38,9 +41,10 @@ from whimbrel.server.processes.shared_memory import StatusBoard
 from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
-from whimbrel.types.request import Request
+from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
 from whimbrel.types.result import Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
+from whimbrel.types.seq import TokenInfo
 
 _INLINE_PAIRS: Final = 256
 """Seqs or pairs above which sharding takes milliseconds, so that it runs in a thread."""
@@ -50,33 +54,58 @@ class RemoteEngine:
     """A model that runs in engine processes: an `AsyncEmbedder` for one event loop."""
 
     def __init__(
-        self, worker: int, card: Card, plan: Plan, folder: Path, *, replicas: list[Replica], on_crash: Callable[[bytes], None]
+        self,
+        worker: int,
+        card: Card,
+        plan: Plan,
+        folder: Path,
+        *,
+        replicas: list[Replica],
+        on_crash: Callable[[bytes], None],
+        on_wanted: Callable[[], None] | None = None,
     ) -> None:
-        """`on_crash` gets the digest of a text that crashes engines."""
+        """`on_crash` gets the digest of a text that crashes engines.
+
+        `on_wanted` has the engines started, of a model that is loaded by its first request; None: it is always loaded.
+        """
         self.card = card
         self.plan = plan
         self._worker = worker
         self._preprocessor = AsyncPreprocessor(Preprocessor(folder, card, plan))
-        self.tokenize = self._preprocessor.tokenize
-        self.decode = self._preprocessor.decode
         self._threads = ThreadPoolExecutor(max_workers=2, thread_name_prefix="whimbrel-remote")
         self._replicas = replicas
         self._waiting: dict[Unanswered, None] = {}
         self._quarantine = QuarantineList()
         self._aborted: WhimbrelError | None = None
         self._on_crash = on_crash
+        self._on_wanted = on_wanted
+        self._has_asked = False
+        """True if `on_wanted` was called, and no engine has come or failed since."""
+        self._on_released: Callable[[], None] | None = None
+        self._is_released = False
+        """True from `release` until an engine is attached."""
+        self._retry_at = 0.0
+        """Time from which a model that failed to load may be wanted again."""
+        self.in_flight = 0
+        self.last_used = 0.0
+        """Time (perf_counter) at which the last request ended; 0: there was none."""
+        self._idle = asyncio.Event()
+        self._idle.set()
 
     # AsyncEmbedder
 
     @property
     def ready(self) -> bool:
-        return any(replica.up for replica in self._replicas)
+        """True if an engine is up, or the next request has it started."""
+        return self._on_wanted is not None or any(replica.up for replica in self._replicas)
 
     @property
     def status(self) -> str:
         """The state of the engines, as a word or a sentence."""
         reasons = [replica.down.reason for replica in self._replicas if replica.down is not None]
-        return "; ".join(reasons) if reasons else "ready" if self.ready else "loading"
+        if reasons or any(replica.up for replica in self._replicas):
+            return "; ".join(reasons) or "ready"
+        return "unloaded" if self._on_wanted is not None and not self._has_asked else "loading"
 
     @property
     def queued_tokens(self) -> int:
@@ -92,6 +121,39 @@ class RemoteEngine:
 
         Raises InvalidRequest, TooLong, TooLarge, Overloaded, Unavailable, DeadlineExceeded, ComputeError.
         """
+        self._enter()
+        try:
+            return await self._run(request, scheduling, charge)
+        finally:
+            self._leave()
+
+    async def tokenize(self, request: TokenizeRequest) -> list[TokenInfo]:
+        """Return the tokens of each text. Raises InvalidRequest and TooLarge."""
+        self._enter()
+        try:
+            return await self._preprocessor.tokenize(request)
+        finally:
+            self._leave()
+
+    async def decode(self, request: DetokenizeRequest) -> list[str]:
+        """Return the text of each row of token ids. Raises InvalidRequest."""
+        self._enter()
+        try:
+            return await self._preprocessor.decode(request)
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        self.in_flight += 1
+        self._idle.clear()
+
+    def _leave(self) -> None:
+        self.in_flight -= 1
+        self.last_used = perf_counter()
+        if not self.in_flight:
+            self._idle.set()
+
+    async def _run(self, request: Request, scheduling: Scheduling, charge: Callable[[int], None] | None) -> Result:
         self._check_admission(request, scheduling)
         tokenized = await self._preprocessor.preprocess(request, scheduling)
         if charge is not None:
@@ -186,20 +248,58 @@ class RemoteEngine:
         downs = [replica.down for replica in self._replicas if replica.down is not None and replica.down.failing]
         if len(downs) < len(self._replicas):
             return None
-        retry_after = downs[0].retry_after * random.uniform(1.0, 1.5)  # noqa: S311
-        return Unavailable(f"{downs[0].reason}.", retry_after=retry_after)
+        retry_after = downs[0].retry_after
+        if self._on_wanted is not None and (retry_after := self._retry_at - perf_counter()) <= 0.0:
+            return None
+        return Unavailable(f"{downs[0].reason}.", retry_after=retry_after * random.uniform(1.0, 1.5))  # noqa: S311
 
     # Engines
 
     def attach(self, index: int, sock: socket.socket, board: StatusBoard) -> None:
         """Connect a replica that is ready, and send it the waiting requests."""
         self._replicas[index].attach(sock, board)
+        self._is_released = self._has_asked = False
         self._dispatch_waiting()
+
+    def release(self, on_released: Callable[[], None]) -> None:
+        """Send the engines no further requests, and disconnect from them once they have answered those that they have."""
+        self._is_released, self._has_asked, self._on_released = True, False, on_released
+        for replica in self._replicas:
+            for pending in replica.pending.values():
+                pending.future.add_done_callback(self._check_released)
+        self._check_released()
+
+    def _check_released(self, *_: object) -> None:
+        pending = (each for replica in self._replicas for each in replica.pending.values())
+        if self._on_released is None or any(not each.future.done() for each in pending):
+            return
+        on_released, self._on_released = self._on_released, None
+        for replica in self._replicas:
+            replica.end()
+        on_released()
+        if self._waiting:  # since before: the engines were down
+            self._ask()
+
+    def _ask(self) -> None:
+        """Have the engines started, once for all requests that wait."""
+        if self._on_wanted is not None and not self._has_asked:
+            self._has_asked = True
+            self._on_wanted()
+
+    async def close(self) -> None:
+        """Wait for the requests that have begun, then give up engines and threads. No name leads here any more."""
+        await self._idle.wait()
+        for replica in self._replicas:
+            replica.end()
+        self._threads.shutdown(wait=False)
+        await asyncio.to_thread(self._preprocessor.close)
 
     def down(self, down: EngineDown) -> None:
         """Handle the end of a replica. Its unanswered requests go to others; the seqs that it ran become suspects."""
         replica = self._replicas[down.replica]
         replica.down = down
+        if down.failing:
+            self._has_asked, self._retry_at = False, perf_counter() + down.retry_after
         unanswered = replica.end()
         self._attribute_crash(replica, unanswered, down.blame)
         for pending in unanswered.values():
@@ -209,6 +309,7 @@ class RemoteEngine:
                 self._dispatch(pending)
         if down.failing:
             self._dispatch_waiting()
+        self._check_released()
 
     def quarantine(self, digest: bytes) -> None:
         self._quarantine.add(digest, perf_counter())
@@ -237,7 +338,7 @@ class RemoteEngine:
                 fail(pending, EngineCrash("the engine dies of this text; it is refused for now.", item=refused))
                 return
             pending.suspects |= dict.fromkeys(alone, 1)
-        up = [replica for replica in self._replicas if replica.up]
+        up = [] if self._is_released else [replica for replica in self._replicas if replica.up]
         if up:
             home = None if pending.home is None else self._replicas[pending.home]
             (home if home in up else min(up, key=lambda replica: replica.outstanding_tokens)).send(pending)
@@ -245,6 +346,7 @@ class RemoteEngine:
             fail(pending, error)
         else:
             self._waiting[pending] = None
+            self._ask()
 
     def _attribute_crash(self, replica: Replica, unanswered: dict[int, Unanswered], blame: float) -> None:
         """Mark the seqs of these requests that the dead engine ran as suspects."""

@@ -8,6 +8,7 @@ Source: systemd's sd_notify(3).
 
 import os
 import socket
+import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Final
@@ -15,6 +16,7 @@ from typing import Final
 READY: Final = "READY=1"
 STOPPING: Final = "STOPPING=1"
 ALIVE: Final = "WATCHDOG=1"
+RELOADING: Final = "RELOADING=1"
 _SECONDS: Final = 2.0
 """The longest wait for a manager that does not read. A sign of life is not waited for: the next one follows."""
 
@@ -31,9 +33,11 @@ class ServiceManager:
         self._watches = bool(variables.get("WATCHDOG_USEC")) and pid == str(os.getpid())
 
     def tell(self, state: str) -> None:
-        """Send a state. A sign of life is sent only to a manager that waits for one."""
+        """Send a state. A sign of life is sent only to a manager that waits for one, and RELOADING with the time."""
         if not self._address or (state == ALIVE and not self._watches):
             return
+        if state == RELOADING:
+            state += f"\nMONOTONIC_USEC={time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000}"
         with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sender:
             sender.settimeout(0.0 if state == ALIVE else _SECONDS)
             sender.sendto(state.encode(), self._address)

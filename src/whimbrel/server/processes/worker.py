@@ -4,16 +4,20 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Coroutine
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from functools import partial
+from itertools import count
 from mmap import mmap
 from pathlib import Path
+from time import perf_counter
 from typing import Any, Final
 
 import uvloop
 
 from whimbrel.engine.malloc import tune_glibc_malloc
-from whimbrel.errors import SetupError, Unavailable
+from whimbrel.errors import CheckpointError, SetupError, Unavailable, WhimbrelError
+from whimbrel.server.app.admin import AdminAction
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.guards import OPEN_ROUTES
 from whimbrel.server.app.routing import ModelRegistry, render_error
@@ -21,7 +25,7 @@ from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.balance import Balance
 from whimbrel.server.http.listener import Server
 from whimbrel.server.processes import messages
-from whimbrel.server.processes.channel import AsyncChannel, ProtocolError
+from whimbrel.server.processes.channel import AsyncChannel, ProtocolError, close_fds
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN, control_socket, exit_process, max_segments, raise_file_limit
 from whimbrel.server.processes.remote_engine import RemoteEngine
 from whimbrel.server.processes.replica import Replica
@@ -32,6 +36,8 @@ from whimbrel.telemetry.trace import gauge
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
+_LEAST_CHANNELS: Final = 8
+"""Channels among which a worker shares its segments of shared memory at least, as models may be added."""
 _NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 3, messages.EngineUp: 2}
 """The number of descriptors that come with a message."""
 
@@ -43,6 +49,12 @@ class Worker:
             sock, messages.ControlWorker, on_message=self._receive, on_end=partial(_exit, "the supervisor")
         )
         self._engines: dict[int, RemoteEngine] = {}
+        self._named: set[str] = set()
+        """Names of models whose queues were reported."""
+        self._forgotten: set[int] = set()
+        """Models that were released before they were prepared."""
+        self._commands: dict[int, asyncio.Future[messages.Outcome]] = {}
+        self._uids = count()
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -54,18 +66,29 @@ class Worker:
         end_spans = otel.start() if options.otel else None
         end_audit = audit.start(Path(options.audit_log), unlogged=OPEN_ROUTES) if options.audit_log else None
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), config.name)
-        self._served = ModelRegistry(num_models=len(options.models))
-        for model, planned in config.known.items():
-            await self._add_model(model, planned)
-        self._app = app = create_app(self._served, guards=options.limits, budgets=self._map_budgets(fds[2]))
-        counts = memoryview(map_memory(fds[1])).cast("i")
+        self._served = ModelRegistry()
+        self._names = config.served
+        for each in config.models:
+            if each.model in config.served.models:
+                await self._add_model(each)
+        self._switch()
+        listener, connections, self._budgets_fd = fds  # the last stays open: closing it would end its locks
+        self._budgets = Budgets(
+            options.limits.keys, mmap(self._budgets_fd, 0), fd=self._budgets_fd, places=config.places,
+            num_columns=options.num_workers, column=config.index,
+        )  # fmt: skip
+        self._app = app = create_app(self._served, guards=options.limits, budgets=self._budgets, command=self._command)
+        counts = memoryview(map_memory(connections)).cast("i")
         balance = Balance(counts, config.index) if options.num_workers > 1 else None
         tls = options.tls and options.tls.load()
-        self._server = Server(app, fds[0], options.limits, render_error, tls=tls, balance=balance)
+        self._server = Server(app, listener, options.limits, render_error, tls=tls, balance=balance)
         self._start_task(self._send_heartbeats())
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
         self._control.send(messages.Notice("started"))
+        for each in config.models:
+            if each.model not in config.served.models:
+                self._start_task(self._prepare(each))
         await serving
         if end_spans is not None:
             await asyncio.to_thread(end_spans)
@@ -77,62 +100,132 @@ class Worker:
         self._inbox.put_nowait((message, [self._control.take_fd() for _ in range(_NUM_FDS.get(type(message), 0))]))
 
     async def _handle_messages(self) -> None:
-        """Handle the supervisor's messages one after another: a model is loaded before its engines are attached."""
+        """Handle the supervisor's messages one after another, without waiting for anything."""
         while True:
             message, fds = await self._inbox.get()
             match message:
-                case messages.ModelConfig(model, planned):
-                    await self._add_model(model, planned)
-                case messages.EngineUp(model):
-                    board = StatusBoard(map_memory(fds[1]))
-                    self._engines[model].plan = message.plan
-                    self._engines[model].attach(message.replica, socket.socket(fileno=fds[0]), board)
-                    self._control.send(messages.Connected(model, message.replica))
-                case messages.EngineDown(model):
-                    if model in self._engines:
-                        self._engines[model].down(message)
-                case messages.Quarantine(model, digest):
-                    self._engines[model].quarantine(digest)
+                case messages.Served():
+                    self._names = message
+                    self._switch()
+                case messages.Limits():
+                    self._renew(message)
+                case messages.EngineUp():
+                    self._attach(message, *fds)
+                case messages.ModelConfig() | messages.EngineDown() | messages.Quarantine() | messages.Release():
+                    self._handle_model(message)
+                case messages.Outcome():
+                    self._answer_command(message)
                 case messages.Notice("drain"):
                     self._start_task(self._drain())
                 case messages.Notice("abort"):
                     self._abort(Unavailable("the server has stopped.", retry_after=5.0))
-                case messages.Notice("reload certificate"):
-                    self._reload_certificate()
                 case _:
                     self._server.stop()
+
+    def _handle_model(
+        self, message: messages.ModelConfig | messages.EngineDown | messages.Quarantine | messages.Release
+    ) -> None:
+        engine = self._engines.get(message.model)
+        match message:
+            case messages.ModelConfig():
+                self._start_task(self._prepare(message))
+            case messages.Release(model, forget):
+                self._release(model, forget=forget)
+            case messages.EngineDown():
+                if engine is not None:
+                    engine.down(message)
+            case messages.Quarantine(_, digest):
+                if engine is not None:
+                    engine.quarantine(digest)
 
     def _abort(self, error: Unavailable) -> None:
         self._app.refuse_line(error)
         for engine in self._engines.values():
             engine.fail_all(error)
 
-    def _map_budgets(self, fd: int) -> Budgets:
-        """Return the budgets in the supervisor's memory. The descriptor stays open: closing it would end its locks."""
-        limits, num_workers = self._config.options.limits, self._config.options.num_workers
-        return Budgets(limits.keys, mmap(fd, 0), fd=fd, num_columns=num_workers, column=self._config.index)
+    async def _prepare(self, config: messages.ModelConfig) -> None:
+        try:
+            await self._add_model(config)
+        except (WhimbrelError, OSError) as error:
+            _log.error("the tokenizer of %s cannot be loaded: %s", config.options.names[0], error)
+            self._control.send(messages.Prepared(config.model, str(error)))
+        else:
+            self._switch()
 
-    async def _add_model(self, model: int, planned: messages.Planned) -> None:
-        if model in self._engines:  # known from an earlier life of its engine
+    async def _add_model(self, config: messages.ModelConfig) -> None:
+        """Load the tokenizer of a model that no name leads to yet. Raises CheckpointError, OSError."""
+        model, own, planned = config.model, config.options, config.planned
+        if model not in self._engines:
+            card = await asyncio.to_thread(messages.read_planned_card, own, planned)
+            options = self._config.options
+            segments = max_segments(max(options.num_workers, 2 * options.num_engines, _LEAST_CHANNELS))
+            make = partial(
+                RemoteEngine,
+                replicas=[Replica(segments, partial(_exit, "an engine")) for _ in range(own.num_replicas)],
+                on_crash=partial(self._refuse_text, model),
+                on_wanted=None if own.keep_seconds is None else partial(self._control.send, messages.Wanted(model)),
+            )
+            self._engines[model] = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
+        self._control.send(messages.Prepared(model))
+        if model in self._forgotten:
+            self._release(model, forget=True)
+
+    def _switch(self) -> None:
+        """Let the names of models lead to those that are served now."""
+        known = [self._engines[model] for model in self._names.models if model in self._engines]
+        self._served.switch(known, num_models=self._names.num_expected)
+
+    def _attach(self, message: messages.EngineUp, channel: int, board: int) -> None:
+        if (engine := self._engines.get(message.model)) is None:  # it was forgotten meanwhile
+            close_fds((channel, board))
             return
-        options = self._config.options
-        card = await asyncio.to_thread(messages.read_planned_card, options.models[model], planned)
-        segments = max_segments(max(options.num_workers, options.num_engines))
-        replicas = [Replica(segments, partial(_exit, "an engine")) for _ in range(options.models[model].num_replicas)]
-        make = partial(RemoteEngine, replicas=replicas, on_crash=partial(self._refuse_text, model))
-        engine = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
-        self._engines[model] = engine
-        self._served.add(model, engine)
+        engine.plan = message.plan
+        engine.attach(message.replica, socket.socket(fileno=channel), StatusBoard(map_memory(board)))
+        self._control.send(messages.Connected(message.model, message.replica))
+
+    def _release(self, model: int, *, forget: bool) -> None:
+        released = partial(self._control.send, messages.Released(model))
+        if (engine := self._engines.get(model)) is None:
+            if forget:
+                self._forgotten.add(model)
+            released()
+        elif forget:
+            self._start_task(self._forget(model, engine, released))
+        else:
+            engine.release(released)
+
+    async def _forget(self, model: int, engine: RemoteEngine, released: Callable[[], None]) -> None:
+        await engine.close()
+        self._engines.pop(model, None)
+        released()
+
+    async def _command(self, action: AdminAction, body: bytes) -> tuple[int, bytes]:
+        """Have the supervisor carry out an operator's command. Return the status and the body of the answer."""
+        uid, answer = next(self._uids), asyncio.get_running_loop().create_future()
+        self._commands[uid] = answer
+        self._control.send(messages.Command(uid, action, body))
+        outcome = await answer
+        return outcome.status, outcome.body
+
+    def _answer_command(self, outcome: messages.Outcome) -> None:
+        answer = self._commands.pop(outcome.uid)
+        if not answer.done():  # the client may have left
+            answer.set_result(outcome)
 
     def _refuse_text(self, model: int, digest: bytes) -> None:
         self._control.send(messages.Quarantine(model, digest))
 
-    def _reload_certificate(self) -> None:
-        assert self._config.options.tls is not None
+    def _renew(self, message: messages.Limits) -> None:
+        """Take other keys and limits, and the certificate as it is now, between two events of the loop."""
+        limits = message.limits
         try:
-            self._server.tls = self._config.options.tls.load()
-        except SetupError as error:  # the supervisor had read them, but they are being replaced
+            self._server.tls = message.tls and message.tls.load()
+        except SetupError as error:  # the supervisor had read its files, but they are being replaced
             _log.error("the certificate is kept: %s", error)
+        logs.redact(limits.api_keys)
+        self._budgets.renew(limits.keys, message.places, mmap(self._budgets_fd, 0))
+        self._app.renew_limits(limits)
+        self._server.limits = limits
 
     async def _drain(self) -> None:
         self._served.draining = True
@@ -141,10 +234,15 @@ class Worker:
 
     async def _send_heartbeats(self) -> None:
         while True:
-            self._control.send(messages.Notice("alive"))
+            use = {model: messages.Usage(each.in_flight, each.last_used) for model, each in self._engines.items()}
+            self._control.send(messages.Alive(perf_counter(), use))
             gauge("connections", len(self._server.places.taken))
+            queued = Counter(dict.fromkeys(self._named, 0))
             for engine in self._engines.values():
-                gauge("queue_tokens", engine.queued_tokens, model=engine.plan.served_name)
+                queued[engine.plan.served_name] += engine.queued_tokens
+            self._named = set(queued)
+            for name, tokens in queued.items():
+                gauge("queue_tokens", tokens, model=name)
             await asyncio.sleep(_BEAT_SECONDS)
 
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
@@ -170,7 +268,7 @@ def _exit(peer: str, error: ProtocolError | None) -> None:
 async def _main(sock: socket.socket) -> None:
     try:
         await Worker(sock).run()
-    except SetupError as error:
+    except (SetupError, CheckpointError, OSError) as error:
         _log.critical("the worker cannot start: %s", error)
         exit_process(1)
     exit_process(0)  # without waiting for threads that tokenize, or for clients that came in the last moment

@@ -1,0 +1,48 @@
+"""Admin routes: an operator lists, loads, replaces and unloads models. They exist where there is a key for them.
+
+The app hands the command on, to the supervisor in `whimbrel serve`, and its answer back.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final, Literal, TypeAlias
+
+from whimbrel.errors import DeadlineExceeded, TooLarge
+
+AdminAction: TypeAlias = Literal["put", "delete", "list"]
+AdminCommand: TypeAlias = Callable[[AdminAction, bytes], Awaitable[tuple[int, bytes]]]
+"""Carries out an action and returns the status and the body of its answer. The body of "delete" is a name."""
+
+ADMIN_MODELS: Final = "/admin/models"
+ADMIN_MODEL: Final = "/admin/models/{model}"
+ADMIN_METHODS: Final[Mapping[str, tuple[str, ...]]] = {ADMIN_MODELS: ("GET", "POST"), ADMIN_MODEL: ("DELETE",)}
+"""Methods of each path."""
+_MAX_BODY: Final = 2**20
+_ACTIONS: Final[Mapping[str, AdminAction]] = {"GET": "list", "POST": "put", "DELETE": "delete"}
+
+
+def is_admin_path(path: str) -> bool:
+    """Return whether a path, as the app has made it canonical, is for operators only."""
+    return path == "/admin" or path.startswith("/admin/")
+
+
+def admin_template(path: str) -> str:
+    """Return the template of an admin route; empty if there is none."""
+    return path if path == ADMIN_MODELS else ADMIN_MODEL if path.startswith(f"{ADMIN_MODELS}/") else ""
+
+
+def check_body(size: int) -> None:
+    """Raise TooLarge for a body that no command has."""
+    if size > _MAX_BODY:
+        raise TooLarge(f"the body has {size:,} bytes; a command has at most {_MAX_BODY:,}.")
+
+
+async def run_admin(command: AdminCommand, method: str, path: str, body: bytes, seconds: float | None) -> tuple[int, bytes]:
+    """Return the status and the body of the answer to an operator. Raises DeadlineExceeded; the command goes on then."""
+    action = _ACTIONS[method]
+    argument = path.removeprefix(f"{ADMIN_MODELS}/").encode() if action == "delete" else body
+    try:
+        async with asyncio.timeout(seconds):
+            return await command(action, argument)
+    except TimeoutError:
+        raise DeadlineExceeded("the time that the request gave is over; the command goes on.") from None

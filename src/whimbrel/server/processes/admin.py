@@ -1,0 +1,92 @@
+"""Commands of an operator, as the supervisor carries them out: list, load, replace and unload models."""
+
+import logging
+from collections.abc import Callable
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+
+from whimbrel.dialects.common import openai_errors
+from whimbrel.errors import InvalidRequest, ModelNotFound, SetupError, Unavailable, WhimbrelError
+from whimbrel.server.processes.messages import Command, ModelOptions, ServeOptions
+from whimbrel.server.processes.model_table import read_model
+from whimbrel.server.processes.models import LEAST_AGREEMENT, Models
+
+_log = logging.getLogger("whimbrel")
+
+_STATUS: Final = 422
+"""Status of a model that cannot be loaded: the request is well formed."""
+
+
+class _Put(msgspec.Struct):
+    """The keys of a request beside those of a model's table."""
+
+    name: str
+    wait: bool = True
+    """False: answer at once, while the model is loaded."""
+    min_cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | Literal["any"] = LEAST_AGREEMENT
+
+
+async def run_command(
+    models: Models, options: ServeOptions, command: Command, *, start: Callable[[Any], object], draining: bool
+) -> tuple[int, bytes]:
+    """Return the status and the body of the answer to a command."""
+    try:
+        if draining:
+            raise Unavailable("the server is about to stop.", retry_after=5.0)
+        if command.action == "list":
+            return 200, msgspec.json.encode(_list(models, options))
+        if command.action == "delete":
+            return 200, msgspec.json.encode(_delete(models, command.body.decode()))
+        return await _put(models, options, command.body, start)
+    except SetupError as error:
+        told = WhimbrelError(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+        return error.status if error.status != SetupError.status else _STATUS, openai_errors.render_error(told)
+    except WhimbrelError as error:
+        return error.status, openai_errors.render_error(error)
+    except Exception as error:
+        _log.critical("a command failed. This is a bug.", exc_info=error)
+        return 500, openai_errors.render_error(WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug."))
+
+
+def _list(models: Models, options: ServeOptions) -> dict[str, Any]:
+    memory = {"limit_bytes": options.memory, "used_bytes": models.loading.used()}
+    rows = [each.describe() | {"served": each in models.served} for each in models.by_id.values()]
+    return {"models": rows, "failed": models.failed, "memory": memory}
+
+
+def _delete(models: Models, name: str) -> dict[str, Any]:
+    if (model := models.delete(name)) is not None:
+        return model.describe()
+    if models.failed.pop(name, None) is not None:
+        return {"name": name, "state": "unloaded"}
+    raise ModelNotFound(f"no model {name[:100]!r} here.", param="model")
+
+
+async def _put(models: Models, options: ServeOptions, body: bytes, start: Callable[[Any], object]) -> tuple[int, bytes]:
+    try:
+        table = msgspec.json.decode(body, type=dict[str, Any])
+        put = msgspec.convert({key: table.pop(key) for key in _Put.__struct_fields__ if key in table}, _Put)
+    except ValueError as error:
+        raise InvalidRequest(f"the body: {error}.") from None
+    old = models.named(put.name)
+    model = read_model(put.name, table, defaults=options.defaults, old=None if old is None else old.options)
+    loading = _load(models, model, None if put.min_cosine == "any" else put.min_cosine)
+    if put.wait:
+        return 200, msgspec.json.encode(await loading)
+    start(_log_failure(loading))
+    return 202, msgspec.json.encode({"name": put.name, "state": "loading"})
+
+
+async def _load(models: Models, model: ModelOptions, least: float | None) -> dict[str, Any]:
+    old = models.named(model.names[0])
+    replaced = None if old is None else old.revision
+    new = await models.put(model, least_agreement=least)
+    return new.describe() | {"replaced_revision": replaced}
+
+
+async def _log_failure(loading: Any) -> None:
+    try:
+        await loading
+    except SetupError as error:
+        _log.error("a model is not loaded: %s", error.message)

@@ -1,0 +1,51 @@
+"""Reload: the models of a server become those that are stated now, and only what differs is done."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Sequence
+
+from whimbrel.errors import SetupError
+from whimbrel.server.processes.messages import ModelOptions
+from whimbrel.server.processes.models import LEAST_AGREEMENT, Models
+from whimbrel.server.processes.running_model import RunningModel
+
+
+async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
+    """Load, replace and unload models until they are those of `wanted`. A model is known by its first name.
+
+    Models that requests added stay, and so do those that requests have put in the place of what is stated unchanged. All plans
+    are made before anything is loaded, and no name leads to a new model before all are loaded. If two of one name have one
+    source, they have to agree. Raises SetupError if a model cannot be served, or if a name stands twice; then all is as before.
+    """
+    await models.wait_free()
+    current = {model.options.names[0]: model for model in models.served}
+    added = [model for name, model in current.items() if model.stated is None and all(name != each.names[0] for each in wanted)]
+    _refuse_shared_names(wanted, added)
+    changed = [each for each in wanted if each.names[0] not in current or current[each.names[0]].stated != each]
+    with models.reserving({*current, *(name for each in wanted for name in each.names)}):
+        new: dict[str, RunningModel] = {}
+        try:
+            for each in changed:
+                model = new[each.names[0]] = models.add(each, stated=each)
+                await models.loading.plan(model)
+            for name, model in new.items():
+                old = current.get(name)
+                same_source = old is not None and _source(old.options) == _source(model.options)
+                await models.prepare(model, old, LEAST_AGREEMENT if same_source else None)
+            for model in new.values():
+                await models.wait_until_there(model)  # a worker may have started meanwhile
+        except BaseException:
+            await asyncio.shield(asyncio.gather(*(models.retire(model) for model in new.values())))
+            raise
+        models.switch_all([*((current | new)[each.names[0]] for each in wanted), *added])
+
+
+def _refuse_shared_names(wanted: Sequence[ModelOptions], added: Sequence[RunningModel]) -> None:
+    names = Counter(name for each in wanted for name in {*each.names})
+    names.update(name for model in added for name in {*model.names})
+    if twice := [name for name, number in names.items() if number > 1]:
+        raise SetupError(f"two models are named {twice[0]}.", hint="give every model names of its own")
+
+
+def _source(options: ModelOptions) -> str:
+    return (options.model or "").partition("@")[0]
