@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import socket
 import subprocess
 import threading
@@ -15,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from serving import Server
+from settings_file import write_settings
 from waiting import wait_for
-from whimbrel.server.processes.service_manager import ALIVE, READY, STOPPING, ServiceManager
+from whimbrel.server.processes.service_manager import ALIVE, READY, RELOADING, STOPPING, ServiceManager
 
 UNIT = Path(__file__).parents[2] / "deploy/systemd/whimbrel.service"
 MOST_EXPOSED = 2.0
@@ -92,6 +94,23 @@ def test_the_server_tells_its_service_manager_of_start_life_and_end(manager: Man
         assert server.stop() == 0
         assert wait_for(lambda: STOPPING in manager.told)
     assert (manager.told.count(READY), manager.told.count(STOPPING)) == (1, 1)
+
+
+def test_the_server_tells_its_service_manager_of_a_reload(manager: Manager, tmp_path: Path) -> None:
+    """RELOADING has the time by which the manager tells it from an older one; READY follows, also if all is refused."""
+    file = write_settings(tmp_path / "whimbrel.toml", models={"m": {}})
+    with Server("--config", str(file), NOTIFY_SOCKET=manager.name) as server:
+        assert wait_for(lambda: READY in manager.told)
+        for text in (file.read_text(), "broken"):
+            before = len(manager.told)
+            file.write_text(text)
+            now = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
+            server.process.send_signal(signal.SIGHUP)
+            assert wait_for(lambda: len(manager.told) == before + 2)  # noqa: B023
+            state, ready = manager.told[before:]
+            assert int(state.removeprefix(f"{RELOADING}\nMONOTONIC_USEC=")) >= now
+            assert ready == READY
+        assert server.stop() == 0
 
 
 def test_no_message_is_sent_to_others(manager: Manager) -> None:

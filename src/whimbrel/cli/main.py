@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 
 from whimbrel import __version__
-from whimbrel.cli import config_commands, console, models_on_disk, verb_commands
+from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
@@ -220,6 +220,22 @@ _command(
     ("whimbrel rm BAAI/bge-m3@v1 --yes", "one revision, without asking"),
     name="rm",
 )(models_on_disk.remove)
+
+_command(
+    "Load a model into a server that runs, or replace the one of this name. No request is lost.",
+    ("whimbrel load e5 intfloat/multilingual-e5-small", "a further model, or another one named e5"),
+    ("whimbrel load e5", "its files as they are now"),
+    ("whimbrel load e5 --set keep=10m --set dtype=bfloat16", "with other options"),
+)(admin_commands.load)
+_command(
+    "Unload a model of a server that runs. Requests that it has accepted are answered.",
+    ("whimbrel unload e5", "clients get 404 from then on"),
+)(admin_commands.unload)
+_command(
+    "List the models of a server that runs: state, revision, memory and requests in flight.",
+    ("whimbrel ps", "a table"),
+    ("whimbrel ps --json", "with process ids"),
+)(admin_commands.ps)
 
 
 @_command(
