@@ -14,7 +14,7 @@ _OF_ENGINE: Final = Options.__annotations__.keys() & OF_MODELS.keys()
 
 
 def with_values(base: ModelOptions, names: Sequence[str], values: Mapping[str, Any]) -> ModelOptions:
-    """Return the options of a model with these names: those of `base`, but for `values`, by keys of a model's table."""
+    """Return the options of a model with these names: those of `base`, except `values`, by keys of a model's table."""
     engine: Any = dict(base.options) | {key: values[key] for key in values.keys() & _OF_ENGINE}
     engine |= {"served_name": names[0], "aliases": tuple(names[1:])}
     if "prompts" in values:
