@@ -13,9 +13,9 @@ from whimbrel.server.processes.running_model import RunningModel
 async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
     """Load, replace and unload models until they are those of `wanted`. A model is known by its first name.
 
-    Models that requests added stay, and so do those that requests have put in the place of one that is stated as before. All plans
-    are made before anything is loaded, and no name leads to a new model before all are loaded. If two of one name have one
-    source, they have to agree. Raises SetupError if a model cannot be served, or if a name stands twice; then all is as before.
+    Models that requests added stay, and so do those that requests have put in the place of one that is stated as before. All
+    plans are made before anything is loaded, and all is loaded before a name leads to a new model. Two of one name and source
+    have to agree. Raises SetupError if a model cannot be served, or if a name stands twice; then all is as before.
     """
     await models.wait_free()
     current = {model.options.names[0]: model for model in models.served}
