@@ -286,6 +286,11 @@ def test_G11_a_model_is_loaded_by_its_first_request_and_unloaded_when_idle(
             answers = list(threads.map(lambda text: server.ask([text], model="k"), SOME[:4]))
         assert all(right(answer, [text], expected) for answer, text in zip(answers, SOME, strict=False))
         assert len(server.children("engine")) == 2  # one load for all
+        for name, status in (("m", 409), ("nothing", 404), ("k", 200)):
+            assert client.post("/models/unload", json={"model": name}).status_code == status
+        assert wait_for(lambda: server.models()["k"]["state"] == "unloaded")
+        assert client.post("/models/load", json={"model": "k"}).json() == {"success": True}
+        assert wait_for(lambda: server.models()["k"]["state"] == "ready")
         for _ in range(3):  # as it is being unloaded, or has just been
             time.sleep(1.1)
             assert right(ask(client, SOME[:3], model="k"), SOME[:3], expected)

@@ -57,10 +57,12 @@ def test_H15_an_operator_s_commands_are_handed_on() -> None:
     assert send("GET", "/admin/models", **KEY)[1] == [("list", b"")]
     assert send("POST", "/admin/models", body=b'{"name":"m"}', **KEY, **JSON)[1] == [("put", b'{"name":"m"}')]
     assert send("DELETE", "/admin/models/owner/name", **KEY)[1] == [("delete", b"owner/name")]
+    for action in ("load", "unload"):
+        assert send("POST", f"/models/{action}", body=b'{"model":"m"}', **KEY, **JSON)[1] == [(action, b'{"model":"m"}')]
 
 
 @pytest.mark.parametrize("method", ["GET", "POST"])
-@pytest.mark.parametrize("path", ["/admin/models", "//admin//models/", "/admin/models/m"])
+@pytest.mark.parametrize("path", ["/admin/models", "//admin//models/", "/admin/models/m", "/models/load", "//models/unload/"])
 def test_H15_admin_routes_have_a_key_of_their_own(method: str, path: str) -> None:
     for status, headers in ((401, {}), (403, {"authorization": "Bearer a-client-s-key"}), (401, {"api_key": "wrong"})):
         answer, told = send(method, path, **headers, **JSON)
@@ -74,6 +76,7 @@ def test_H15_without_a_key_there_are_no_admin_routes() -> None:
     for limits in (ServerLimits(), replace(LIMITS, keys=())):
         for method in ("GET", "POST", "DELETE"):
             assert send(method, "/admin/models", limits, **client, **JSON)[0].status == 404
+            assert send(method, "/models/load", limits, **client, **JSON)[0].status == 404
     without = create_app(ModelRegistry(cast(AsyncEmbedder, FakeEmbedder())), guards=LIMITS)  # as asgi.py makes it
     assert asyncio.run(call(without, "GET", "/admin/models", headers=dict(KEY))).status == 404
 

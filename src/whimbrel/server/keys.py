@@ -20,6 +20,8 @@ from whimbrel.telemetry.logs import KEY_PREFIX, redact_keys
 
 ADMIN_PREFIX: Final = "/admin/"
 """The prefix of routes that only keys with `admin` open."""
+ADMIN_ROUTES: Final = frozenset({"/models/load", "/models/unload"})
+"""Other routes for them, llama-server's."""
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}")
 _NAME_RULE: Final = "a name has up to 64 letters, digits and . _ @ : / + -, the first a letter or a digit"
@@ -64,13 +66,18 @@ class ApiKey:
 
     def opens(self, route: str) -> bool:
         """Return whether the key opens a route, by the template of its path."""
-        if route.startswith(ADMIN_PREFIX):
+        if is_admin_route(route):
             return self.admin
         return not self.admin if self.routes is None else route in self.routes
 
     def may_use(self, names: Iterable[str]) -> bool:
         """Return whether the key may use the model of these names."""
         return self.models is None or not set(self.models).isdisjoint(names)
+
+
+def is_admin_route(path: str) -> bool:
+    """Return whether only keys with `admin` open a route."""
+    return path.startswith(ADMIN_PREFIX) or path in ADMIN_ROUTES
 
 
 def plain_keys(keys: Iterable[str]) -> tuple[ApiKey, ...]:
@@ -115,7 +122,7 @@ def check_keys(keys: Sequence[ApiKey], *, models: Collection[str], routes: Colle
     for key in keys:
         for noun, names, known in (("model", key.models, models), ("route", key.routes, routes)):
             for name in names or ():
-                if name not in known and not (noun == "route" and name.startswith(ADMIN_PREFIX)):
+                if name not in known and not (noun == "route" and is_admin_route(name)):
                     near = get_close_matches(name, known, n=1, cutoff=0.4)
                     hint = f"did you mean {near[0]}?" if near else f"{noun}s: {', '.join(sorted(known)[:8])}"
                     raise SetupError(f"the key {key.name} names the {noun} {_shown(name)}, which is not served.", hint=hint)

@@ -1,6 +1,7 @@
 """Admin routes: an operator lists, loads, replaces and unloads models. They exist where there is a key for them.
 
-The app hands the command on, to the supervisor in `whimbrel serve`, and its answer back.
+Those of llama-server load and unload a model that is served, and leave its name. The app hands the command on, to the supervisor
+in `whimbrel serve`, and its answer back.
 """
 
 import asyncio
@@ -8,14 +9,18 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, Literal, TypeAlias
 
 from whimbrel.errors import DeadlineExceeded, TooLarge
+from whimbrel.server.keys import is_admin_route
 
-AdminAction: TypeAlias = Literal["put", "delete", "list"]
+AdminAction: TypeAlias = Literal["put", "delete", "list", "load", "unload"]
 AdminCommand: TypeAlias = Callable[[AdminAction, bytes], Awaitable[tuple[int, bytes]]]
 """Carries out an action and returns the status and the body of its answer. The body of "delete" is a name."""
 
 ADMIN_MODELS: Final = "/admin/models"
 ADMIN_MODEL: Final = "/admin/models/{model}"
-ADMIN_METHODS: Final[Mapping[str, tuple[str, ...]]] = {ADMIN_MODELS: ("GET", "POST"), ADMIN_MODEL: ("DELETE",)}
+_OF_LLAMA_SERVER: Final[Mapping[str, AdminAction]] = {"/models/load": "load", "/models/unload": "unload"}
+ADMIN_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
+    ADMIN_MODELS: ("GET", "POST"), ADMIN_MODEL: ("DELETE",), **dict.fromkeys(_OF_LLAMA_SERVER, ("POST",))
+}  # fmt: skip
 """Methods of each path."""
 _MAX_BODY: Final = 2**20
 _ACTIONS: Final[Mapping[str, AdminAction]] = {"GET": "list", "POST": "put", "DELETE": "delete"}
@@ -23,12 +28,12 @@ _ACTIONS: Final[Mapping[str, AdminAction]] = {"GET": "list", "POST": "put", "DEL
 
 def is_admin_path(path: str) -> bool:
     """Return whether a path, as the app has made it canonical, is for operators only."""
-    return path == "/admin" or path.startswith("/admin/")
+    return path == "/admin" or is_admin_route(path)
 
 
 def admin_template(path: str) -> str:
     """Return the template of an admin route; empty if there is none."""
-    return path if path == ADMIN_MODELS else ADMIN_MODEL if path.startswith(f"{ADMIN_MODELS}/") else ""
+    return path if path in ADMIN_METHODS else ADMIN_MODEL if path.startswith(f"{ADMIN_MODELS}/") else ""
 
 
 def check_body(size: int) -> None:
@@ -39,7 +44,7 @@ def check_body(size: int) -> None:
 
 async def run_admin(command: AdminCommand, method: str, path: str, body: bytes, seconds: float | None) -> tuple[int, bytes]:
     """Return the status and the body of the answer to an operator. Raises DeadlineExceeded; the command goes on then."""
-    action = _ACTIONS[method]
+    action = _OF_LLAMA_SERVER.get(path) or _ACTIONS[method]
     argument = path.removeprefix(f"{ADMIN_MODELS}/").encode() if action == "delete" else body
     try:
         async with asyncio.timeout(seconds):

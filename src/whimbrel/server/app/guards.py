@@ -29,7 +29,7 @@ from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import RequestContext, context_of, sanitize, send_error
 from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import KEPT_EXTENSION
-from whimbrel.server.keys import ADMIN_PREFIX, ApiKey
+from whimbrel.server.keys import ADMIN_PREFIX, ApiKey, is_admin_route
 from whimbrel.server.pages.files import ASSET_PATHS
 
 OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
@@ -187,7 +187,7 @@ class GuardMiddleware:
 
     def _admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
         """Count a request of a key. Raises PermissionDenied, RateLimited and Unavailable."""
-        is_admin = path.startswith(ADMIN_PREFIX)
+        is_admin = is_admin_route(path)
         route = path if is_admin else self._template(path)
         if route and not key.opens(route) and (self._has_admin or not is_admin):
             raise PermissionDenied(f"the API key {key.name} may not use {sanitize(route)}; {_allowed_routes(key)}.")

@@ -27,6 +27,12 @@ class _Put(msgspec.Struct):
     min_cosine: Annotated[float, msgspec.Meta(ge=-1, le=1)] | Literal["any"] = LEAST_AGREEMENT
 
 
+class _Named(msgspec.Struct):
+    """The body of a request to llama-server's routes."""
+
+    model: str
+
+
 async def run_command(
     models: Models, options: ServeOptions, command: Command, *, start: Callable[[Any], object], draining: bool
 ) -> tuple[int, bytes]:
@@ -34,11 +40,7 @@ async def run_command(
     try:
         if draining:
             raise Unavailable("the server is about to stop.", retry_after=5.0)
-        if command.action == "list":
-            return 200, msgspec.json.encode(_list(models, options))
-        if command.action == "delete":
-            return 200, msgspec.json.encode(_delete(models, command.body.decode()))
-        return await _put(models, options, command.body, start)
+        return await _answer(models, options, command, start)
     except SetupError as error:
         told = WhimbrelError(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
         return error.status if error.status != SetupError.status else _STATUS, openai_errors.render_error(told)
@@ -47,6 +49,19 @@ async def run_command(
     except Exception as error:
         _log.critical("a command failed. This is a bug.", exc_info=error)
         return 500, openai_errors.render_error(WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug."))
+
+
+async def _answer(models: Models, options: ServeOptions, command: Command, start: Callable[[Any], object]) -> tuple[int, bytes]:
+    match command.action:
+        case "put":
+            return await _put(models, options, command.body, start)
+        case "list":
+            told = _list(models, options)
+        case "delete":
+            told = _delete(models, command.body.decode())
+        case "load" | "unload":
+            told = _load_or_unload(models, command)
+    return 200, msgspec.json.encode(told)
 
 
 def _list(models: Models, options: ServeOptions) -> dict[str, Any]:
@@ -61,6 +76,21 @@ def _delete(models: Models, name: str) -> dict[str, Any]:
     if models.failed.pop(name, None) is not None:
         return {"name": name, "state": "unloaded"}
     raise ModelNotFound(f"no model {name[:100]!r} here.", param="model")
+
+
+def _load_or_unload(models: Models, command: Command) -> dict[str, Any]:
+    """Begin to load or unload a model whose names stay, as llama-server's routes do. Raises ModelNotFound, AlwaysKept."""
+    try:
+        name = msgspec.json.decode(command.body, type=_Named).model
+    except ValueError as error:
+        raise InvalidRequest(f"the body: {error}.") from None
+    if (model := models.named(name)) is None:
+        raise ModelNotFound(f"no model {name[:100]!r} here.", param="model")
+    if command.action == "load":
+        models.want(model)
+    else:
+        models.unload(model)
+    return {"success": True}
 
 
 async def _put(models: Models, options: ServeOptions, body: bytes, start: Callable[[Any], object]) -> tuple[int, bytes]:

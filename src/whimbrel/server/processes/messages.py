@@ -11,6 +11,7 @@ import msgspec
 from whimbrel import errors
 from whimbrel.checkpoint.reader import read_card
 from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
+from whimbrel.server.app.admin import AdminAction
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
 from whimbrel.server.processes.probe import Probe
@@ -285,7 +286,7 @@ class Command(_Message):
     """A request of an operator to change or list models, as a worker has received it."""
 
     uid: int
-    action: Literal["put", "delete", "list"]
+    action: AdminAction
     body: bytes
 
 

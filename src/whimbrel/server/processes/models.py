@@ -36,6 +36,10 @@ class Busy(SetupError, status=409, code="model_busy"):
     """A model of this name is being loaded already."""
 
 
+class AlwaysKept(SetupError, status=409, code="always_kept"):
+    """A model that is always kept would not be loaded again by a request."""
+
+
 class Models(ServedModels):
     """All models of a server, and what may be done with them. For one event loop."""
 
@@ -177,8 +181,15 @@ class Models(ServedModels):
         workers = [worker.index for worker in self.live_workers]
         for model in self.served:
             if model.has_been_idle(workers):
-                model.state = "unloading"
-                self._start_task(self._unload(model))
+                self.unload(model)
+
+    def unload(self, model: RunningModel) -> None:
+        """Begin to unload a model that its next request loads again. Raises AlwaysKept."""
+        if model.options.keep_seconds is None:
+            raise AlwaysKept(f"{model.names[0]} is always kept.", hint='give it a time: keep = "10m"')
+        if model.state == "ready":
+            model.state = "unloading"
+            self._start_task(self._unload(model))
 
     async def _unload(self, model: RunningModel) -> None:
         """End the engines of a model once they have answered their requests. Further ones wait, and have it loaded again."""
@@ -197,12 +208,12 @@ class Models(ServedModels):
             model.is_wanted, model.state = False, "loading"
             self._start_task(self._load_for_requests(model))
 
-    def _want(self, model: RunningModel, worker: WorkerChild) -> None:
-        """Load a model for which a request waits in a worker."""
+    def want(self, model: RunningModel, worker: WorkerChild | None = None) -> None:
+        """Load a model for which a request waits in a worker, or an operator asks."""
         if model.state in ("planning", "unloading", "unloaded"):
             model.is_wanted = True
             self._load_if_wanted(model)
-        elif model.state == "failed" and perf_counter() < model.retry_at:
+        elif model.state == "failed" and worker is not None and perf_counter() < model.retry_at:
             self._report_failure(model, [worker])
         elif model.state == "failed":
             model.state = "loading"
@@ -260,7 +271,7 @@ class Models(ServedModels):
             case messages.Released():
                 self.note_released(model, worker)
             case messages.Wanted():
-                self._want(model, worker)
+                self.want(model, worker)
 
     def _note_prepared(self, model: RunningModel, worker: WorkerChild, error: str) -> None:
         if error:
