@@ -333,7 +333,7 @@ def test_a_key_that_stays_is_counted_on() -> None:
         usage.end(give_back=False)
 
 
-def test_E13_a_limit_that_changes_is_one_of_all_workers_at_any_time() -> None:
+def test_G16_a_limit_that_changes_is_one_of_all_workers_at_any_time() -> None:
     """A worker that does not know the new limit yet reads the same time."""
     clock = Clock(10**15)
     key = limited(tokens_per_minute=60)

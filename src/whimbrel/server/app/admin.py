@@ -1,7 +1,7 @@
 """Admin routes: an operator lists, loads, replaces and unloads models. They exist where there is a key for them.
 
-Those of llama-server load and unload a model that is served, and leave its name. The app hands the command on, to the supervisor
-in `whimbrel serve`, and its answer back.
+Those of llama-server load and unload a model that is served, and leave its name. The app hands commands on, to the supervisor
+in `whimbrel serve`, and their answers back.
 """
 
 import asyncio
