@@ -16,11 +16,13 @@ import orjson
 
 def main() -> None:
     from whimbrel.cli.serve import serve
+    from whimbrel.server.config_file import Config
     from whimbrel.server.keys import read_keys
     from whimbrel.server.settings_table import read_settings
 
-    keys = read_keys(orjson.loads(Path(sys.argv[1]).read_bytes()), "keys.json")
-    sys.exit(serve((), read_settings({"port": 0}, sys.argv[2:], os.environ), keys))
+    keys = read_keys(orjson.loads(Path(sys.argv[1]).read_bytes()), lambda *_: "keys.json")
+    settings = read_settings({"port": 0}, sys.argv[2:], os.environ)
+    sys.exit(serve((), Config(settings=settings, keys=keys)))
 
 
 if __name__ == "__main__":
