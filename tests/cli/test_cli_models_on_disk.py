@@ -515,3 +515,16 @@ def test_a_copy_of_a_model_stays_when_the_other_is_removed(hub: FakeHub, here: H
 def test_the_hub_s_errors_are_those_of_serve_too(hub: FakeHub) -> None:
     with pytest.raises(SetupError, match="org/gated is gated"):
         resolve_checkpoint("org/gated")
+
+
+@pytest.mark.parametrize("command", [["pull", ID], ["list"], ["rm", ID, "--yes"]])
+@pytest.mark.parametrize("address", ["http://[hub", "http://hub:99999"])
+def test_an_endpoint_that_is_no_address_is_one_line(address: str, command: list[str]) -> None:
+    """In a process of its own, since the client library reads it while it is imported."""
+    full = [sys.executable, "-m", "whimbrel", *command]
+    done = subprocess.run(
+        full, env=os.environ | {"HF_ENDPOINT": address}, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: HF_ENDPOINT is no address of a hub: ")
+    assert len(done.stderr.splitlines()) == 2

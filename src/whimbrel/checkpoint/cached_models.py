@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias, cast
 
-from whimbrel.checkpoint.locate import cached_ids, folder_in_cache, hub_cache, nearest_models
+from whimbrel.checkpoint.locate import cached_ids, check_endpoint, folder_in_cache, hub_cache, nearest_models
 from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
@@ -124,6 +124,7 @@ def remove(removal: Removal) -> None:
 
 
 def _scan() -> "HFCacheInfo | None":
+    check_endpoint()
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Final
+from urllib.parse import urlsplit
 
 from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
@@ -80,7 +81,16 @@ def read_hub_id(model: str) -> tuple[str, str]:
     name, at, revision = model.partition("@")
     if at and (not name or not revision):
         raise SetupError(f"{model!r} is no hub id with a revision.", hint="it looks like owner/name@revision")
+    check_endpoint()
     return name, revision
+
+
+def check_endpoint() -> None:
+    """Raise SetupError if HF_ENDPOINT is no address. The client library would fail while it is imported."""
+    try:
+        _ = urlsplit(os.environ.get("HF_ENDPOINT", "")).port
+    except ValueError as error:
+        raise SetupError(f"HF_ENDPOINT is no address of a hub: {error}.", hint="e.g. https://huggingface.co") from None
 
 
 def file_patterns(*, weights: bool = True, pickles: bool = False) -> list[str]:

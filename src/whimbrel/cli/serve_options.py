@@ -166,14 +166,14 @@ def read_tls(settings: Settings, warn: Callable[[str], None]) -> TlsFiles | None
     """Return the files of TLS, after a try to load them. Raises SetupError."""
     password, file = settings.ssl_keyfile_password, settings.ssl_keyfile_password_file
     if file is not None:
-        password = read_secret(file, "the password of the TLS key", warn=warn)
+        password = read_secret(file, "the password of the TLS key", warn)
     return read_tls_files(settings.ssl_certfile, settings.ssl_keyfile, password)
 
 
 def use_hub_token(settings: Settings, warn: Callable[[str], None]) -> None:
     """Let engines find the hub's token, by the variable of huggingface_hub that names its file. Raises SetupError."""
     if settings.hf_token_file is not None:
-        read_secret(settings.hf_token_file, "the hub's token", warn=warn)
+        read_secret(settings.hf_token_file, "the hub's token", warn)
         os.environ["HF_TOKEN_PATH"] = str(settings.hf_token_file.absolute())
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 from whimbrel.errors import SetupError
 from whimbrel.server.http.limits import HttpLimits
 from whimbrel.server.keys import ApiKey, check_distinct, plain_keys
+from whimbrel.server.secret_file import read_secret_lines
 from whimbrel.server.settings import Settings
 from whimbrel.types.plan import Options
 
@@ -153,13 +154,7 @@ def _keys(stated: Sequence[str], file: Path | None, warn: Callable[[str], None])
 
 
 def _read_keys(file: Path, warn: Callable[[str], None]) -> list[str]:
-    try:
-        lines = file.read_text(encoding="utf-8-sig").splitlines()
-        if file.stat().st_mode & 0o004:
-            warn(f"everybody on this machine can read the API keys in {file}; chmod 600 it")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is not UTF-8"
-        raise SetupError(f"cannot read the API keys in {file}: {reason}.") from None
+    lines = read_secret_lines(file, "the API keys", warn)
     return [line for line in map(str.strip, lines) if line and not line.startswith("#")]
 
 

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -83,11 +83,14 @@ def test_H2_one_of_ten_thousand_keys(server: Server) -> None:
 
 
 def test_E14_requests_in_flight_of_workers_that_are_killed_come_back(server: Server) -> None:
-    held = post({"input": "@@sleep:3"}, authorization="Bearer two-s3cret")
-    with Connection(server.port) as first, Connection(server.port) as second:
-        first.send(held)
-        second.send(held)
-        assert wait_for(lambda: send(server, "two").status == 429)
+    held = post({"input": "a"}, authorization="Bearer two-s3cret")[:-1]  # a body that lacks its end
+    with ExitStack() as connections:
+
+        def all_are_held() -> bool:
+            connections.enter_context(Connection(server.port)).send(held)  # refused if another came between
+            return send(server, "two").status == 429
+
+        assert wait_for(all_are_held)
         for pid in (workers := server.children("worker")):
             os.kill(pid, signal.SIGKILL)
         assert wait_for(lambda: len(now := server.children("worker")) == 2 and not {*now} & {*workers})
@@ -136,8 +139,8 @@ def test_a_client_does_not_ask_again_where_the_wait_is_long(server: Server) -> N
 def test_cohere_s_client_waits_and_asks_again(server: Server) -> None:
     cohere = pytest.importorskip("cohere")
     use_up(server, "second")
-    client = cohere.ClientV2("second-s3cret", base_url=server.url)
-    told = client.embed(model=MODEL, texts=["a"], input_type="search_query", embedding_types=["float"])
+    with cohere.ClientV2("second-s3cret", base_url=server.url) as client:
+        told = client.embed(model=MODEL, texts=["a"], input_type="search_query", embedding_types=["float"])
     assert len(told.embeddings.float_) == 1
 
 
