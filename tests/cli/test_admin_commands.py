@@ -52,7 +52,7 @@ def test_a_model_comes_and_goes(here: Here, server: Server, folder: Path) -> Non
     assert table.splitlines()[0].split() == ["NAME", "STATE", "REVISION", "DTYPE", "DEVICE", "MEMORY", "KEEP", "IN", "FLIGHT"]
     assert "3600 s" in table
     assert "Memory of models: " in table
-    assert out(here, server, "load", "m", "--set", "max_length=9").startswith("m is ready: revision files-")
+    assert out(here, server, "load", "m", "--set", "max_batch_tokens=64").startswith("m is ready: revision files-")
     assert out(here, server, "unload", "n").startswith("n is served no more, and ends")
     assert "no model 'n'" in here.error("unload", "n", "--url", server.url)
     assert out(here, server, "load", "w", str(folder), "--no-wait") == "w is being loaded; whimbrel ps shows it.\n"
@@ -66,6 +66,9 @@ def test_refusals_say_why(here: Here, server: Server, folder: Path, monkeypatch:
     url = ("--url", server.url)
     assert "did you mean max_length?" in here.error("load", "n", str(folder), "--set", "max_lenght=9", *url)
     assert "--set max_length is '0'" in here.error("load", "n", str(folder), "--set", "max_length=0", *url)
+    shorter = here.error("load", "m", "--set", "max_length=9", *url)
+    assert "m is not replaced: its cosine" in shorter
+    assert "--any" in shorter
     assert "no folder" in here.error("load", "n", "./nothing", *url)
     monkeypatch.setenv("WHIMBREL_ADMIN_KEY", key_of("client"))
     assert "admin = true" in here.error("ps", *url)

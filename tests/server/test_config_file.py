@@ -10,7 +10,7 @@ import pytest
 from whimbrel.cli.serve_options import check_config, models_to_serve
 from whimbrel.errors import SetupError
 from whimbrel.server.config_file import SECTIONS, TABLES, Config, read_config
-from whimbrel.server.settings import ModelTable, Settings
+from whimbrel.server.settings import ModelTable, Settings, keep_seconds
 from whimbrel.server.settings_table import MODEL_TABLE, OF_MODELS, TABLE
 
 HASH = f"sha256:{'0' * 64}"
@@ -86,7 +86,6 @@ def test_every_key_of_a_file(folder: Path) -> None:
     }  # fmt: skip
     assert config.models["e5"].model == "intfloat/multilingual-e5-small@main"
     assert config.models["packaged"].model is None
-    assert [table.keep_seconds for table in config.models.values()] == [600.0, None, None]
     assert config.sources["models", "e5", "dtype"] == f"{folder}/w.toml:19"
     assert config.sources["models", "e5", "max_length"] == config.sources["max_length",] == f"{folder}/w.toml:13"
     assert ("models", "packaged", "device") not in config.sources
@@ -94,7 +93,7 @@ def test_every_key_of_a_file(folder: Path) -> None:
 
 @pytest.mark.parametrize(("text", "seconds"), [("always", None), ("0s", 0), ("90s", 90), ("2h", 7200), ("1d", 86400)])
 def test_times_to_keep_a_model(text: str, seconds: float | None) -> None:
-    assert ModelTable(keep=text).keep_seconds == seconds
+    assert keep_seconds(text) == seconds
 
 
 def test_the_order_of_sources(folder: Path) -> None:

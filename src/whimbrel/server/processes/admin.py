@@ -42,7 +42,7 @@ async def run_command(
             raise Unavailable("the server is about to stop.", retry_after=5.0)
         return await _answer(models, options, command, start)
     except SetupError as error:
-        told = WhimbrelError(f"{error.message}{f' ({error.hint})' if error.hint else ''}")
+        told = WhimbrelError(f"{error.message.removesuffix('.')}{f' ({error.hint})' if error.hint else ''}.")
         return error.status if error.status != SetupError.status else _STATUS, openai_errors.render_error(told)
     except WhimbrelError as error:
         return error.status, openai_errors.render_error(error)

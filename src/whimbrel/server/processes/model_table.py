@@ -20,9 +20,8 @@ def with_values(base: ModelOptions, names: Sequence[str], values: Mapping[str, A
     if "prompts" in values:
         engine["prompts"] = values["prompts"] or {}
     if "adapters" in values:  # an engine that starts again has the same folders
-        engine["adapters"] = {
-            name: str(Path(folder).expanduser().resolve()) for name, folder in (values["adapters"] or {}).items()
-        }
+        adapters: Mapping[str, Path | str] = values["adapters"] or {}
+        engine["adapters"] = {name: str(Path(folder).expanduser().resolve()) for name, folder in adapters.items()}
     source, revision = values.get("source"), values.get("revision")
     return ModelOptions(
         (f"{source}@{revision}" if revision else source) if "source" in values else base.model,

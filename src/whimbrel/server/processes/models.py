@@ -114,11 +114,7 @@ class Models(ServedModels):
         await self.loading.load(new)
         known = old.probes.get(0) if old is not None else None
         if reason := refusal(new.probes.values(), known, least_agreement):
-            hint = (
-                'POST /admin/models takes another "min_cosine", or "any" for another model on purpose'
-                if known is not None
-                else None
-            )
+            hint = '"min_cosine": "any", or whimbrel load --any, for another model on purpose' if known is not None else None
             raise SetupError(f"{new.names[0]} is not {'served' if old is None else 'replaced'}: {reason}.", hint=hint)
 
     def delete(self, name: str) -> RunningModel | None:
