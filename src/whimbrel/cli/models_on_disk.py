@@ -104,7 +104,12 @@ def list_models(*, as_json: AsJson = False) -> None:
         "To fetch one: whimbrel pull MODEL. To remove one: whimbrel rm MODEL. Models that tests have verified: whimbrel models"
     )
     for text in (f"{total}.", *([legend] if models else []), others):
-        typer.echo(fill(text, console.screen_width(), break_on_hyphens=False, break_long_words=False))
+        _echo(text)
+
+
+def _echo(text: str, **indents: str) -> None:
+    """Print a text in lines that break no name, so that a command in it can be copied."""
+    typer.echo(fill(text, console.screen_width(), break_on_hyphens=False, break_long_words=False, **indents))
 
 
 def _as_json(found: "CachedModel") -> dict[str, Any]:
@@ -124,7 +129,7 @@ def _print_table(models: Sequence["CachedModel"]) -> None:
         for index, cells in enumerate(own):
             write(name if index == 0 else "", cells)
         for note in _notes(found):
-            typer.echo(fill(note, console.screen_width(), initial_indent=" " * 6, subsequent_indent=" " * 8))
+            _echo(note, initial_indent=" " * 6, subsequent_indent=" " * 8)
 
 
 def _cells(revision: "CachedRevision", now: float) -> tuple[str, ...]:
