@@ -29,7 +29,7 @@ class RunningModel:
     engines: list[EngineChild] = field(init=False)
     state: ModelState = "loading"
     stated: ModelOptions | None = None
-    """Options that the file or the command line states for its name; a request may have replaced them. None: a request added it."""
+    """Options that file or command line state for its name; a request may have replaced them. None: a request added it."""
     is_retiring: bool = False
     """True if no name leads to it any more, and its last requests are answered."""
     planned: Planned | None = None
