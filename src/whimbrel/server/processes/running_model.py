@@ -12,6 +12,7 @@ from whimbrel.server.processes.children import Backoff, EngineChild
 from whimbrel.server.processes.messages import ModelOptions, Planned, Usage
 from whimbrel.server.processes.probe import Probe
 from whimbrel.server.processes.quarantine import QuarantineList
+from whimbrel.types.plan import Options
 
 ModelState: TypeAlias = Literal["planning", "loading", "connecting", "ready", "unloading", "unloaded", "failed"]
 
@@ -65,8 +66,8 @@ class RunningModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names for clients, its own first; without a plan those that the options state."""
-        if self.planned is None:
+        """The names for clients, its own first: those that the options state, else those of the plan."""
+        if self.planned is None or self.options.names[0]:
             return self.options.names
         return (self.planned.plan.served_name, *self.planned.plan.aliases)
 
@@ -95,6 +96,12 @@ class RunningModel:
             of_hub = planned.plan.commit and not is_there
             options = replace(options, model=f"{planned.card_name}@{planned.plan.commit}" if of_hub else planned.folder)
         return replace(options, options={**options.options, "replica": engine.replica, "num_replicas": options.num_replicas})
+
+    def restate(self, stated: ModelOptions) -> None:
+        """Take further names that are stated now, if nothing else has changed."""
+        if stated != self.stated:
+            self.options = replace(self.options, options=self.options.options | Options(aliases=stated.names[1:]))
+            self.stated = stated
 
     def note_use(self, worker: int, now: float, use: Usage) -> None:
         self.uses[worker] = now, use
