@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 
 from whimbrel import __version__
-from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, verb_commands
+from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, run_command, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
@@ -120,6 +120,14 @@ _VERBS: Final = (
 )
 for _verb, _summary, *_examples in _VERBS:
     _command(_summary, *_examples)(_verb)
+
+
+_command(
+    "Run the texts of files: vectors or scores into a folder, in parts. The same command goes on after any end.",
+    ("whimbrel run docs.jsonl --text title,body --id id --out vectors", "Parquet files"),
+    ("whimbrel run 'data/*.parquet' -m MODEL --outputs dense,sparse --out vectors", "several outputs in one pass"),
+    ("whimbrel run data/ --url http://127.0.0.1:8000 --out vectors", "by a server"),
+)(run_command.run)
 
 
 @_command(
@@ -291,7 +299,7 @@ _command(
 
 
 def main() -> None:
-    """Run the command line. The exit code is 0, 1 for an error, 2 for wrong usage or 130 after Ctrl-C."""
+    """Run the command line. The exit code is 0, 1 for an error, 2 for wrong usage, 3 for refused rows, 130 after Ctrl-C."""
     _open_standard_streams()
     try:
         app()

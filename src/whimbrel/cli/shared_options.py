@@ -40,7 +40,7 @@ ModelOption = Annotated[str | None, option("MODEL", _MODEL_HELP, "--model", "-m"
 AsJson = Annotated[bool, flag("--json", "Print JSON instead of text.", panel=OUTPUT_PANEL)]
 
 
-def need(*packages: str) -> None:
+def need(*packages: str, extra: str = "serve") -> None:
     missing = [package for package in packages if find_spec(package) is None]
     if missing:
-        raise SetupError(f"this command needs {' and '.join(missing)}.", hint="pip install 'whimbrel[serve]'")
+        raise SetupError(f"this command needs {' and '.join(missing)}.", hint=f"pip install 'whimbrel[{extra}]'")

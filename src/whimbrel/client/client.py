@@ -21,16 +21,16 @@ from whimbrel.client.client_verbs import P, R, Verb
 from whimbrel.client.endpoints import Endpoints, RetryPolicy
 from whimbrel.client.error_mapping import client_closed, to_failure
 from whimbrel.client.responses import flatten
-from whimbrel.client.task import Part, Reply, Task
+from whimbrel.client.task import Answered, Part, Reply, Task
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.options import copy_signature, warn_of_truncation
 
 
 def _sync_method(verb: Verb[P, R]) -> Callable[Concatenate[Client, P], R]:
     def method(self: Client, *args: P.args, **options: P.kwargs) -> R:
-        result, num_truncated = self._run(verb, *args, **options)  # pyright: ignore[reportPrivateUsage]
-        warn_of_truncation(num_truncated, options)
-        return result
+        answered = self.run(verb, *args, **options)
+        warn_of_truncation(answered.num_truncated, options)
+        return answered.value
 
     return copy_signature(method, verb)
 
@@ -94,14 +94,16 @@ class Client(BaseClient):
             connections = self._connections = _Connections(self._settings)
         return connections
 
-    def _run(self, verb: Verb[P, R], *args: P.args, **options: P.kwargs) -> tuple[R, int]:
-        """Return the result of a verb, and how many texts the servers cut."""
+    def run(self, verb: Verb[P, R], *args: P.args, **options: P.kwargs) -> Answered[R]:
+        """Return the result of a verb (`client_verbs.py`) with what the servers said beside it. Does not warn of cut texts."""
         connections = self._open_connections()
         task = verb(self._target, *args, **options)
         parts = self._send(connections, task)
         if task.needs_whole(parts):
             parts = self._send(connections, replace(task, whole=True))
-        return task.combine(parts)
+        value, num_truncated = task.combine(parts)
+        revisions = frozenset(part.revision for part in parts if part.revision)
+        return Answered(value, num_truncated, sum(part.num_tokens for part in parts), revisions)
 
     def _send(self, connections: _Connections, task: Task[Any]) -> list[Part]:
         spans = list(task.spans(self._settings.max_items))

@@ -37,6 +37,20 @@ class Part(NamedTuple):
     """Number of texts that the server says it cut; 0 if it does not say."""
     is_listwise: bool
     """True if the server says that scores depend on all documents of a list."""
+    num_tokens: int = 0
+    """Number of tokens that the server says it read; 0 if it does not say."""
+    revision: str = ""
+    """Revision of the model that answered; empty if the server does not say."""
+
+
+class Answered(NamedTuple, Generic[R]):
+    """Result of a verb, with what the servers said beside it."""
+
+    value: R
+    num_truncated: int
+    num_tokens: int
+    revisions: frozenset[str]
+    """Revisions of the models that answered; none of servers that do not say."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,10 +110,15 @@ class Task(Generic[R]):
 
     def part(self, reply: Reply, count: int) -> Part:
         """Decode a response like `read`. Raises WhimbrelError."""
-        truncated = reply.headers.get("x-whimbrel-truncated", "")
+        headers = reply.headers
         try:
-            num_truncated = int(truncated) if truncated.isdecimal() and truncated.isascii() else 0
-            return Part(self.read(reply, count), num_truncated, reply.headers.get("x-whimbrel-listwise") == "true")
+            return Part(
+                self.read(reply, count),
+                _count_of(headers.get("x-whimbrel-truncated", "")),
+                headers.get("x-whimbrel-listwise") == "true",
+                _count_of(headers.get("x-whimbrel-tokens", "")),
+                headers.get("x-whimbrel-revision", ""),
+            )
         except (ValueError, TypeError, LookupError, ArithmeticError, RecursionError) as error:
             raise _invalid_response(f"the server's answer cannot be read: {error} ({_describe(reply)}).") from None
 
@@ -133,6 +152,10 @@ class Task(Generic[R]):
 
 def get_task(path: str, read: Callable[[bytes], R]) -> Task[R]:
     return Task(path, (), lambda _: b"", lambda reply, _: read(reply.content), lambda parts: parts[0], method="GET")
+
+
+def _count_of(header: str) -> int:
+    return int(header) if header.isdecimal() and header.isascii() else 0
 
 
 def _size_of(item: Any) -> int:

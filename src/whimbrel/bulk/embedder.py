@@ -1,0 +1,259 @@
+"""Embedders: texts to answers, by an engine in this process or by servers. The seam between a run and its model."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from threading import Event
+from time import monotonic
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from whimbrel.client import Client, client_verbs
+from whimbrel.engine.engine import Engine
+from whimbrel.errors import InvalidRequest, Overloaded, SetupError, Unavailable, WhimbrelError
+from whimbrel.types.arrays import Int32Array
+from whimbrel.types.options import TextOptions, text_request
+from whimbrel.types.request import OutputName, TokenizeRequest
+from whimbrel.types.result import Outputs
+
+_log = logging.getLogger("whimbrel")
+
+_CHARACTERS_PER_TOKEN: Final = 4
+_MIN_REQUEST_TOKENS: Final = 8192
+_MAX_TEXTS: Final = 2048
+_REQUESTS_OF_ENGINE: Final = 4
+_REQUESTS_OF_SERVER: Final = 8
+_SERVER_TEXTS: Final = 256
+_SERVER_CHARACTERS: Final = 2**17
+_FIRST_WAIT: Final = 0.5
+_MAX_WAIT: Final = 10.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Answer:
+    """Outputs of texts."""
+
+    outputs: Outputs
+    cut_N: NDArray[np.bool_]
+    """True for the texts of which the model read only a part."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestSizes:
+    """Sizes of the requests that an embedder takes best."""
+
+    texts: int
+    characters: int
+    in_flight: int
+    """Number of threads that hold a request each."""
+
+
+class Embedder(Protocol):
+    """A model, as a run sees it. Threads share it."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def revision(self) -> str: ...
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Settings of the model that change its numbers."""
+        ...
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Names of the classes of scores, if they are known."""
+        ...
+
+    @property
+    def sizes(self) -> RequestSizes: ...
+    def run(self, texts: Sequence[str]) -> Answer:
+        """Return the outputs of texts; blocks. Raises WhimbrelError."""
+        ...
+
+    def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
+        """Return the first character of each token of each text and the one after its last: (T, 2), without special tokens."""
+        ...
+
+    def check_chunks(self, tokens: int) -> None:
+        """Raise SetupError if the model has no room for chunks of so many tokens."""
+        ...
+
+    def stop(self) -> None:
+        """End waits for servers."""
+        ...
+
+
+class EngineEmbedder:
+    """An engine in this process."""
+
+    labels: tuple[str, ...]
+
+    def __init__(self, engine: Engine, outputs: tuple[OutputName, ...], options: TextOptions) -> None:
+        self._engine = engine
+        self._outputs = outputs
+        self._options = options
+        plan = engine.plan
+        self.model = plan.served_name
+        self.revision = plan.revision
+        self.labels = engine.card.labels
+        self.settings: dict[str, Any] = {
+            "dtype": plan.dtype,
+            "device": plan.device.partition(":")[0],
+            "max_length": plan.max_length,
+        }
+        tokens = max(_MIN_REQUEST_TOKENS, 2 * plan.max_batch_tokens * plan.num_lanes)
+        tokens = min(tokens, max(1, plan.max_request_tokens // 8))
+        self.sizes = RequestSizes(_MAX_TEXTS, _CHARACTERS_PER_TOKEN * tokens, _REQUESTS_OF_ENGINE)
+
+    def run(self, texts: Sequence[str]) -> Answer:
+        request = text_request(self._engine.card, texts, self._outputs, **self._options)
+        tokenized = self._engine.preprocessor.preprocess(request)
+        seqs = tokenized.seqs
+        cut = [seq.truncated for seq in seqs] if len(seqs) == len(texts) else [False] * len(texts)
+        result = self._engine.submit_tokenized(tokenized, admitted=True).result()
+        return Answer(result.outputs, np.array(cut, np.bool_), result.num_tokens)
+
+    def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
+        return [each.chars_T2 for each in self._engine.preprocessor.tokenize(TokenizeRequest(texts, special=False))]
+
+    def check_chunks(self, tokens: int) -> None:
+        request = text_request(self._engine.card, ["a"], self._outputs, **self._options)
+        around = self._engine.preprocessor.preprocess(request).num_tokens - 1
+        if tokens + around > (limit := self._engine.plan.max_length):
+            reason = f"the model takes {limit:,}, of which prompt and special tokens are {around:,}"
+            raise SetupError(
+                f"chunks of {tokens:,} tokens do not fit: {reason}.", hint=f"--chunk takes up to {max(1, limit - around):,}"
+            )
+
+    def stop(self) -> None: ...
+
+
+class ServerEmbedder:
+    """One or several servers of one model, by our client. A server that is away is waited for.
+
+    All answers must be of one revision. Servers say how many texts of a request they cut, not which; where it is some, the
+    texts with the most tokens are those.
+    """
+
+    labels: tuple[str, ...] = ()
+    sizes = RequestSizes(_SERVER_TEXTS, _SERVER_CHARACTERS, _REQUESTS_OF_SERVER)
+
+    def __init__(
+        self,
+        client: Client,
+        outputs: tuple[OutputName, ...],
+        options: TextOptions,
+        *,
+        wait_seconds: float,
+        tell: Callable[[str], None] = _log.warning,
+    ) -> None:
+        """Ask the servers once, for their revision. Raises WhimbrelError."""
+        self._client = client
+        self._outputs = outputs
+        self._options = options
+        self._wait_seconds = wait_seconds
+        self._tell = tell
+        self._stopped = Event()
+        self._waiting_since: float | None = None
+        self.revision = ""
+        about = self._patiently(client.info)
+        models = cast("Sequence[Mapping[str, Any]]", about.get("models", ()))
+        self.model, self.settings = _settings_of(models)
+        self.run(["a"])
+
+    def run(self, texts: Sequence[str]) -> Answer:
+        answered = self._patiently(lambda: self._client.run(client_verbs.encode, list(texts), self._outputs, **self._options))
+        for revision in answered.revisions:
+            self.revision = self.revision or revision
+            if revision != self.revision:
+                message = (
+                    f"the model changed: this run began with revision {self.revision}, and a server answers with {revision}."
+                )
+                raise SetupError(message, hint="start anew with --restart, or serve the old one")
+        return Answer(answered.value, self._which_cut(texts, answered.num_truncated), answered.num_tokens)
+
+    def _which_cut(self, texts: Sequence[str], number: int) -> NDArray[np.bool_]:
+        cut_N = np.full(len(texts), number >= len(texts))
+        if 0 < number < len(texts):
+            sizes = [len(tokens) for tokens in self._patiently(lambda: self._client.tokenize(list(texts)))]
+            cut_N[np.argsort(-np.array(sizes), kind="stable")[:number]] = True
+        return cut_N
+
+    def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
+        raise SetupError("--chunk needs the model's tokenizer, so it goes with --model and not with --url.")
+
+    def check_chunks(self, tokens: int) -> None:
+        self.token_offsets(())
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def _patiently(self, ask: Callable[[], Any]) -> Any:
+        """Return what servers answer, which may be away or busy for some time. Raises WhimbrelError."""
+        begin, delay = monotonic(), _FIRST_WAIT
+        while True:
+            try:
+                answer = ask()
+            except (Unavailable, Overloaded) as error:
+                waited = monotonic() - begin
+                if waited + delay > self._wait_seconds or self._stopped.is_set():
+                    message = f"gave up after {waited:,.0f} s: {error}"
+                    raise SetupError(message, hint="what is finished stays; the same command goes on") from error
+                if self._waiting_since is None:
+                    self._waiting_since = begin
+                    self._tell(f"waiting up to {self._wait_seconds:,.0f} s: {error}")
+                self._stopped.wait(delay)
+                delay = min(2 * delay, _MAX_WAIT)
+                continue
+            if self._waiting_since is not None:
+                self._waiting_since = None
+                self._tell("the servers answer again")
+            return answer
+
+
+def _settings_of(models: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
+    """Return the name of a server's model, and those of its settings that change numbers."""
+    if not models:
+        return "", {}
+    plan = models[0].get("plan", {})
+    return str(plan.get("served_name", "")), {name: plan.get(name) for name in ("dtype", "max_length")}
+
+
+def answer_all(
+    run: Callable[[Sequence[str]], Answer], texts: Sequence[str]
+) -> tuple[list[tuple[list[int], Answer]], dict[int, str]]:
+    """Return answers, each with the indices of its texts, and the reasons of texts that the model refuses alone.
+
+    A request that fails is sent again without the text that its error names, or in halves. Raises errors that are not about
+    texts.
+    """
+    answers, refused = list[tuple[list[int], Answer]](), dict[int, str]()
+    pending = [list(range(len(texts)))]
+    while pending:
+        part = pending.pop()
+        try:
+            answers.append((part, run([texts[index] for index in part])))
+        except WhimbrelError as error:
+            if not is_of_texts(error):
+                raise
+            item = None if error.location is None else error.location.item
+            if item is None and len(part) > 1:
+                middle = len(part) // 2
+                pending += [part[middle:], part[:middle]]
+                continue
+            bad = part[item] if item is not None and item < len(part) else part[0]
+            refused[bad] = error.message
+            if rest := [index for index in part if index != bad]:
+                pending.append(rest)
+    return answers, refused
+
+
+def is_of_texts(error: WhimbrelError) -> bool:
+    """Return whether an error may be that of one text: others must stop the run."""
+    from whimbrel.errors import ComputeError
+
+    return isinstance(error, ComputeError) or (isinstance(error, InvalidRequest) and error.status in (400, 413, 422))

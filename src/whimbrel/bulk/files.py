@@ -1,0 +1,195 @@
+"""Input files: the list that paths, globs, folders and URLs give, and their bytes. fsspec opens them all.
+
+The list is sorted, so it is the same at every start. Nothing here knows of rows.
+"""
+
+import gzip
+import hashlib
+import io
+import os
+import re
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias, cast
+
+import fsspec
+import pyarrow as pa
+
+from whimbrel.errors import SetupError
+
+FormatName: TypeAlias = Literal["parquet", "arrow", "jsonl", "csv", "text"]
+
+_FORMATS: Final[Mapping[str, FormatName]] = {
+    ".parquet": "parquet", ".arrow": "arrow", ".ipc": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
+    ".csv": "csv", ".txt": "text",
+}  # fmt: skip
+_COMPRESSIONS: Final[Mapping[str, str]] = {".gz": "gzip", ".zst": "zstd"}
+"""Compressions of files of lines. Parquet and Arrow have their own within."""
+_BLOCK_BYTES: Final = 2**20
+_TAKES: Final = f"It takes {', '.join(_FORMATS)}, and files of lines with .gz or .zst."
+
+
+class InputFile(NamedTuple):
+    """A file of the input."""
+
+    path: str
+    """Path or URL, as it was given or found, without a password."""
+    url: str
+    """Path or URL to open."""
+    format: FormatName
+    compression: str
+    size: int
+
+    @property
+    def is_lines(self) -> bool:
+        return self.format not in ("parquet", "arrow")
+
+
+def find_files(inputs: Iterable[str], *, without: Path) -> list[InputFile]:
+    """Return the files of paths, globs, folders and URLs, in their order, those of a folder sorted by path.
+
+    A folder gives the files whose names end as a format's, at any depth, but no hidden ones and none in `without`. Raises
+    SetupError.
+    """
+    found: dict[str, InputFile] = {}
+    for given in inputs:
+        files = list(_find(given, without))
+        if not files:
+            raise SetupError(f"{_redact(given)} has no files to read.", hint=_TAKES)
+        found |= {file.url: file for file in files}
+    return list(found.values())
+
+
+def _find(given: str, without: Path) -> Iterator[InputFile]:
+    try:
+        fs, path = _locate(given)
+        if fs.isdir(path):
+            names = sorted(name for name in fs.find(path) if not _is_hidden(name.removeprefix(path)))
+            urls = [_url_of(given, path, name) for name in names if _format_of(name)]
+        elif any(character in path for character in "*?["):
+            urls = [_url_of(given, path, name) for name in sorted(cast("list[str]", fs.glob(path))) if fs.isfile(name)]
+        elif fs.exists(path):
+            urls = [given]
+        else:
+            raise SetupError(f"there is no file {_redact(given)}.")
+        for url in urls:
+            if "://" not in url and Path(url).resolve().is_relative_to(without.resolve()):
+                continue
+            yield _describe(url)
+    except (OSError, ImportError, ValueError) as error:
+        raise SetupError(f"cannot read {_redact(given)}: {_reason(error)}.") from None
+
+
+def _locate(url: str) -> tuple[Any, str]:
+    """Return the file system of a path or URL, and the path in it."""
+    if "://" not in url:
+        return fsspec.filesystem("file"), os.path.abspath(url)
+    return fsspec.core.url_to_fs(url)
+
+
+def _url_of(given: str, path: str, name: str) -> str:
+    """Return the URL of a file that was found below `path`, in the way that this was given."""
+    if "://" in given:
+        return f"{given.partition('://')[0]}://{name.lstrip('/') if given.count(':///') == 0 else name}"
+    return name if os.path.isabs(given) else os.path.relpath(name)
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part.startswith((".", "_")) for part in path.split("/"))
+
+
+def _format_of(name: str) -> tuple[FormatName, str] | None:
+    stem, suffix = os.path.splitext(name.lower())
+    compression = _COMPRESSIONS.get(suffix, "")
+    found = _FORMATS.get(os.path.splitext(stem)[1] if compression else suffix)
+    return None if found is None or (compression and found in ("parquet", "arrow")) else (found, compression)
+
+
+def _describe(url: str) -> InputFile:
+    kind = _format_of(url.partition("?")[0] if "://" in url else url)
+    if kind is None:
+        raise SetupError(f"cannot tell the format of {_redact(url)}.", hint=_TAKES)
+    fs, path = _locate(url)
+    return InputFile(_redact(url), url, *kind, int(fs.size(path) or 0))
+
+
+def _redact(url: str) -> str:
+    return re.sub(r"(?<=//)[^/@]*@", "", url)
+
+
+def _reason(error: Exception) -> str:
+    return str(error.strerror if isinstance(error, OSError) and error.strerror else error).rstrip(".") or type(error).__name__
+
+
+def state_of(file: InputFile) -> tuple[object, ...]:
+    """Return what tells that a file changed meanwhile: size and time, or the tag of an object store. Raises SetupError."""
+    with reading(file):
+        fs, path = _locate(file.url)
+        fs.invalidate_cache()
+        about = fs.info(path)
+        return about.get("size"), *(str(about.get(name)) for name in ("mtime", "LastModified", "ETag", "etag", "updated"))
+
+
+@contextmanager
+def reading(file: InputFile) -> Iterator[None]:
+    """Turn errors of a file's system or format into a SetupError that names the file."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, pa.ArrowException, ImportError) as error:
+        raise SetupError(f"cannot read {file.path}: {_reason(error)}.") from None
+
+
+def open_file(file: InputFile) -> BinaryIO:
+    """Open the bytes of a file as they are stored."""
+    fs, path = _locate(file.url)
+    return cast(BinaryIO, fs.open(path, "rb"))
+
+
+@contextmanager
+def open_lines(file: InputFile) -> Iterator[io.BufferedReader]:
+    """Open the bytes of a file of lines, without its compression. They can be sought forward."""
+    with open_file(file) as raw:
+        if file.compression == "gzip":
+            with gzip.GzipFile(fileobj=raw, mode="rb") as stream:
+                yield io.BufferedReader(cast(Any, stream), _BLOCK_BYTES)
+        elif file.compression == "zstd":
+            with pa.CompressedInputStream(pa.PythonFile(raw, "r"), "zstd") as stream:
+                yield io.BufferedReader(cast(Any, _Forward(stream)), _BLOCK_BYTES)
+        else:
+            yield cast(io.BufferedReader, raw)
+
+
+class _Forward(io.RawIOBase):
+    """A stream that cannot seek, as a raw stream that can skip."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        return self._stream.readinto(buffer)
+
+
+def skip_to(stream: io.BufferedReader, offset: int) -> None:
+    """Go on to a byte of a stream that stands at its beginning."""
+    if stream.seekable():
+        stream.seek(offset)
+        return
+    while offset > 0:
+        block = stream.read(min(offset, _BLOCK_BYTES))
+        if not block:
+            return
+        offset -= len(block)
+
+
+def sha256_of(file: InputFile) -> str:
+    """Return the SHA-256 of a file's bytes. Raises SetupError."""
+    with reading(file), open_file(file) as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(_BLOCK_BYTES):
+            digest.update(block)
+        return digest.hexdigest()

@@ -1,0 +1,134 @@
+"""Folder of a run: its lock, its finished shards, and the leftovers of a run that was killed."""
+
+import fcntl
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+from whimbrel.bulk.compute import ShardTable
+from whimbrel.bulk.manifest import MANIFEST, Manifest, OutputFile, Record, Shard, encode, read_record
+from whimbrel.bulk.output_files import (
+    TEMPORARY,
+    OutputFormat,
+    sha256_of_file,
+    sync_folder,
+    write_file,
+    write_json_lines,
+    write_table,
+    writing,
+)
+from whimbrel.errors import SetupError
+
+_LOCK: Final = ".lock"
+ERRORS: Final = "errors"
+SHARDS: Final = "shards"
+_PART: Final = re.compile(r"part-\d{5,}\..+")
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other runs out of it. Raises SetupError."""
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_CREAT | os.O_RDWR, 0o644)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SetupError(f"another run writes into {folder}.", hint="wait for it, or choose another folder") from None
+        except OSError as error:
+            raise SetupError(f"cannot lock {folder}: {error.strerror}.") from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def check_ours(folder: Path) -> None:
+    """Raise SetupError for a folder without a manifest that has other files: they might be lost or mixed up."""
+    others = sorted(path.name for path in folder.iterdir() if path.name != _LOCK and not path.name.endswith(TEMPORARY))
+    if others:
+        raise SetupError(f"{folder} has no manifest, but {others[0]}.", hint="choose an empty folder, or one of an earlier run")
+
+
+def clear(folder: Path) -> None:
+    """Remove everything that a run wrote, the manifest last. Raises SetupError."""
+    with writing(folder):
+        for path in _written(folder):
+            path.unlink()
+        (folder / MANIFEST).unlink(missing_ok=True)
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write the manifest of a new run, with the folders of its records. Raises SetupError."""
+    with writing(folder):
+        for name in (ERRORS, SHARDS):
+            (folder / name).mkdir(exist_ok=True)
+        sync_folder(folder)
+    write_file(folder, MANIFEST, lambda file: file.write(encode(manifest)))
+
+
+def finished(
+    folder: Path, manifest: Manifest, shards: Iterable[Shard], *, verify: bool, tell: Callable[[str], None]
+) -> dict[int, Record]:
+    """Return the records of the finished shards by index. Everything else of a run is removed. Raises SetupError.
+
+    A shard counts as finished if its files have their sizes, with `verify` also their hashes.
+    """
+    records: dict[int, Record] = {}
+    with writing(folder):
+        for shard in shards:
+            path = folder / SHARDS / f"{shard.name}.json"
+            record = read_record(path)
+            if record is None:
+                continue
+            if (record.input, record.start, record.stop) != (manifest.inputs[shard.file].path, shard.start, shard.stop):
+                fault = "its record is of other rows"
+            else:
+                fault = next(filter(None, (_fault(folder, file, verify=verify) for file in record.files)), "")
+            if fault:
+                tell(f"{shard.name} runs again: {fault}")
+            else:
+                records[shard.index] = record
+        known = {folder / SHARDS / f"part-{index:05d}.json" for index in records}
+        known |= {folder / file.path for record in records.values() for file in record.files}
+        for path in _written(folder):
+            if path not in known:
+                path.unlink()
+        for name in (ERRORS, SHARDS):
+            (folder / name).mkdir(exist_ok=True)
+    return records
+
+
+def _fault(folder: Path, file: OutputFile, *, verify: bool) -> str:
+    path = folder / file.path
+    try:
+        size = path.stat().st_size
+    except OSError:
+        return f"{file.path} is missing"
+    if size != file.size:
+        return f"{file.path} has {size:,} bytes in place of {file.size:,}"
+    return f"{file.path} has other bytes" if verify and sha256_of_file(path) != file.sha256 else ""
+
+
+def _written(folder: Path) -> list[Path]:
+    """Return the files of a run in a folder, whole ones and pieces, without the manifest."""
+    places = [folder, folder / ERRORS, folder / SHARDS]
+    files = [path for place in places if place.is_dir() for path in place.iterdir()]
+    is_ours = re.compile(rf"{_PART.pattern}|\.(?:{_PART.pattern}|{re.escape(MANIFEST)}){re.escape(TEMPORARY)}")
+    return [path for path in files if is_ours.fullmatch(path.name)]
+
+
+def write_shard(
+    folder: Path, shard: Shard, path: str, result: ShardTable, *, kind: OutputFormat, vectors: tuple[str, ...]
+) -> Record:
+    """Write the files of a shard, and its record when they are on disk. Raises SetupError."""
+    files = write_table(folder, shard.name, kind, result.table, vectors)
+    if result.faults:
+        lines = ({"file": path, "row": fault.row, "reason": fault.reason} for fault in result.faults)
+        files.append(write_json_lines(folder, f"{ERRORS}/{shard.name}.jsonl", lines))
+    record = Record(path, shard.start, shard.stop, result.num_done, result.num_cut, len(result.faults), tuple(files))
+    write_file(folder, f"{SHARDS}/{shard.name}.json", lambda file: file.write(encode(record)))
+    return record

@@ -1,0 +1,159 @@
+"""Output files: each is written beside its place, synced, and renamed to it, so a file that has its name is whole.
+
+A vector column has lists of a fixed size. Files have the same bytes for the same table: row groups, encodings and compression
+are fixed here.
+"""
+
+import hashlib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any, BinaryIO, Final, Literal, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from whimbrel.bulk.manifest import OutputFile
+from whimbrel.errors import SetupError
+from whimbrel.wire.json_base64 import to_json
+
+OutputFormat: TypeAlias = Literal["parquet", "arrow", "npy"]
+TEMPORARY: Final = ".tmp"
+_ROW_GROUP: Final = 8192
+_ZSTD_LEVEL: Final = 3
+
+
+class _HashingFile:
+    """A file that is written from its beginning to its end, with its size and SHA-256."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.digest = hashlib.sha256()
+        self.size = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data).cast("B")
+        self._file.write(view)
+        self.digest.update(view)
+        self.size += len(view)
+        return len(view)
+
+    def tell(self) -> int:
+        return self.size
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self.closed = True
+
+    def readable(self) -> bool:
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return False
+
+
+def write_file(folder: Path, path: str, write: Callable[[Any], None]) -> OutputFile:
+    """Write a file of a folder whole, or leave it as it was. Raises SetupError."""
+    target = folder / path
+    temporary = target.with_name(f".{target.name}{TEMPORARY}")
+    with writing(target):
+        try:
+            with temporary.open("wb") as file:
+                hashing = _HashingFile(file)
+                write(hashing)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        except BaseException:
+            with suppress(OSError):
+                temporary.unlink()
+            raise
+        sync_folder(target.parent)
+    return OutputFile(path, hashing.size, hashing.digest.hexdigest())
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn an OSError into a SetupError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        hint = "what is finished stays; make room, and the same command goes on"
+        raise SetupError(f"cannot write {path}: {error.strerror or error}.", hint=hint) from None
+
+
+def sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sha256_of_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_table(folder: Path, name: str, kind: OutputFormat, table: pa.Table, vectors: tuple[str, ...]) -> list[OutputFile]:
+    """Write a shard's table, of which `vectors` names the columns with vectors. Raises SetupError."""
+    if kind == "npy":
+        return _write_npy(folder, name, table, vectors)
+    write = _write_parquet if kind == "parquet" else _write_arrow
+    return [write_file(folder, f"{name}.{kind}", lambda file: write(file, table, vectors))]
+
+
+def _write_parquet(file: Any, table: pa.Table, vectors: tuple[str, ...]) -> None:
+    own = [path for path in _leaves(table.schema) if path.partition(".")[0] not in vectors]
+    compression = dict.fromkeys(own, "zstd")
+    options: dict[str, Any] = {
+        "compression": compression or "none",
+        "use_dictionary": own or False,
+        "write_statistics": own or False,
+    }
+    if own:
+        options["compression_level"] = dict.fromkeys(own, _ZSTD_LEVEL)
+    with pq.ParquetWriter(file, table.schema, **options) as writer:
+        writer.write_table(table, row_group_size=_ROW_GROUP)
+
+
+def _leaves(schema: pa.Schema) -> list[str]:
+    """Return the paths of the columns that Parquet stores."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink)
+    stored = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
+    return [stored.column(index).path for index in range(len(stored))]
+
+
+def _write_arrow(file: Any, table: pa.Table, _: tuple[str, ...]) -> None:
+    with pa.ipc.new_file(file, table.schema) as writer:
+        for batch in table.combine_chunks().to_batches(_ROW_GROUP):
+            writer.write_batch(batch)
+
+
+def _write_npy(folder: Path, name: str, table: pa.Table, vectors: tuple[str, ...]) -> list[OutputFile]:
+    files: list[OutputFile] = []
+    for column in vectors:
+        kind = table.schema.field(column).type
+        flat = table.column(column).combine_chunks().flatten()
+        array = flat.to_numpy(zero_copy_only=False).reshape(-1, kind.list_size)
+        files.append(write_file(folder, f"{name}.{column}.npy", lambda file, array=array: np.save(file, array)))
+    others = table.drop_columns(list(vectors))
+
+    def write_lines(file: Any) -> None:
+        for batch in others.to_batches(_ROW_GROUP):
+            file.write(b"".join(to_json(row) + b"\n" for row in batch.to_pylist()))
+
+    return [*files, write_file(folder, f"{name}.ids.jsonl", write_lines)]
+
+
+def write_json_lines(folder: Path, path: str, rows: Iterator[Mapping[str, Any]]) -> OutputFile:
+    return write_file(folder, path, lambda file: file.write(b"".join(to_json(row) + b"\n" for row in rows)))

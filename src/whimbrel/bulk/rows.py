@@ -1,0 +1,197 @@
+"""Rows of shards: their texts, the columns that are copied, and the faults of rows that cannot be run.
+
+A row is either among the texts or among the faults.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import orjson
+import pyarrow as pa
+
+from whimbrel.bulk.files import InputFile, open_lines, reading, skip_to, state_of
+from whimbrel.bulk.lines import Record, Start, read_header, records
+from whimbrel.bulk.manifest import ColumnNames, Shard
+from whimbrel.bulk.survey import columns_of
+from whimbrel.bulk.tables import read_batches
+from whimbrel.errors import SetupError
+from whimbrel.types.arrays import Int64Array
+
+_KINDS: Final = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+
+
+class Fault(NamedTuple):
+    """A row that is refused."""
+
+    row: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ShardRows:
+    """The rows of a shard."""
+
+    shard: Shard
+    path: str
+    row_N: Int64Array
+    """Numbers of the rows that have a text, in their file."""
+    texts: list[str]
+    copied: pa.Table
+    """The copied columns of these rows."""
+    faults: list[Fault]
+    """The other rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Reads the shards of the files of a run."""
+
+    files: Sequence[InputFile]
+    names: ColumnNames
+    schema: pa.Schema
+    """Copied columns."""
+    states: Sequence[tuple[object, ...]]
+    """State of each file before the survey."""
+
+    def read(self, shards: Sequence[Shard]) -> Iterator[ShardRows]:
+        """Yield the rows of shards, which come in the order of the input. Raises SetupError, also for a file that changed."""
+        for number, of_file in groupby(shards, key=lambda shard: shard.file):
+            file = self.files[number]
+            read = self._read_lines if file.is_lines else self._read_table
+            for rows in read(file, list(of_file)):
+                if state_of(file) != self.states[number]:
+                    hint = "what was written before is as it was; run again when the file is whole"
+                    raise SetupError(f"{file.path} changed while it was read.", hint=hint)
+                yield rows
+
+    def _read_lines(self, file: InputFile, shards: list[Shard]) -> Iterator[ShardRows]:
+        with reading(file), open_lines(file) as stream:
+            header, _ = read_header(stream) if file.format == "csv" else ([], 0)
+        with reading(file), open_lines(file) as stream:
+            skip_to(stream, shards[0].offset)
+            found = records(stream, file.format, Start(shards[0].start, shards[0].offset), header)
+            for shard in shards:
+                collected = _Collected(self.names, self.schema)
+                for record in found:
+                    if record.row >= shard.start:
+                        collected.add(record)
+                    if record.row >= shard.stop - 1:
+                        break
+                yield collected.rows(shard, file.path)
+
+    def _read_table(self, file: InputFile, shards: list[Shard]) -> Iterator[ShardRows]:
+        columns = columns_of(file, self.names)
+        batches = read_batches(file, columns, shards[0].start)
+        first, batch = next(batches)
+        for shard in shards:
+            parts: list[pa.RecordBatch] = []
+            while True:
+                begin, end = max(first, shard.start), min(first + batch.num_rows, shard.stop)
+                if begin < end:
+                    parts.append(batch.slice(begin - first, end - begin))
+                if first + batch.num_rows >= shard.stop:
+                    break
+                first, batch = next(batches)
+            yield self._of_table(shard, file.path, pa.Table.from_batches(parts))
+
+    def _of_table(self, shard: Shard, path: str, table: pa.Table) -> ShardRows:
+        names = self.names
+        values = {name: _strings(table.column(name)) for name in names.text}
+        ids = table.column(names.id).to_pylist() if names.id else None
+        faults, good, texts = list[Fault](), list[int](), list[str]()
+        for index in range(table.num_rows):
+            row = {name: column[index] for name, column in values.items()}
+            text, reason = join_texts(row, names)
+            if ids is not None and ids[index] is None and not reason:
+                reason = f"{names.id} is null"
+            if reason:
+                faults.append(Fault(shard.start + index, reason))
+            else:
+                good.append(index)
+                texts.append(text)
+        good_N = np.array(good, np.int64)
+        taken = table.select(self.schema.names).take(good_N)
+        return ShardRows(shard, path, good_N + shard.start, texts, taken.cast(self.schema), faults)
+
+
+def _strings(column: pa.ChunkedArray) -> list[Any]:
+    """Return the texts of a column; in place of a text that is not UTF-8 its bytes."""
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    try:
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        kind = pa.binary() if pa.types.is_string(column.type) else pa.large_binary()
+        return [_decode(value) for value in column.cast(kind).to_pylist()]
+
+
+def _decode(value: bytes | None) -> str | bytes | None:
+    try:
+        return None if value is None else value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
+class _Collected:
+    """The records of a shard, column by column."""
+
+    def __init__(self, names: ColumnNames, schema: pa.Schema) -> None:
+        self._names = names
+        self._schema = schema
+        self._values: list[list[Any]] = [[] for _ in schema]
+        self._row_N: list[int] = []
+        self._texts: list[str] = []
+        self._faults: list[Fault] = []
+
+    def add(self, record: Record) -> None:
+        values, reason, text = record.values, record.fault, ""
+        if values is None:
+            if reason:
+                self._faults.append(Fault(record.row, reason))
+            return
+        text, reason = join_texts(values, self._names)
+        if self._names.id and not reason and values.get(self._names.id) in (None, ""):
+            reason = f"{self._names.id} is missing"
+        if reason:
+            self._faults.append(Fault(record.row, reason))
+            return
+        self._row_N.append(record.row)
+        self._texts.append(text)
+        for field, column in zip(self._schema, self._values, strict=True):
+            column.append(_fit(values.get(field.name), field.type))
+
+    def rows(self, shard: Shard, path: str) -> ShardRows:
+        columns = [pa.array(column, field.type) for field, column in zip(self._schema, self._values, strict=True)]
+        copied = pa.Table.from_arrays(columns, schema=self._schema)
+        return ShardRows(shard, path, np.array(self._row_N, np.int64), self._texts, copied, self._faults)
+
+
+def join_texts(values: dict[str, Any], names: ColumnNames) -> tuple[str, str]:
+    """Return the text of a row, of several columns those that are not empty, and the reason why it has none."""
+    parts = list[str]()
+    for name in names.text:
+        if name not in values:
+            return "", f"has no {name}"
+        value = values[name]
+        if value is None:
+            return "", f"{name} is null"
+        if isinstance(value, bytes):
+            return "", f"{name} is not UTF-8"
+        if not isinstance(value, str):
+            return "", f"{name} is {_KINDS.get(type(value), 'no text')}, no text"
+        if value:
+            parts.append(value)
+    text = names.separator.join(parts)
+    return (text, "") if text.strip() else ("", f"{', '.join(names.text)}: the text is empty")
+
+
+def _fit(value: Any, kind: pa.DataType) -> Any:
+    """Return a value of JSON as the type of its column takes it: what is no string is its JSON in a column of strings."""
+    if value is None:
+        return None
+    if pa.types.is_string(kind):
+        return value if isinstance(value, str) else orjson.dumps(value).decode()
+    return float(value) if pa.types.is_floating(kind) else value

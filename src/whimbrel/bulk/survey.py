@@ -1,0 +1,211 @@
+"""Survey of the input: one pass before the run, which counts rows, finds types, cuts shards and hashes the bytes.
+
+What is wrong with a file as a whole is found here, before anything is computed. Rows that are wrong alone are not.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final, NamedTuple
+
+import pyarrow as pa
+
+from whimbrel.bulk.files import InputFile, open_lines, reading, sha256_of
+from whimbrel.bulk.lines import TEXT_COLUMN, Start, read_header, records
+from whimbrel.bulk.manifest import ColumnNames, Input
+from whimbrel.bulk.tables import is_text, plain_type, read_batches, read_schema, row_sizes
+from whimbrel.errors import SetupError
+
+_HASHING_THREADS: Final = 4
+_MAX_COLUMNS: Final = 1000
+_INT64: Final = 2**63
+
+
+class ShardLimits(NamedTuple):
+    """Bounds of a shard."""
+
+    rows: int
+    bytes: int
+
+
+class _Cutter:
+    """Cuts of a file, as its rows come."""
+
+    def __init__(self, limits: ShardLimits) -> None:
+        self.cuts: list[tuple[int, int]] = []
+        self.rows = 0
+        self._limits = limits
+        self._bytes = 0
+
+    def add(self, size: int, offset: int = 0) -> None:
+        is_full = self.cuts and self.rows - self.cuts[-1][0] >= self._limits.rows
+        if is_full or not self.cuts or self._bytes + size > self._limits.bytes:
+            self.cuts.append((self.rows, offset))
+            self._bytes = 0
+        self._bytes += size
+        self.rows += 1
+
+
+def hash_files(files: Sequence[InputFile]) -> list[str]:
+    """Return the SHA-256 of each file. Raises SetupError."""
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        return list(threads.map(sha256_of, files))
+
+
+def survey(
+    files: Sequence[InputFile], names: ColumnNames, limits: ShardLimits, tell: Callable[[str], None] = lambda _: None
+) -> tuple[list[Input], pa.Schema]:
+    """Return the files with their shards, and the types of the columns that are copied. Raises SetupError."""
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        hashes = threads.map(sha256_of, files)
+        lines, tables = _LineColumns(names), list[tuple[str, pa.Schema]]()
+        cutters: list[_Cutter] = []
+        for file in files:
+            tell(f"reading {file.path}")
+            cutters.append(cutter := _Cutter(limits))
+            if file.is_lines:
+                _survey_lines(file, lines, cutter)
+            else:
+                tables.append((file.path, _survey_table(file, names, cutter)))
+        found = [
+            Input(file.path, file.size, sha256, cutter.rows, tuple(cutter.cuts))
+            for file, cutter, sha256 in zip(files, cutters, hashes, strict=True)
+        ]
+    schemas = [*tables, *lines.schemas([file.path for file in files if file.is_lines])]
+    return found, _common(schemas)
+
+
+def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
+    """Return the columns of a table that a run reads. Raises SetupError."""
+    schema = read_schema(file)
+    wanted = [*names.text, *([names.id] if names.id else []), *(names.keep or ())]
+    for name in wanted:
+        if schema.get_all_field_indices(name) == []:
+            raise SetupError(f"{file.path} has no column {name!r}; it has {_list(schema.names)}.")
+    all_names = wanted if names.keep is not None else [*wanted, *schema.names]
+    for name in dict.fromkeys(all_names):
+        if len(schema.get_all_field_indices(name)) > 1:
+            raise SetupError(f"{file.path} has several columns {name!r}.", hint="name the others with --keep")
+    return list(dict.fromkeys(all_names))
+
+
+def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter) -> pa.Schema:
+    schema, columns = read_schema(file), columns_of(file, names)
+    for name in names.text:
+        if not is_text(schema.field(name).type):
+            raise SetupError(f"{file.path}: the column {name!r} is {schema.field(name).type}, no text.")
+    if names.id and not (is_text(kind := schema.field(names.id).type) or pa.types.is_integer(kind)):
+        raise SetupError(f"{file.path}: the column {names.id!r} is {kind}; ids are texts or whole numbers.")
+    for _, batch in read_batches(file, columns):
+        for size in row_sizes(batch).tolist():
+            cutter.add(size)
+    kept = [name for name in columns if name in _kept(names, columns)]
+    return pa.schema([pa.field(name, plain_type(schema.field(name).type)) for name in kept])
+
+
+def _kept(names: ColumnNames, columns: Iterable[str]) -> list[str]:
+    """Return the columns that are copied, the id first."""
+    own = [names.id] if names.id else []
+    if names.keep is not None:
+        return list(dict.fromkeys([*own, *names.keep]))
+    return list(dict.fromkeys([*own, *(name for name in columns if name not in names.text)]))
+
+
+def _survey_lines(file: InputFile, columns: "_LineColumns", cutter: _Cutter) -> None:
+    with reading(file), open_lines(file) as stream:
+        header, offset = read_header(stream) if file.format == "csv" else ([], 0)
+        if len(set(header)) < len(header):
+            raise SetupError(f"{file.path} has several columns of one name: {_list(header)}.")
+        if file.format == "csv" and file.size:
+            columns.add_header(file.path, header)
+        if file.format == "text":
+            columns.add_header(file.path, [TEXT_COLUMN])
+        adds = file.format == "jsonl"
+        for record in records(stream, file.format, Start(0, offset), header):
+            if adds and record.values is not None:
+                columns.add(record.values)
+            cutter.add(record.size, record.offset)
+
+
+class _LineColumns:
+    """Columns of all files of lines together, with the narrowest type of each."""
+
+    def __init__(self, names: ColumnNames) -> None:
+        self._names = names
+        self._wanted = None if names.keep is None else set(_kept(names, ()))
+        self._types: dict[str, pa.DataType] = {}
+        self._found: dict[str, None] = {}
+
+    def add_header(self, path: str, header: list[str]) -> None:
+        for name in _wanted(self._names):
+            if name not in header:
+                raise SetupError(f"{path} has no column {name!r}; it has {_list(header)}.")
+        for name in header:
+            self._widen(name, pa.string())
+
+    def add(self, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            self._widen(name, _type_of(value))
+
+    def _widen(self, name: str, kind: pa.DataType | None) -> None:
+        self._found[name] = None
+        if len(self._found) > _MAX_COLUMNS:
+            raise SetupError(f"the lines have more than {_MAX_COLUMNS:,} columns.", hint="name those to keep with --keep")
+        if kind is None or (self._wanted is not None and name not in self._wanted):
+            return
+        before = self._types.get(name)
+        if before is None or before == kind:
+            self._types[name] = kind
+        elif {before, kind} == {pa.int64(), pa.float64()}:
+            self._types[name] = pa.float64()
+        else:
+            self._types[name] = pa.string()
+
+    def schemas(self, paths: list[str]) -> list[tuple[str, pa.Schema]]:
+        """Return the schema of all files, none if there are none or if they have no row. Raises SetupError."""
+        if not paths or not self._found:
+            return []
+        for name in _wanted(self._names):
+            if name not in self._found:
+                raise SetupError(f"no row of {paths[0]} has {name!r}; they have {_list(list(self._found))}.")
+        if self._names.id and self._types.get(self._names.id) not in (pa.string(), pa.int64()):
+            raise SetupError(f"{paths[0]}: {self._names.id!r} is no id; ids are texts or whole numbers.")
+        kept = _kept(self._names, self._found)
+        return [(paths[0], pa.schema([pa.field(name, self._types.get(name, pa.string())) for name in kept]))]
+
+
+def _wanted(names: ColumnNames) -> list[str]:
+    return [*names.text, *([names.id] if names.id else []), *(names.keep or ())]
+
+
+def _type_of(value: Any) -> pa.DataType | None:
+    """Return the type of a value of JSON; None for null, which every type holds."""
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return pa.bool_()
+    if isinstance(value, int):
+        return pa.int64() if -_INT64 <= value < _INT64 else pa.string()
+    return pa.float64() if isinstance(value, float) else pa.string()
+
+
+def _common(schemas: list[tuple[str, pa.Schema]]) -> pa.Schema:
+    """Return the columns of all files, which must agree. Raises SetupError."""
+    if not schemas:
+        return pa.schema([])
+    (first, schema), *others = schemas
+    hint = "name the columns to keep with --keep, or run the files apart"
+    for path, other in others:
+        for name in dict.fromkeys([*schema.names, *other.names]):
+            for one, has in ((first, schema), (path, other)):
+                if name not in has.names:
+                    another = path if one == first else first
+                    raise SetupError(f"{another} has a column {name!r}, and {one} has none.", hint=hint)
+            kinds = schema.field(name).type, other.field(name).type
+            if kinds[0] != kinds[1]:
+                raise SetupError(f"the column {name!r} is {kinds[0]} in {first} and {kinds[1]} in {path}.", hint=hint)
+    return schema
+
+
+def _list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 12} more" if len(names) > 12 else ""
+    return f"{', '.join(map(repr, names[:12]))}{more}" if names else "none"
