@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal, TypeAlias, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
+from whimbrel.bulk.arrow import Array, DataType, Field, pa
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.batch import offsets_of
 from whimbrel.types.result import Outputs, Ragged, Sparse
@@ -20,7 +20,7 @@ from whimbrel.wire.dtypes import EncodedArray
 NumberType: TypeAlias = Literal["float32", "float16", "int8"]
 COLUMNS: Final = ("dense", "sparse", "multi_vector", "muvera", "scores")
 """Outputs that a run can write, in the order of their columns."""
-_TYPES: Final[Mapping[str, pa.DataType]] = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
+_TYPES: Final[Mapping[str, DataType]] = {"float32": pa.float32(), "float16": pa.float16(), "int8": pa.int8()}
 _LARGEST_FLOAT16: Final = 65520.0
 """Half a step above the largest number of float16, where rounding would give infinity."""
 _FLOAT_BYTES: Final = 4
@@ -46,9 +46,9 @@ def bytes_per_row(widths: Mapping[str, int]) -> int:
     return _FLOAT_BYTES * dense + (2 * _FLOAT_BYTES * _ENTRIES_OF_TEXT if "sparse" in widths else 0)
 
 
-def output_fields(widths: Mapping[str, int], dtype: NumberType) -> list[pa.Field]:
+def output_fields(widths: Mapping[str, int], dtype: NumberType) -> list[Field]:
     """Return the columns of the outputs. Scores are float32, and weights of sparse vectors are never int8."""
-    kind, fields = _TYPES[dtype], list[pa.Field]()
+    kind, fields = _TYPES[dtype], list[Field]()
     for name, width in widths.items():
         if name == "sparse":
             weight = pa.float32() if dtype == "int8" else kind
@@ -62,7 +62,7 @@ def output_fields(widths: Mapping[str, int], dtype: NumberType) -> list[pa.Field
     return fields
 
 
-def gather(parts: Sequence[tuple[Sequence[int], Outputs]], text_N: Int64Array, fields: Sequence[pa.Field]) -> list[pa.Array]:
+def gather(parts: Sequence[tuple[Sequence[int], Outputs]], text_N: Int64Array, fields: Sequence[Field]) -> list[Array]:
     """Return the columns of a table whose row i has the outputs of text `text_N[i]`.
 
     `parts` has the indices of the texts of each answer, and its outputs.
@@ -75,7 +75,7 @@ def gather(parts: Sequence[tuple[Sequence[int], Outputs]], text_N: Int64Array, f
     return [_gather_column(field, [getattr(outputs, field.name) for _, outputs in parts], order_N) for field in fields]
 
 
-def _gather_column(field: pa.Field, values: Sequence[Any], order_N: Int64Array) -> pa.Array:
+def _gather_column(field: Field, values: Sequence[Any], order_N: Int64Array) -> Array:
     if not order_N.size:
         return pa.array([], field.type)
     if isinstance(values[0], Sparse):
@@ -99,14 +99,15 @@ def _rows_of(offsets_U1: Int64Array, order_N: Int64Array) -> tuple[Int64Array, I
     counts_N = np.diff(offsets_U1)[order_N]
     offsets_N1 = offsets_of(counts_N)
     starts_X = np.repeat(offsets_U1[order_N] - offsets_N1[:-1], counts_N)
-    return starts_X + np.arange(offsets_N1[-1]), offsets_N1
+    index_X: Int64Array = starts_X + np.arange(int(offsets_N1[-1]), dtype=np.int64)
+    return index_X, offsets_N1
 
 
-def _vectors(rows_XD: Float32Array, kind: pa.FixedSizeListType) -> pa.Array:
+def _vectors(rows_XD: Float32Array, kind: DataType) -> Array:
     return pa.FixedSizeListArray.from_arrays(_encode(rows_XD, kind.value_type), type=kind)
 
 
-def _encode(rows_XD: Float32Array, kind: pa.DataType) -> pa.Array:
+def _encode(rows_XD: Float32Array, kind: DataType) -> Array:
     """Return the numbers of all rows in a type, one after another."""
     name = next(name for name, each in _TYPES.items() if each == kind)
     return pa.array(EncodedArray(rows_XD, cast(Any, name)).encoded().reshape(-1), kind)
@@ -122,7 +123,7 @@ def too_large(outputs: Outputs, dtype: NumberType) -> NDArray[np.bool_] | None:
         if value is None:
             continue
         rows = value.weights_X[:, None] if isinstance(value, Sparse) else value.rows_XD if isinstance(value, Ragged) else value
-        over_X = (np.abs(rows) >= _LARGEST_FLOAT16).any(axis=1)
+        over_X = np.asarray(np.abs(rows).max(axis=1, initial=0) >= _LARGEST_FLOAT16, np.bool_)
         if isinstance(value, Sparse | Ragged):
             total = offsets_of(over_X)
             over_X = total[value.offsets_N1[1:]] > total[value.offsets_N1[:-1]]

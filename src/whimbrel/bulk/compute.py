@@ -8,8 +8,8 @@ from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
+from whimbrel.bulk.arrow import Array, Schema, Table, pa
 from whimbrel.bulk.chunks import Chunking, chunk_spans
 from whimbrel.bulk.columns import NumberType, gather, output_fields, too_large
 from whimbrel.bulk.embedder import Answer, Embedder, RequestSizes, answer_all
@@ -29,14 +29,14 @@ Advance = Callable[[float, int], None]
 class TableForm:
     """Columns of the output."""
 
-    copied: pa.Schema
+    copied: Schema
     has_id: bool
     widths: dict[str, int]
     dtype: NumberType
     chunking: Chunking | None
 
     @property
-    def schema(self) -> pa.Schema:
+    def schema(self) -> Schema:
         own = [] if self.has_id else list(ROW_FIELDS)
         chunks = [] if self.chunking is None else list(CHUNK_FIELDS)
         return pa.schema([*own, *self.copied, *chunks, CUT_FIELD, *output_fields(self.widths, self.dtype)])
@@ -50,7 +50,7 @@ class TableForm:
 class ShardTable:
     """The result of a shard."""
 
-    table: pa.Table
+    table: Table
     faults: list[Fault]
     """Refused rows, in their order."""
     num_done: int
@@ -105,7 +105,7 @@ class PendingShard:
         row_P, text_P = parts.row_P[good_P], self.text_P[good_P]
         cut_texts = [items[item] for items, answer in answers for item in np.flatnonzero(answer.cut_N)]
         cut_P = np.isin(text_P, np.array(cut_texts, np.int64))
-        columns: list[pa.Array | pa.ChunkedArray] = []
+        columns: list[Array] = []
         if not self.form.has_id:
             columns += [pa.array([rows.path] * row_P.size, pa.string()), pa.array(rows.row_N[row_P])]
         columns += rows.copied.take(pa.array(row_P)).columns

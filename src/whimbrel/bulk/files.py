@@ -9,17 +9,19 @@ import io
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias, cast
 
-import fsspec
-import pyarrow as pa
+import fsspec  # pyright: ignore[reportMissingTypeStubs]
 
+from whimbrel.bulk.arrow import pa
 from whimbrel.errors import SetupError
 
 FormatName: TypeAlias = Literal["parquet", "arrow", "jsonl", "csv", "text"]
+
+_fsspec: Final[Any] = fsspec  # it has no type hints
 
 _FORMATS: Final[Mapping[str, FormatName]] = {
     ".parquet": "parquet", ".arrow": "arrow", ".ipc": "arrow", ".feather": "arrow", ".jsonl": "jsonl", ".ndjson": "jsonl",
@@ -85,8 +87,8 @@ def _find(given: str, without: Path) -> Iterator[InputFile]:
 def _locate(url: str) -> tuple[Any, str]:
     """Return the file system of a path or URL, and the path in it."""
     if "://" not in url:
-        return fsspec.filesystem("file"), os.path.abspath(url)
-    return fsspec.core.url_to_fs(url)
+        return _fsspec.filesystem("file"), os.path.abspath(url)
+    return _fsspec.core.url_to_fs(url)
 
 
 def _url_of(given: str, path: str, name: str) -> str:
@@ -133,7 +135,7 @@ def state_of(file: InputFile) -> tuple[object, ...]:
 
 
 @contextmanager
-def reading(file: InputFile) -> Iterator[None]:
+def reading(file: InputFile) -> Generator[None]:
     """Turn errors of a file's system or format into a SetupError that names the file."""
     try:
         yield
@@ -148,7 +150,7 @@ def open_file(file: InputFile) -> BinaryIO:
 
 
 @contextmanager
-def open_lines(file: InputFile) -> Iterator[io.BufferedReader]:
+def open_lines(file: InputFile) -> Generator[io.BufferedReader]:
     """Open the bytes of a file of lines, without its compression. They can be sought forward."""
     with open_file(file) as raw:
         if file.compression == "gzip":

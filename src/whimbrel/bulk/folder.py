@@ -3,7 +3,7 @@
 import fcntl
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -29,7 +29,7 @@ _PART: Final = re.compile(r"part-\d{5,}\..+")
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path) -> Generator[None]:
     """Make a folder, and keep other runs out of it. Raises SetupError."""
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -73,7 +73,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def finished(
     folder: Path, manifest: Manifest, shards: Iterable[Shard], *, verify: bool, tell: Callable[[str], None]
 ) -> dict[int, Record]:
-    """Return the records of the finished shards by index. Everything else of a run is removed. Raises SetupError.
+    """Return the records of the finished shards by number. Everything else of a run is removed. Raises SetupError.
 
     A shard counts as finished if its files have their sizes, with `verify` also their hashes.
     """
@@ -91,8 +91,8 @@ def finished(
             if fault:
                 tell(f"{shard.name} runs again: {fault}")
             else:
-                records[shard.index] = record
-        known = {folder / SHARDS / f"part-{index:05d}.json" for index in records}
+                records[shard.number] = record
+        known = {folder / SHARDS / f"part-{number:05d}.json" for number in records}
         known |= {folder / file.path for record in records.values() for file in record.files}
         for path in _written(folder):
             if path not in known:

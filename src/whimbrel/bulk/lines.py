@@ -43,7 +43,7 @@ def read_header(stream: io.BufferedReader) -> tuple[list[str], int]:
     """Return the columns of a CSV file, and the byte at which its first row begins."""
     lines = _Lines(stream, 0)
     try:
-        header = next(csv.reader(lines), [])
+        header = next(csv.reader(lines), list[str]())
     except csv.Error:
         header = []
     return header, lines.offset
@@ -114,7 +114,7 @@ def _read_json(line: bytes) -> tuple[dict[str, Any] | None, str]:
     except ValueError as error:
         return None, f"is no JSON: {error}"
     if not isinstance(value, dict):
-        return None, f"is no JSON object, but {_KINDS.get(type(value), 'a number')}"
+        return None, f"is no JSON object, but {_KINDS.get(type(cast(object, value)), 'a number')}"
     return cast(dict[str, Any], value), ""
 
 

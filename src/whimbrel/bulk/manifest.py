@@ -30,7 +30,7 @@ class Input(msgspec.Struct, frozen=True):
 class Shard(NamedTuple):
     """Consecutive rows of one file."""
 
-    index: int
+    number: int
     file: int
     """Index of the file."""
     start: int
@@ -40,7 +40,7 @@ class Shard(NamedTuple):
 
     @property
     def name(self) -> str:
-        return f"part-{self.index:05d}"
+        return f"part-{self.number:05d}"
 
 
 class ColumnNames(msgspec.Struct, frozen=True):

@@ -6,15 +6,14 @@ are fixed here.
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, TypeAlias
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
+from whimbrel.bulk.arrow import Schema, Table, pa, pq
 from whimbrel.bulk.manifest import OutputFile
 from whimbrel.errors import SetupError
 from whimbrel.wire.json_base64 import to_json
@@ -81,7 +80,7 @@ def write_file(folder: Path, path: str, write: Callable[[Any], None]) -> OutputF
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
+def writing(path: Path) -> Generator[None]:
     """Turn an OSError into a SetupError that names the file."""
     try:
         yield
@@ -103,7 +102,7 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_table(folder: Path, name: str, kind: OutputFormat, table: pa.Table, vectors: tuple[str, ...]) -> list[OutputFile]:
+def write_table(folder: Path, name: str, kind: OutputFormat, table: Table, vectors: tuple[str, ...]) -> list[OutputFile]:
     """Write a shard's table, of which `vectors` names the columns with vectors. Raises SetupError."""
     if kind == "npy":
         return _write_npy(folder, name, table, vectors)
@@ -111,7 +110,7 @@ def write_table(folder: Path, name: str, kind: OutputFormat, table: pa.Table, ve
     return [write_file(folder, f"{name}.{kind}", lambda file: write(file, table, vectors))]
 
 
-def _write_parquet(file: Any, table: pa.Table, vectors: tuple[str, ...]) -> None:
+def _write_parquet(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
     own = [path for path in _leaves(table.schema) if path.partition(".")[0] not in vectors]
     compression = dict.fromkeys(own, "zstd")
     options: dict[str, Any] = {
@@ -125,7 +124,7 @@ def _write_parquet(file: Any, table: pa.Table, vectors: tuple[str, ...]) -> None
         writer.write_table(table, row_group_size=_ROW_GROUP)
 
 
-def _leaves(schema: pa.Schema) -> list[str]:
+def _leaves(schema: Schema) -> list[str]:
     """Return the paths of the columns that Parquet stores."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
@@ -133,13 +132,13 @@ def _leaves(schema: pa.Schema) -> list[str]:
     return [stored.column(index).path for index in range(len(stored))]
 
 
-def _write_arrow(file: Any, table: pa.Table, _: tuple[str, ...]) -> None:
+def _write_arrow(file: Any, table: Table, _: tuple[str, ...]) -> None:
     with pa.ipc.new_file(file, table.schema) as writer:
         for batch in table.combine_chunks().to_batches(_ROW_GROUP):
             writer.write_batch(batch)
 
 
-def _write_npy(folder: Path, name: str, table: pa.Table, vectors: tuple[str, ...]) -> list[OutputFile]:
+def _write_npy(folder: Path, name: str, table: Table, vectors: tuple[str, ...]) -> list[OutputFile]:
     files: list[OutputFile] = []
     for column in vectors:
         kind = table.schema.field(column).type

@@ -6,12 +6,12 @@ A row is either among the texts or among the faults.
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import orjson
-import pyarrow as pa
 
+from whimbrel.bulk.arrow import Array, DataType, RecordBatch, Schema, Table, pa
 from whimbrel.bulk.files import InputFile, open_lines, reading, skip_to, state_of
 from whimbrel.bulk.lines import Record, Start, read_header, records
 from whimbrel.bulk.manifest import ColumnNames, Shard
@@ -39,7 +39,7 @@ class ShardRows:
     row_N: Int64Array
     """Numbers of the rows that have a text, in their file."""
     texts: list[str]
-    copied: pa.Table
+    copied: Table
     """The copied columns of these rows."""
     faults: list[Fault]
     """The other rows."""
@@ -51,7 +51,7 @@ class RowReader:
 
     files: Sequence[InputFile]
     names: ColumnNames
-    schema: pa.Schema
+    schema: Schema
     """Copied columns."""
     states: Sequence[tuple[object, ...]]
     """State of each file before the survey."""
@@ -87,7 +87,7 @@ class RowReader:
         batches = read_batches(file, columns, shards[0].start)
         first, batch = next(batches)
         for shard in shards:
-            parts: list[pa.RecordBatch] = []
+            parts: list[RecordBatch] = []
             while True:
                 begin, end = max(first, shard.start), min(first + batch.num_rows, shard.stop)
                 if begin < end:
@@ -97,7 +97,7 @@ class RowReader:
                 first, batch = next(batches)
             yield self._of_table(shard, file.path, pa.Table.from_batches(parts))
 
-    def _of_table(self, shard: Shard, path: str, table: pa.Table) -> ShardRows:
+    def _of_table(self, shard: Shard, path: str, table: Table) -> ShardRows:
         names = self.names
         values = {name: _strings(table.column(name)) for name in names.text}
         ids = table.column(names.id).to_pylist() if names.id else None
@@ -117,7 +117,7 @@ class RowReader:
         return ShardRows(shard, path, good_N + shard.start, texts, taken.cast(self.schema), faults)
 
 
-def _strings(column: pa.ChunkedArray) -> list[Any]:
+def _strings(column: Array) -> list[Any]:
     """Return the texts of a column; in place of a text that is not UTF-8 its bytes."""
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
@@ -138,7 +138,7 @@ def _decode(value: bytes | None) -> str | bytes | None:
 class _Collected:
     """The records of a shard, column by column."""
 
-    def __init__(self, names: ColumnNames, schema: pa.Schema) -> None:
+    def __init__(self, names: ColumnNames, schema: Schema) -> None:
         self._names = names
         self._schema = schema
         self._values: list[list[Any]] = [[] for _ in schema]
@@ -181,14 +181,14 @@ def join_texts(values: dict[str, Any], names: ColumnNames) -> tuple[str, str]:
         if isinstance(value, bytes):
             return "", f"{name} is not UTF-8"
         if not isinstance(value, str):
-            return "", f"{name} is {_KINDS.get(type(value), 'no text')}, no text"
+            return "", f"{name} is {_KINDS.get(type(cast(object, value)), 'no text')}, no text"
         if value:
             parts.append(value)
     text = names.separator.join(parts)
     return (text, "") if text.strip() else ("", f"{', '.join(names.text)}: the text is empty")
 
 
-def _fit(value: Any, kind: pa.DataType) -> Any:
+def _fit(value: Any, kind: DataType) -> Any:
     """Return a value of JSON as the type of its column takes it: what is no string is its JSON in a column of strings."""
     if value is None:
         return None

@@ -14,9 +14,8 @@ from pathlib import Path
 from threading import Condition, Event, Semaphore, Thread
 from typing import Any, Final, Generic, Protocol, TypeVar
 
-import pyarrow as pa
-
 from whimbrel import __version__
+from whimbrel.bulk.arrow import Schema, pa
 from whimbrel.bulk.chunks import Chunking
 from whimbrel.bulk.columns import NumberType, bytes_per_row, widths_of
 from whimbrel.bulk.compute import PendingShard, TableForm, begin
@@ -170,7 +169,7 @@ def _check_columns(form: TableForm) -> None:
             raise SetupError(message, hint="name the columns to copy with --keep, or the ids with --id")
 
 
-def _schema_of(manifest: Manifest) -> pa.Schema:
+def _schema_of(manifest: Manifest) -> Schema:
     return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(manifest.schema)))
 
 
@@ -183,7 +182,7 @@ def _run_shards(job: Job, manifest: Manifest, *, embedder: Embedder, reader: Row
     for record in records.values():
         _count(totals, record)
     watch.start(totals)
-    pending = [shard for shard in shards if shard.index not in records]
+    pending = [shard for shard in shards if shard.number not in records]
     if not pending:
         return
     widths = {name: width for name, width in manifest.outputs.items() if name != "labels"}

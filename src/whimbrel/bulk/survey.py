@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
-import pyarrow as pa
-
+from whimbrel.bulk.arrow import DataType, Schema, pa
 from whimbrel.bulk.files import InputFile, open_lines, reading, sha256_of
 from whimbrel.bulk.lines import TEXT_COLUMN, Start, read_header, records
 from whimbrel.bulk.manifest import ColumnNames, Input
@@ -53,11 +52,11 @@ def hash_files(files: Sequence[InputFile]) -> list[str]:
 
 def survey(
     files: Sequence[InputFile], names: ColumnNames, limits: ShardLimits, tell: Callable[[str], None] = lambda _: None
-) -> tuple[list[Input], pa.Schema]:
+) -> tuple[list[Input], Schema]:
     """Return the files with their shards, and the types of the columns that are copied. Raises SetupError."""
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:
         hashes = threads.map(sha256_of, files)
-        lines, tables = _LineColumns(names), list[tuple[str, pa.Schema]]()
+        lines, tables = _LineColumns(names), list[tuple[str, Schema]]()
         cutters: list[_Cutter] = []
         for file in files:
             tell(f"reading {file.path}")
@@ -88,7 +87,7 @@ def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
     return list(dict.fromkeys(all_names))
 
 
-def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter) -> pa.Schema:
+def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter) -> Schema:
     schema, columns = read_schema(file), columns_of(file, names)
     for name in names.text:
         if not is_text(schema.field(name).type):
@@ -132,7 +131,7 @@ class _LineColumns:
     def __init__(self, names: ColumnNames) -> None:
         self._names = names
         self._wanted = None if names.keep is None else set(_kept(names, ()))
-        self._types: dict[str, pa.DataType] = {}
+        self._types: dict[str, DataType] = {}
         self._found: dict[str, None] = {}
 
     def add_header(self, path: str, header: list[str]) -> None:
@@ -146,7 +145,7 @@ class _LineColumns:
         for name, value in values.items():
             self._widen(name, _type_of(value))
 
-    def _widen(self, name: str, kind: pa.DataType | None) -> None:
+    def _widen(self, name: str, kind: DataType | None) -> None:
         self._found[name] = None
         if len(self._found) > _MAX_COLUMNS:
             raise SetupError(f"the lines have more than {_MAX_COLUMNS:,} columns.", hint="name those to keep with --keep")
@@ -160,7 +159,7 @@ class _LineColumns:
         else:
             self._types[name] = pa.string()
 
-    def schemas(self, paths: list[str]) -> list[tuple[str, pa.Schema]]:
+    def schemas(self, paths: list[str]) -> list[tuple[str, Schema]]:
         """Return the schema of all files, none if there are none or if they have no row. Raises SetupError."""
         if not paths or not self._found:
             return []
@@ -177,7 +176,7 @@ def _wanted(names: ColumnNames) -> list[str]:
     return [*names.text, *([names.id] if names.id else []), *(names.keep or ())]
 
 
-def _type_of(value: Any) -> pa.DataType | None:
+def _type_of(value: Any) -> DataType | None:
     """Return the type of a value of JSON; None for null, which every type holds."""
     if value is None:
         return None
@@ -188,7 +187,7 @@ def _type_of(value: Any) -> pa.DataType | None:
     return pa.float64() if isinstance(value, float) else pa.string()
 
 
-def _common(schemas: list[tuple[str, pa.Schema]]) -> pa.Schema:
+def _common(schemas: list[tuple[str, Schema]]) -> Schema:
     """Return the columns of all files, which must agree. Raises SetupError."""
     if not schemas:
         return pa.schema([])

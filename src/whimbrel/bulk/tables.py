@@ -1,14 +1,12 @@
 """Rows of Parquet and Arrow files, some at a time: a row group or a file larger than the memory is no problem."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, cast
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
+from whimbrel.bulk.arrow import DataType, RecordBatch, Schema, pa, pc, pq
 from whimbrel.bulk.files import InputFile, open_file, reading
 from whimbrel.errors import SetupError
 from whimbrel.types.arrays import Int64Array
@@ -17,13 +15,13 @@ _BATCH_ROWS: Final = 1024
 _ARROW_FILE: Final = b"ARROW1"
 
 
-def read_schema(file: InputFile) -> pa.Schema:
+def read_schema(file: InputFile) -> Schema:
     """Return the columns of a file. Raises SetupError."""
     with _opened(file) as source:
         return source.schema_arrow if isinstance(source, pq.ParquetFile) else source.schema
 
 
-def read_batches(file: InputFile, columns: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.RecordBatch]]:
+def read_batches(file: InputFile, columns: Sequence[str], start: int = 0) -> Iterator[tuple[int, RecordBatch]]:
     """Yield the columns of the rows from `start`, with the number of the first row of each batch. Raises SetupError."""
     row = 0
     with _opened(file) as source:
@@ -38,14 +36,14 @@ def read_batches(file: InputFile, columns: Sequence[str], start: int = 0) -> Ite
             batches = source.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns), use_threads=False)
         else:
             batches = _arrow_batches(source, columns)
-        for batch in cast("Iterator[pa.RecordBatch]", batches):
+        for batch in cast("Iterator[RecordBatch]", batches):
             skipped = min(max(0, start - row), batch.num_rows)
             if skipped < batch.num_rows:
                 yield row + skipped, batch.slice(skipped)
             row += batch.num_rows
 
 
-def row_sizes(batch: pa.RecordBatch) -> Int64Array:
+def row_sizes(batch: RecordBatch) -> Int64Array:
     """Return about how many bytes each row takes: of texts their own, of other columns the mean."""
     sizes_N = np.full(batch.num_rows, 8 * batch.num_columns, np.int64)
     for column in batch.columns:
@@ -56,13 +54,13 @@ def row_sizes(batch: pa.RecordBatch) -> Int64Array:
     return sizes_N
 
 
-def is_text(kind: pa.DataType) -> bool:
+def is_text(kind: DataType) -> bool:
     if pa.types.is_dictionary(kind):
         return is_text(kind.value_type)
     return pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)
 
 
-def plain_type(kind: pa.DataType) -> pa.DataType:
+def plain_type(kind: DataType) -> DataType:
     """Return the type that a column is written with: texts are strings, and dictionaries their values."""
     if is_text(kind):
         return pa.string()
@@ -70,7 +68,7 @@ def plain_type(kind: pa.DataType) -> pa.DataType:
 
 
 @contextmanager
-def _opened(file: InputFile) -> Iterator[Any]:
+def _opened(file: InputFile) -> Generator[Any]:
     with reading(file), open_file(file) as stream:
         if file.size == 0:
             raise SetupError(f"cannot read {file.path}: it is empty, and no {file.format} file.")
@@ -88,7 +86,7 @@ def _opened(file: InputFile) -> Iterator[Any]:
             yield source
 
 
-def _arrow_batches(source: Any, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def _arrow_batches(source: Any, columns: Sequence[str]) -> Iterator[RecordBatch]:
     batches = source
     if isinstance(source, pa.RecordBatchFileReader):
         batches = (source.get_batch(number) for number in range(source.num_record_batches))
