@@ -56,11 +56,13 @@ def find_files(inputs: Iterable[str], *, without: Path) -> list[InputFile]:
     SetupError.
     """
     found: dict[str, InputFile] = {}
+    """Files by their URL or absolute path, so that none is read twice."""
     for given in inputs:
         files = list(_find(given, without))
         if not files:
             raise SetupError(f"{_redact(given)} has no files to read.", hint=_TAKES)
-        found |= {file.url: file for file in files}
+        for file in files:
+            found.setdefault(file.url if "://" in file.url else os.path.abspath(file.url), file)
     return list(found.values())
 
 

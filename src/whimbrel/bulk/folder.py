@@ -3,7 +3,7 @@
 import fcntl
 import os
 import re
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
@@ -20,12 +20,14 @@ from whimbrel.bulk.output_files import (
     write_table,
     writing,
 )
+from whimbrel.bulk.survey import Doubled
 from whimbrel.errors import SetupError
 
 _LOCK: Final = ".lock"
 ERRORS: Final = "errors"
 SHARDS: Final = "shards"
-_PART: Final = re.compile(r"part-\d{5,}\..+")
+DOUBLED: Final = f"{ERRORS}/doubled-ids.jsonl"
+_PART: Final = re.compile(r"part-\d{5,}\..+|doubled-ids\.jsonl")
 
 
 @contextmanager
@@ -48,9 +50,17 @@ def locked(folder: Path) -> Generator[None]:
 
 def check_ours(folder: Path) -> None:
     """Raise SetupError for a folder without a manifest that has other files: they might be lost or mixed up."""
-    others = sorted(path.name for path in folder.iterdir() if path.name != _LOCK and not path.name.endswith(TEMPORARY))
-    if others:
-        raise SetupError(f"{folder} has no manifest, but {others[0]}.", hint="choose an empty folder, or one of an earlier run")
+    own = (_LOCK, f".{MANIFEST}{TEMPORARY}")
+    for path in sorted(folder.iterdir()):
+        is_empty = path.name in (ERRORS, SHARDS) and path.is_dir() and not set(path.iterdir()) - {folder / DOUBLED}
+        if path.name not in own and not is_empty:
+            raise SetupError(
+                f"{folder} has no manifest, but {path.name}.", hint="choose an empty folder, or that of an earlier run"
+            )
+
+
+def has_manifest(folder: Path) -> bool:
+    return (folder / MANIFEST).exists()
 
 
 def clear(folder: Path) -> None:
@@ -61,12 +71,15 @@ def clear(folder: Path) -> None:
         (folder / MANIFEST).unlink(missing_ok=True)
 
 
-def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest of a new run, with the folders of its records. Raises SetupError."""
+def write_manifest(folder: Path, manifest: Manifest, doubled: Sequence[Doubled]) -> None:
+    """Write the manifest of a new run, with the folders of its records, and the rows with the id of another. Raises SetupError."""
     with writing(folder):
         for name in (ERRORS, SHARDS):
             (folder / name).mkdir(exist_ok=True)
         sync_folder(folder)
+    if doubled:
+        lines = ({"file": each[0], "row": each[1], "as": {"file": each[2], "row": each[3]}} for each in doubled)
+        write_json_lines(folder, DOUBLED, lines)
     write_file(folder, MANIFEST, lambda file: file.write(encode(manifest)))
 
 
@@ -93,6 +106,7 @@ def finished(
             else:
                 records[shard.number] = record
         known = {folder / SHARDS / f"part-{number:05d}.json" for number in records}
+        known.add(folder / DOUBLED)
         known |= {folder / file.path for record in records.values() for file in record.files}
         for path in _written(folder):
             if path not in known:

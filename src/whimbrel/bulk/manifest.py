@@ -71,7 +71,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     def shards(self) -> Iterator[Shard]:
         index = 0
         for number, file in enumerate(self.inputs):
-            stops = [row for row, _ in file.cuts[1:]] + [file.rows]
+            stops = [*(row for row, _ in file.cuts), file.rows][1:] if file.cuts else []
             for (start, offset), stop in zip(file.cuts, stops, strict=True):
                 yield Shard(index, number, start, stop, offset)
                 index += 1

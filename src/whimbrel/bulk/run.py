@@ -21,11 +21,11 @@ from whimbrel.bulk.columns import NumberType, bytes_per_row, widths_of
 from whimbrel.bulk.compute import PendingShard, TableForm, begin
 from whimbrel.bulk.embedder import Embedder
 from whimbrel.bulk.files import InputFile, find_files, state_of
-from whimbrel.bulk.folder import check_ours, clear, finished, locked, write_manifest, write_shard
+from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, has_manifest, locked, write_manifest, write_shard
 from whimbrel.bulk.manifest import ColumnNames, Manifest, Shard, check_inputs, check_same, read_manifest
 from whimbrel.bulk.output_files import OutputFormat
 from whimbrel.bulk.rows import RowReader, ShardRows
-from whimbrel.bulk.survey import ShardLimits, hash_files, survey
+from whimbrel.bulk.survey import Doubled, ShardLimits, hash_files, survey
 from whimbrel.errors import SetupError
 
 T = TypeVar("T")
@@ -84,21 +84,21 @@ def run(job: Job, load: Callable[[], AbstractContextManager[Embedder]], watch: W
     """Run a job, or go on with it. `totals` counts meanwhile. Raises WhimbrelError; what was written before stays."""
     files = find_files(job.inputs, without=job.out)
     with locked(job.out):
-        if job.restart:
+        if not has_manifest(job.out):
+            check_ours(job.out)
+        elif job.restart:
             clear(job.out)
         old = read_manifest(job.out)
         states = [state_of(file) for file in files]
-        if old is None:
-            check_ours(job.out)
-        else:
+        if old is not None:
             watch.tell(f"comparing {len(files):,} files with {job.out}")
             _check_same(job, old, files)
         with load() as embedder:
             if job.chunking is not None:
                 embedder.check_chunks(job.chunking.tokens)
-            manifest = _new_manifest(job, embedder, files, watch, old)
+            manifest, doubled = _new_manifest(job, embedder, files, watch, old)
             if old is None:
-                write_manifest(job.out, manifest)
+                write_manifest(job.out, manifest, doubled)
             reader = RowReader(files, job.names, _schema_of(manifest), states)
             _run_shards(job, manifest, embedder=embedder, reader=reader, watch=watch, totals=totals)
 
@@ -128,8 +128,10 @@ def _check_same(job: Job, old: Manifest, files: list[InputFile]) -> None:
     check_inputs(job.out, old.inputs, now)
 
 
-def _new_manifest(job: Job, embedder: Embedder, files: list[InputFile], watch: Watch, old: Manifest | None) -> Manifest:
-    """Return the manifest of a run; the old one if the model is the same. Raises SetupError."""
+def _new_manifest(
+    job: Job, embedder: Embedder, files: list[InputFile], watch: Watch, old: Manifest | None
+) -> tuple[Manifest, list[Doubled]]:
+    """Return the manifest of a run, the old one if the model is the same, and rows with the id of another. Raises SetupError."""
     widths = widths_of(embedder.run(["a"]).outputs)
     if not widths:
         raise SetupError("the model gives none of the outputs that a run can write.")
@@ -141,10 +143,14 @@ def _new_manifest(job: Job, embedder: Embedder, files: list[InputFile], watch: W
         then = {name: value for name, value in old.options.items() if name.startswith("model_")}
         before = {"model": old.model, "revision": old.revision, "outputs": old.outputs, **then}
         check_same(job.out, before, {"model": embedder.model, "revision": embedder.revision, "outputs": outputs, **model})
-        return old
-    inputs, schema = survey(files, job.names, _limits(job, widths), watch.tell)
+        return old, []
+    inputs, schema, doubled = survey(files, job.names, _limits(job, widths), watch.tell)
     _check_columns(TableForm(schema, job.names.id is not None, widths, job.dtype, job.chunking))
-    return Manifest(
+    if doubled:
+        first = doubled[0]
+        message = f"{len(doubled):,} rows have the id of an earlier row, the first of them row {first.row:,} of {first.path}"
+        watch.tell(f"{message}; all are run, and {job.out}/{DOUBLED} names them")
+    manifest = Manifest(
         model=embedder.model,
         revision=embedder.revision,
         options=_about(job) | model,
@@ -152,6 +158,7 @@ def _new_manifest(job: Job, embedder: Embedder, files: list[InputFile], watch: W
         outputs=outputs,
         inputs=tuple(inputs),
     )
+    return manifest, doubled
 
 
 def _limits(job: Job, widths: dict[str, int]) -> ShardLimits:

@@ -3,9 +3,12 @@
 What is wrong with a file as a whole is found here, before anything is computed. Rows that are wrong alone are not.
 """
 
+from array import array
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
+
+import numpy as np
 
 from whimbrel.bulk.arrow import DataType, Schema, pa
 from whimbrel.bulk.files import InputFile, open_lines, reading, sha256_of
@@ -16,6 +19,7 @@ from whimbrel.errors import SetupError
 
 _HASHING_THREADS: Final = 4
 _MAX_COLUMNS: Final = 1000
+_MAX_IDS: Final = 2**24
 _INT64: Final = 2**63
 
 
@@ -26,14 +30,68 @@ class ShardLimits(NamedTuple):
     bytes: int
 
 
+class Doubled(NamedTuple):
+    """A row whose id an earlier row has."""
+
+    path: str
+    row: int
+    first_path: str
+    first_row: int
+
+
+class Surveyed(NamedTuple):
+    """The result of a survey."""
+
+    inputs: list[Input]
+    schema: Schema
+    """Columns that are copied."""
+    doubled: list[Doubled]
+
+
+class _Ids:
+    """Hashes of ids, of which two equal ones are taken for one id. Those beyond the first 16 million are not compared."""
+
+    def __init__(self) -> None:
+        self._hashes = array("q")
+        self._places = array("q")
+
+    def add(self, value: Any, place: int) -> None:
+        """Add the id of a row, which is the `place`-th of all files."""
+        if value is not None and len(self._hashes) < _MAX_IDS:
+            self._hashes.append(hash(str(value)))
+            self._places.append(place)
+
+    def doubled(self, inputs: Sequence[Input]) -> list[Doubled]:
+        hashes_N, places_N = np.array(self._hashes, np.int64), np.array(self._places, np.int64)
+        order_N = np.argsort(hashes_N, kind="stable")
+        sorted_N = hashes_N[order_N]
+        first_N = np.searchsorted(sorted_N, sorted_N)  # the first row with this id, as the sort is stable
+        again = np.flatnonzero(first_N != np.arange(first_N.size))
+        pairs = zip(places_N[order_N[again]].tolist(), places_N[order_N[first_N[again]]].tolist(), strict=True)
+        begins = np.cumsum([0, *(file.rows for file in inputs)])
+
+        def locate(place: int) -> tuple[str, int]:
+            number = int(np.searchsorted(begins, place, side="right")) - 1
+            return inputs[number].path, place - int(begins[number])
+
+        return [Doubled(*locate(place), *locate(first)) for place, first in sorted(pairs)]
+
+
 class _Cutter:
     """Cuts of a file, as its rows come."""
 
-    def __init__(self, limits: ShardLimits) -> None:
+    def __init__(self, limits: ShardLimits, before: int) -> None:
+        """`before` is the number of rows of the files before."""
         self.cuts: list[tuple[int, int]] = []
         self.rows = 0
         self._limits = limits
         self._bytes = 0
+        self._before = before
+
+    @property
+    def place(self) -> int:
+        """Place of the next row among those of all files."""
+        return self._before + self.rows
 
     def add(self, size: int, offset: int = 0) -> None:
         is_full = self.cuts and self.rows - self.cuts[-1][0] >= self._limits.rows
@@ -52,25 +110,29 @@ def hash_files(files: Sequence[InputFile]) -> list[str]:
 
 def survey(
     files: Sequence[InputFile], names: ColumnNames, limits: ShardLimits, tell: Callable[[str], None] = lambda _: None
-) -> tuple[list[Input], Schema]:
-    """Return the files with their shards, and the types of the columns that are copied. Raises SetupError."""
+) -> Surveyed:
+    """Return the files with their shards, the types of the columns that are copied, and ids that occur twice.
+
+    Raises SetupError.
+    """
     with ThreadPoolExecutor(_HASHING_THREADS) as threads:
         hashes = threads.map(sha256_of, files)
-        lines, tables = _LineColumns(names), list[tuple[str, Schema]]()
+        lines, ids, tables = _LineColumns(names), _Ids(), list[tuple[str, Schema]]()
         cutters: list[_Cutter] = []
         for file in files:
             tell(f"reading {file.path}")
-            cutters.append(cutter := _Cutter(limits))
+            before = sum(each.rows for each in cutters)
+            cutters.append(cutter := _Cutter(limits, before))
             if file.is_lines:
-                _survey_lines(file, lines, cutter)
+                _survey_lines(file, lines, cutter, ids)
             else:
-                tables.append((file.path, _survey_table(file, names, cutter)))
+                tables.append((file.path, _survey_table(file, names, cutter, ids)))
         found = [
             Input(file.path, file.size, sha256, cutter.rows, tuple(cutter.cuts))
             for file, cutter, sha256 in zip(files, cutters, hashes, strict=True)
         ]
     schemas = [*tables, *lines.schemas([file.path for file in files if file.is_lines])]
-    return found, _common(schemas)
+    return Surveyed(found, _common(schemas), ids.doubled(found))
 
 
 def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
@@ -87,7 +149,7 @@ def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
     return list(dict.fromkeys(all_names))
 
 
-def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter) -> Schema:
+def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter, ids: _Ids) -> Schema:
     schema, columns = read_schema(file), columns_of(file, names)
     for name in names.text:
         if not is_text(schema.field(name).type):
@@ -95,6 +157,9 @@ def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter) -> Schem
     if names.id and not (is_text(kind := schema.field(names.id).type) or pa.types.is_integer(kind)):
         raise SetupError(f"{file.path}: the column {names.id!r} is {kind}; ids are texts or whole numbers.")
     for _, batch in read_batches(file, columns):
+        values = batch.column(columns.index(names.id)).to_pylist() if names.id else ()
+        for index, value in enumerate(values):
+            ids.add(value, cutter.place + index)
         for size in row_sizes(batch).tolist():
             cutter.add(size)
     kept = [name for name in columns if name in _kept(names, columns)]
@@ -109,7 +174,7 @@ def _kept(names: ColumnNames, columns: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*own, *(name for name in columns if name not in names.text)]))
 
 
-def _survey_lines(file: InputFile, columns: "_LineColumns", cutter: _Cutter) -> None:
+def _survey_lines(file: InputFile, columns: "_LineColumns", cutter: _Cutter, ids: _Ids) -> None:
     with reading(file), open_lines(file) as stream:
         header, offset = read_header(stream) if file.format == "csv" else ([], 0)
         if len(set(header)) < len(header):
@@ -118,10 +183,12 @@ def _survey_lines(file: InputFile, columns: "_LineColumns", cutter: _Cutter) -> 
             columns.add_header(file.path, header)
         if file.format == "text":
             columns.add_header(file.path, [TEXT_COLUMN])
-        adds = file.format == "jsonl"
+        adds, id_name = file.format == "jsonl", columns.id_name
         for record in records(stream, file.format, Start(0, offset), header):
             if adds and record.values is not None:
                 columns.add(record.values)
+            if id_name and record.values is not None:
+                ids.add(record.values.get(id_name), cutter.place)
             cutter.add(record.size, record.offset)
 
 
@@ -130,6 +197,7 @@ class _LineColumns:
 
     def __init__(self, names: ColumnNames) -> None:
         self._names = names
+        self.id_name = names.id
         self._wanted = None if names.keep is None else set(_kept(names, ()))
         self._types: dict[str, DataType] = {}
         self._found: dict[str, None] = {}
