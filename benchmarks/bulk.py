@@ -23,8 +23,9 @@ from common import count_tokens, make_texts, note, options, print_setting, print
 
 from whimbrel import Engine
 from whimbrel.bulk.embedder import EngineEmbedder
+from whimbrel.bulk.job import Job, Totals
 from whimbrel.bulk.manifest import ColumnNames
-from whimbrel.bulk.run import Job, Totals, run
+from whimbrel.bulk.run import run
 
 
 class _Silent:

@@ -49,6 +49,7 @@ def test_usage_that_cannot_be_right(tmp_path: Path) -> None:
         (("--url", "http://127.0.0.1:9", "--dtype", "float32"), "--dtype is for a model that runs here"),
     ):
         assert words in error("run", path, "--out", out, *arguments)
+    assert "--out takes a folder of this machine" in error("run", path, "--out", "s3://bucket/vectors")
     assert b"Missing option '--out'" in run("run", path, code=2).stderr
     assert not Path(out).exists()
 

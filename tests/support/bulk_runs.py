@@ -15,8 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from whimbrel.bulk.embedder import Answer, Embedder, RequestSizes
+from whimbrel.bulk.job import Job, Totals
 from whimbrel.bulk.manifest import ColumnNames
-from whimbrel.bulk.run import Job, Totals, run
+from whimbrel.bulk.run import run
 from whimbrel.errors import InvalidRequest, NonFinite
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.result import Outputs
@@ -112,7 +113,7 @@ def dense_of(out: Path, name: str = "dense") -> Any:
 
 def faults_of(out: Path) -> list[tuple[str, int, str]]:
     """Return file, row and reason of the refused rows."""
-    lines = [line for path in sorted((out / "errors").glob("*.jsonl")) for line in path.read_text().splitlines()]
+    lines = [line for path in sorted((out / "errors").glob("part-*.jsonl")) for line in path.read_text().splitlines()]
     return [(Path(row["file"]).name, row["row"], row["reason"]) for row in map(json.loads, lines)]
 
 

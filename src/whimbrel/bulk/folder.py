@@ -72,7 +72,7 @@ def clear(folder: Path) -> None:
 
 
 def write_manifest(folder: Path, manifest: Manifest, doubled: Sequence[Doubled]) -> None:
-    """Write the manifest of a new run, with the folders of its records, and the rows with the id of another. Raises SetupError."""
+    """Write the manifest of a new run, with the folders of its records, and rows with ids of others. Raises SetupError."""
     with writing(folder):
         for name in (ERRORS, SHARDS):
             (folder / name).mkdir(exist_ok=True)

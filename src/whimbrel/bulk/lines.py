@@ -6,7 +6,7 @@ fill the memory.
 
 import csv
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, NamedTuple, cast
 
 import orjson
@@ -118,7 +118,7 @@ def _read_json(line: bytes) -> tuple[dict[str, Any] | None, str]:
     return cast(dict[str, Any], value), ""
 
 
-_KINDS: Final = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
+_KINDS: Final[Mapping[object, str]] = {list: "an array", str: "a string", bool: "true or false", type(None): "null"}
 
 
 def _read_text(line: bytes) -> tuple[dict[str, Any] | None, str]:

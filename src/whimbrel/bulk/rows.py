@@ -3,7 +3,7 @@
 A row is either among the texts or among the faults.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Final, NamedTuple, cast
@@ -20,7 +20,13 @@ from whimbrel.bulk.tables import read_batches
 from whimbrel.errors import SetupError
 from whimbrel.types.arrays import Int64Array
 
-_KINDS: Final = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object"}
+_KINDS: Final[Mapping[object, str]] = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class Fault(NamedTuple):

@@ -1,83 +1,27 @@
-"""Bulk run: files to files, with reading, computing and writing at the same time, and resumed where an earlier run ended.
-
-One thread reads shards, one sends their requests by a few threads, one writes; the caller's thread waits, so that it can be
-interrupted. The number of shards in memory is bounded. The first error ends all threads and is raised.
-"""
+"""Bulk run: files to files, or on with a run that ended early: its checks, its manifest, and its pending shards."""
 
 import base64
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
-from pathlib import Path
-from threading import Condition, Event, Semaphore, Thread
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final
 
 from whimbrel import __version__
 from whimbrel.bulk.arrow import Schema, pa
-from whimbrel.bulk.chunks import Chunking
-from whimbrel.bulk.columns import NumberType, bytes_per_row, widths_of
-from whimbrel.bulk.compute import PendingShard, TableForm, begin
+from whimbrel.bulk.columns import bytes_per_row, widths_of
+from whimbrel.bulk.compute import TableForm
 from whimbrel.bulk.embedder import Embedder
 from whimbrel.bulk.files import InputFile, find_files, state_of
-from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, has_manifest, locked, write_manifest, write_shard
-from whimbrel.bulk.manifest import ColumnNames, Manifest, Shard, check_inputs, check_same, read_manifest
-from whimbrel.bulk.output_files import OutputFormat
-from whimbrel.bulk.rows import RowReader, ShardRows
+from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, has_manifest, locked, write_manifest
+from whimbrel.bulk.job import Job, Totals, Watch
+from whimbrel.bulk.manifest import Manifest, check_inputs, check_same, read_manifest
+from whimbrel.bulk.pipeline import Pipeline
+from whimbrel.bulk.rows import RowReader
 from whimbrel.bulk.survey import Doubled, ShardLimits, hash_files, survey
 from whimbrel.errors import SetupError
-
-T = TypeVar("T")
 
 _SHARD_ROWS: Final = 50_000
 _INPUT_BYTES: Final = 2**26
 _OUTPUT_BYTES: Final = 2**27
-_SHARDS_COMPUTING: Final = 3
-"""Shards between their first request and their last byte on disk."""
-
-_END_SECONDS: Final = 10.0
-"""Time that a thread has to end after an error. One that waits for a server may take longer; it writes nothing any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """Everything that a user says of a run, but its model."""
-
-    inputs: Sequence[str]
-    out: Path
-    names: ColumnNames
-    dtype: NumberType = "float32"
-    format: OutputFormat = "parquet"
-    chunking: Chunking | None = None
-    shard_rows: int | None = None
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
-    """Options that change the output, for the manifest."""
-    restart: bool = False
-    verify: bool = False
-
-
-@dataclass(slots=True)
-class Totals:
-    """Counts of a run's folder: of all its shards, also those of earlier runs."""
-
-    shards: int = 0
-    shards_done: int = 0
-    rows: int = 0
-    """Rows of the input, and lines that hold no row."""
-    rows_before: int = 0
-    """Those of shards that earlier runs had finished."""
-    done: int = 0
-    cut: int = 0
-    refused: int = 0
-
-
-class Watch(Protocol):
-    """A reader of a run's progress. Any thread may call it."""
-
-    def tell(self, text: str) -> None: ...
-    def start(self, totals: Totals) -> None: ...
-    def advance(self, rows: float, tokens: int) -> None: ...
 
 
 def run(job: Job, load: Callable[[], AbstractContextManager[Embedder]], watch: Watch, totals: Totals) -> None:
@@ -86,9 +30,7 @@ def run(job: Job, load: Callable[[], AbstractContextManager[Embedder]], watch: W
     with locked(job.out):
         if not has_manifest(job.out):
             check_ours(job.out)
-        elif job.restart:
-            clear(job.out)
-        old = read_manifest(job.out)
+        old = None if job.restart else read_manifest(job.out)
         states = [state_of(file) for file in files]
         if old is not None:
             watch.tell(f"comparing {len(files):,} files with {job.out}")
@@ -96,8 +38,9 @@ def run(job: Job, load: Callable[[], AbstractContextManager[Embedder]], watch: W
         with load() as embedder:
             if job.chunking is not None:
                 embedder.check_chunks(job.chunking.tokens)
-            manifest, doubled = _new_manifest(job, embedder, files, watch, old)
+            manifest, doubled = _new_manifest(job, embedder, files, watch=watch, old=old)
             if old is None:
+                clear(job.out)
                 write_manifest(job.out, manifest, doubled)
             reader = RowReader(files, job.names, _schema_of(manifest), states)
             _run_shards(job, manifest, embedder=embedder, reader=reader, watch=watch, totals=totals)
@@ -129,9 +72,9 @@ def _check_same(job: Job, old: Manifest, files: list[InputFile]) -> None:
 
 
 def _new_manifest(
-    job: Job, embedder: Embedder, files: list[InputFile], watch: Watch, old: Manifest | None
+    job: Job, embedder: Embedder, files: list[InputFile], *, watch: Watch, old: Manifest | None
 ) -> tuple[Manifest, list[Doubled]]:
-    """Return the manifest of a run, the old one if the model is the same, and rows with the id of another. Raises SetupError."""
+    """Return the manifest of a run, the old one if the model is the same, and rows with ids of others. Raises SetupError."""
     widths = widths_of(embedder.run(["a"]).outputs)
     if not widths:
         raise SetupError("the model gives none of the outputs that a run can write.")
@@ -183,138 +126,15 @@ def _schema_of(manifest: Manifest) -> Schema:
 def _run_shards(job: Job, manifest: Manifest, *, embedder: Embedder, reader: RowReader, watch: Watch, totals: Totals) -> None:
     shards = list(manifest.shards())
     records = finished(job.out, manifest, shards, verify=job.verify, tell=watch.tell)
-    totals.shards, totals.shards_done = len(shards), len(records)
+    totals.shards = len(shards)
     totals.rows = sum(file.rows for file in manifest.inputs)
     totals.rows_before = sum(record.stop - record.start for record in records.values())
     for record in records.values():
-        _count(totals, record)
+        totals.add(record)
     watch.start(totals)
     pending = [shard for shard in shards if shard.number not in records]
     if not pending:
         return
     widths = {name: width for name, width in manifest.outputs.items() if name != "labels"}
     form = TableForm(reader.schema, job.names.id is not None, widths, job.dtype, job.chunking)
-    _Pipeline(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)
-
-
-def _count(totals: Totals, record: Any) -> None:
-    totals.done += record.done
-    totals.cut += record.cut
-    totals.refused += record.refused
-
-
-class _Ended(Exception):
-    """The pipeline has ended."""
-
-
-class _Channel(Generic[T]):
-    """A queue of one item between two threads, which an end of the pipeline wakes."""
-
-    def __init__(self) -> None:
-        self._items: deque[T] = deque()
-        self._changed = Condition()
-        self._is_closed = False
-
-    def put(self, item: T) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or not self._items)
-            if self._is_closed:
-                raise _Ended
-            self._items.append(item)
-            self._changed.notify_all()
-
-    def get(self) -> T:
-        with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._items)
-            if self._is_closed:
-                raise _Ended
-            item = self._items.popleft()
-            self._changed.notify_all()
-            return item
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify_all()
-
-
-class _Pipeline:
-    """The threads of a run."""
-
-    def __init__(
-        self, job: Job, form: TableForm, *, embedder: Embedder, reader: RowReader, watch: Watch, totals: Totals
-    ) -> None:
-        self._job = job
-        self._form = form
-        self._embedder = embedder
-        self._reader = reader
-        self._watch = watch
-        self._totals = totals
-        self._read: _Channel[ShardRows | None] = _Channel()
-        self._sent: _Channel[PendingShard | None] = _Channel()
-        self._room = Semaphore(_SHARDS_COMPUTING)
-        self._ended = Event()
-        self._error: BaseException | None = None
-        self._requests = ThreadPoolExecutor(embedder.sizes.in_flight, thread_name_prefix="whimbrel-bulk")
-
-    def run(self, shards: Sequence[Shard]) -> None:
-        """Run shards, and return when all are on disk. Raises the first error of any thread."""
-        steps = {"read": lambda: self._read_shards(shards), "send": self._send_shards, "write": self._write_shards}
-        threads = [
-            Thread(target=self._guarded, args=(step,), name=f"whimbrel-bulk-{name}", daemon=True)
-            for name, step in steps.items()
-        ]
-        for thread in threads:
-            thread.start()
-        try:
-            self._ended.wait()
-        finally:
-            self._end(None)
-            self._embedder.stop()
-            self._requests.shutdown(wait=False, cancel_futures=True)
-            for thread in threads:
-                thread.join(_END_SECONDS)
-        if self._error is not None:
-            raise self._error
-
-    def _guarded(self, step: Callable[[], None]) -> None:
-        try:
-            step()
-        except _Ended:
-            pass
-        except BaseException as error:
-            self._end(error)
-
-    def _end(self, error: BaseException | None) -> None:
-        if error is not None and self._error is None and not self._ended.is_set():
-            self._error = error
-        self._ended.set()
-        self._read.close()
-        self._sent.close()
-        self._room.release()
-        self._requests.shutdown(wait=False, cancel_futures=True)
-
-    def _read_shards(self, shards: Sequence[Shard]) -> None:
-        for rows in self._reader.read(shards):
-            self._read.put(rows)
-        self._read.put(None)
-
-    def _send_shards(self) -> None:
-        while (rows := self._read.get()) is not None:
-            self._room.acquire()
-            if self._ended.is_set():
-                raise _Ended
-            self._sent.put(begin(rows, self._form, self._embedder, self._requests, self._watch.advance))
-        self._sent.put(None)
-
-    def _write_shards(self) -> None:
-        job = self._job
-        while (pending := self._sent.get()) is not None:
-            rows, result = pending.rows, pending.result()
-            if self._ended.is_set():
-                raise _Ended
-            record = write_shard(job.out, rows.shard, rows.path, result, kind=job.format, vectors=self._form.vectors)
-            _count(self._totals, record)
-            self._totals.shards_done += 1
-            self._room.release()
-        self._end(None)
+    Pipeline(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)

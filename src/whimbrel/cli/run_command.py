@@ -7,6 +7,7 @@ the same command goes on.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -25,7 +26,7 @@ from whimbrel.errors import SetupError
 
 if TYPE_CHECKING:
     from whimbrel.bulk.embedder import Embedder
-    from whimbrel.bulk.run import Job
+    from whimbrel.bulk.job import Job
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
 _SOME_REFUSED: Final = 3
@@ -136,6 +137,8 @@ def run(
     **given: Any,
 ) -> None:
     need("pyarrow", "fsspec", extra="bulk")
+    if re.match(r"\w{2,}:/", str(out)):
+        raise SetupError(f"--out takes a folder of this machine, not {out}.")
     if chunk is None and overlap:
         raise SetupError("--overlap is for --chunk.")
     if chunk is not None and overlap >= chunk:
@@ -155,8 +158,8 @@ def run(
     load = partial(_connected, url) if url else partial(_engine, given)
 
     from whimbrel.bulk.chunks import Chunking
+    from whimbrel.bulk.job import Job
     from whimbrel.bulk.manifest import ColumnNames
-    from whimbrel.bulk.run import Job
 
     kept = _names(keep)
     columns = ColumnNames(
@@ -175,7 +178,7 @@ _CHANGING: Final = ("pooling", "reranker", "matryoshka", "tokenizer", "accept_co
 
 
 def _run(job: Job, load: Callable[[RunProgress], Any]) -> int:
-    from whimbrel.bulk.run import Totals
+    from whimbrel.bulk.job import Totals
     from whimbrel.bulk.run import run as run_job
 
     totals = Totals()

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Column
 
 if TYPE_CHECKING:
-    from whimbrel.bulk.run import Totals
+    from whimbrel.bulk.job import Totals
 
 _BAR_COLUMNS: Final = 20
 _LINE_SECONDS: Final = 10.0
