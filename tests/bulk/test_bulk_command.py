@@ -45,6 +45,7 @@ def test_usage_that_cannot_be_right(tmp_path: Path) -> None:
     for arguments, words in (
         (("--overlap", "3"), "--overlap is for --chunk"),
         (("--chunk", "3", "--overlap", "3"), "--overlap 3 must be less than --chunk 3"),
+        (("--query", "q", "--outputs", "dense"), "--query gives scores, and goes with no other"),
         (("--outputs", "dens"), "--outputs takes dense, sparse, multi_vector, scores, not dens"),
         (("--url", "http://127.0.0.1:9", "--dtype", "float32"), "--dtype is for a model that runs here"),
     ):

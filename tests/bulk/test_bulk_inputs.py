@@ -188,7 +188,7 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path: Path, monkeypatch
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    """What is wrong with a whole file is said before anything is computed, with the file and the fault."""
+    """A fault of a whole file is said before anything is computed, with the file and the fault."""
     names = ["x.parquet", "empty.parquet", "cut.jsonl.gz", "cut.jsonl.zst", "x.pdf", "no.csv", "twice.csv"]
     x, empty, cut, cut_zst, pdf, no, twice = (tmp_path / name for name in names)
     x.write_bytes(b"PAR1 not really")

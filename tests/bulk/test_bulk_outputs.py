@@ -16,7 +16,7 @@ import pytest
 
 from bulk_runs import HashEmbedder, bulk, dense_of, documents, faults_of, files_of, table_of, vector_of, write_lines
 from checkpoints.bge_m3 import write_m3
-from checkpoints.fitted import write_classes
+from checkpoints.fitted import write_classes, write_ranker
 from whimbrel import Engine
 from whimbrel.bulk.chunks import Chunking, chunk_spans
 from whimbrel.bulk.embedder import EngineEmbedder
@@ -87,6 +87,23 @@ def test_scores_of_classes(rows: Path, tmp_path: Path) -> None:
         classes = engine.classify(TEXTS)
     assert np.array_equal(dense_of(tmp_path / "out", "scores"), classes.scores_NC)
     assert json.loads((tmp_path / "out/manifest.json").read_text())["outputs"]["labels"] == list(classes.labels)
+
+
+def test_scores_of_pairs(engine: Engine, tmp_path: Path) -> None:
+    """A query of each row scores its text: by a model that judges pairs, and by similarity; equal pairs run once."""
+    rows: list[dict[str, Any]] = [{"q": f"river {number % 3}", "text": text} for number, text in enumerate(TEXTS * 3)]
+    rows[1]["text"] = "far " * 600
+    path = write_lines(tmp_path / "rows.jsonl", [*rows, {"q": " ", "text": "a"}, {"text": "a"}])
+    write_ranker(tmp_path / "ranker")
+    queries, texts = [row["q"] for row in rows], [row["text"] for row in rows]
+    with Engine(tmp_path / "ranker") as ranker:
+        for name, model in (("ranker", ranker), ("similarity", engine)):
+            totals, _ = bulk(path, tmp_path / f"{name}-out", EngineEmbedder(model, ("scores",), {}), query="q", shard_rows=4)
+            assert (totals.done, totals.cut, totals.refused) == (15, 1, 2)
+            found = dense_of(tmp_path / f"{name}-out", "scores")[:, 0]
+            assert np.abs(found - model.score(queries, texts, truncate=True)).max() < 1e-2
+            assert table_of(tmp_path / f"{name}-out").column("cut").to_pylist() == [number == 1 for number in range(15)]
+    assert [reason for _, _, reason in faults_of(tmp_path / "ranker-out")] == ["q: the text is empty", "has no q"]
 
 
 def test_arrow_and_npy_hold_the_same_numbers(rows: Path, tmp_path: Path, engine: Engine) -> None:

@@ -48,6 +48,17 @@ def test_a_server_gives_the_rows_of_an_engine(client: Client, engine: Engine, tm
     assert np.abs(dense_of(tmp_path / "engine") - dense_of(tmp_path / "server")).max() < 1e-2
 
 
+def test_scores_of_pairs_by_a_server(client: Client, engine: Engine, tmp_path: Path) -> None:
+    rows = [{"q": f"river {number % 3}", "text": "far " * (300 if number == 2 else 3)} for number in range(8)]
+    path = write_lines(tmp_path / "rows.jsonl", rows)
+    embedder = ServerEmbedder(client, ("scores",), {}, pairs=True, wait_seconds=5)
+    totals, _ = bulk(path, tmp_path / "out", embedder, query="q")
+    expected = engine.score([row["q"] for row in rows], [row["text"] for row in rows], truncate=True)
+    assert np.abs(dense_of(tmp_path / "out", "scores")[:, 0] - expected).max() < 1e-2
+    assert totals.cut == 1
+    assert table_of(tmp_path / "out").column("cut").to_pylist()[2]
+
+
 def test_a_text_that_the_server_refuses(client: Client, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [{"text": "a"}, {"text": "far " * 400}, {"text": "b"}])
     totals, _ = bulk(path, tmp_path / "out", embedder_of(client, truncate="never"))
@@ -110,7 +121,7 @@ def test_the_wait_is_bounded(client: Client, tmp_path: Path, monkeypatch: Any) -
 
 
 def test_another_model_ends_the_run(client: Client, tmp_path: Path) -> None:
-    """No folder has vectors of two revisions: the run stops with both names, and what is finished stays."""
+    """No folder has vectors of two revisions: the run stops with both names, and finished parts stay."""
     path = write_lines(tmp_path / "rows.jsonl", list(documents(2000)))
     changed: Any = Flaky(client, other_after=5)
     with pytest.raises(SetupError, match=r"the model changed: this run began with revision files-.* answers with other"):

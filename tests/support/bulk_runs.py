@@ -38,7 +38,7 @@ class HashEmbedder:
         self.seen: list[str] = []
         self._seconds = seconds
 
-    def run(self, texts: Sequence[str]) -> Answer:
+    def run(self, texts: Sequence[Any]) -> Answer:
         time.sleep(self._seconds)
         for index, text in enumerate(texts):
             if "@@bad" in text:
@@ -86,13 +86,14 @@ def bulk(
     text: Sequence[str] = ("text",),
     id_column: str | None = None,
     keep: Sequence[str] | None = None,
+    query: str | None = None,
     separator: str = "\n",
     load: Callable[[], AbstractContextManager[Embedder]] | None = None,
     **job: Any,
 ) -> tuple[Totals, Told]:
     """Run a job with an embedder, or one that `load` gives."""
     given = [inputs] if isinstance(inputs, Path | str) else inputs
-    names = ColumnNames(tuple(text), separator, id_column, None if keep is None else tuple(keep))
+    names = ColumnNames(tuple(text), separator, id_column, None if keep is None else tuple(keep), query)
     totals, told = Totals(), Told()
     made = embedder or HashEmbedder()
     run(Job([str(each) for each in given], out, names, **job), load or (lambda: nullcontext(made)), told, totals)

@@ -1,4 +1,4 @@
-"""pyarrow, which has no type hints: its modules as values of any type, and the names of its classes for annotations."""
+"""Modules of pyarrow as values of any type, since it has no type hints, and the names of its classes for annotations."""
 
 from typing import Any, Final, TypeAlias
 

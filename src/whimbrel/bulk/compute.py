@@ -13,6 +13,7 @@ from whimbrel.bulk.arrow import Array, Schema, Table, pa
 from whimbrel.bulk.chunks import Chunking, chunk_spans
 from whimbrel.bulk.columns import NumberType, gather, output_fields, too_large
 from whimbrel.bulk.embedder import Answer, Embedder, RequestSizes, answer_all
+from whimbrel.bulk.manifest import Text
 from whimbrel.bulk.rows import Fault, ShardRows
 from whimbrel.types.arrays import Int64Array
 
@@ -63,7 +64,7 @@ class _Parts:
 
     row_P: Int64Array
     """Index of the row of each."""
-    texts: list[str]
+    texts: list[Text]
     spans_P3: Int64Array | None
     """Number of each chunk in its text, its first character and the one after its last."""
 
@@ -122,7 +123,7 @@ class PendingShard:
 def begin(rows: ShardRows, form: TableForm, embedder: Embedder, threads: Executor, advance: Advance) -> PendingShard:
     """Send the requests of a shard, as threads become free."""
     parts = _split(rows, embedder, form.chunking)
-    numbers: dict[str, int] = {}
+    numbers: dict[Text, int] = {}
     text_P = np.fromiter((numbers.setdefault(text, len(numbers)) for text in parts.texts), np.int64, len(parts.texts))
     texts, times_U = list(numbers), np.bincount(text_P, minlength=len(numbers))
     num_chunks_R = np.bincount(parts.row_P, minlength=len(rows.texts))
@@ -135,7 +136,7 @@ def begin(rows: ShardRows, form: TableForm, embedder: Embedder, threads: Executo
     return PendingShard(rows, form, parts, text_P, futures)
 
 
-def _answer(embedder: Embedder, texts: Sequence[str], share: float, advance: Advance) -> Answers:
+def _answer(embedder: Embedder, texts: Sequence[Text], share: float, advance: Advance) -> Answers:
     answers, refused = answer_all(embedder.run, texts)
     advance(share, sum(answer.num_tokens for _, answer in answers))
     return answers, refused
@@ -144,7 +145,8 @@ def _answer(embedder: Embedder, texts: Sequence[str], share: float, advance: Adv
 def _split(rows: ShardRows, embedder: Embedder, chunking: Chunking | None) -> _Parts:
     if chunking is None:
         return _Parts(np.arange(len(rows.texts)), rows.texts, None)
-    distinct = list(dict.fromkeys(rows.texts))
+    whole = [text for text in rows.texts if isinstance(text, str)]  # all: a pair is never split
+    distinct = list(dict.fromkeys(whole))
     spans_of: dict[str, list[tuple[int, int]]] = {}
     for indices in _requests(distinct, embedder.sizes):
         texts = [distinct[index] for index in indices]
@@ -152,18 +154,19 @@ def _split(rows: ShardRows, embedder: Embedder, chunking: Chunking | None) -> _P
             spans_of[text] = chunk_spans(text, chars_T2, chunking)
     chunks = [
         (row, text[start:end], number, start, end)
-        for row, text in enumerate(rows.texts)
+        for row, text in enumerate(whole)
         for number, (start, end) in enumerate(spans_of[text])
     ]
     spans_P3 = np.array([chunk[2:] for chunk in chunks], np.int64).reshape(-1, 3)
-    return _Parts(np.array([chunk[0] for chunk in chunks], np.int64), [chunk[1] for chunk in chunks], spans_P3)
+    return _Parts(np.array([chunk[0] for chunk in chunks], np.int64), list[Text](chunk[1] for chunk in chunks), spans_P3)
 
 
-def _requests(texts: Sequence[str], sizes: RequestSizes) -> list[list[int]]:
+def _requests(texts: Sequence[Text], sizes: RequestSizes) -> list[list[int]]:
     """Return the texts of each request, the longest first."""
     found, characters = list[list[int]](), 0
-    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
-        size = len(texts[index])
+    lengths = [len(text) if isinstance(text, str) else len(text[0]) + len(text[1]) for text in texts]
+    for index in sorted(range(len(texts)), key=lambda index: -lengths[index]):
+        size = lengths[index]
         if not found or len(found[-1]) >= sizes.texts or characters + size > sizes.characters:
             found.append([])
             characters = 0

@@ -10,13 +10,17 @@ from typing import Any, Final, Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from whimbrel.bulk.manifest import Text
 from whimbrel.client import Client, client_verbs
+from whimbrel.client.task import Answered
 from whimbrel.engine.engine import Engine
 from whimbrel.errors import InvalidRequest, Overloaded, SetupError, Unavailable, WhimbrelError
+from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.types.arrays import Int32Array
-from whimbrel.types.options import TextOptions, text_request
+from whimbrel.types.options import ScoreOptions, TextOptions, text_request
 from whimbrel.types.request import OutputName, TokenizeRequest
 from whimbrel.types.result import Outputs
+from whimbrel.types.seq import Pair
 
 _log = logging.getLogger("whimbrel")
 
@@ -70,8 +74,8 @@ class Embedder(Protocol):
 
     @property
     def sizes(self) -> RequestSizes: ...
-    def run(self, texts: Sequence[str]) -> Answer:
-        """Return the outputs of texts; blocks. Raises WhimbrelError."""
+    def run(self, texts: Sequence[Text]) -> Answer:
+        """Return the outputs of texts, or the scores of pairs; blocks. Raises WhimbrelError."""
         ...
 
     def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
@@ -79,7 +83,7 @@ class Embedder(Protocol):
         ...
 
     def check_chunks(self, tokens: int) -> None:
-        """Raise SetupError if the model has no room for chunks of so many tokens."""
+        """Raise SetupError if the model has no room for chunks of this number of tokens."""
         ...
 
     def stop(self) -> None:
@@ -109,13 +113,16 @@ class EngineEmbedder:
         tokens = min(tokens, max(1, plan.max_request_tokens // 8))
         self.sizes = RequestSizes(_MAX_TEXTS, _CHARACTERS_PER_TOKEN * tokens, _REQUESTS_OF_ENGINE)
 
-    def run(self, texts: Sequence[str]) -> Answer:
-        request = text_request(self._engine.card, texts, self._outputs, **self._options)
+    def run(self, texts: Sequence[Text]) -> Answer:
+        request = text_request(self._engine.card, cast(Any, texts), self._outputs, **self._options)
         tokenized = self._engine.preprocessor.preprocess(request)
-        seqs = tokenized.seqs
-        cut = [seq.truncated for seq in seqs] if len(seqs) == len(texts) else [False] * len(texts)
+        cut_N, pairs = np.array([seq.truncated for seq in tokenized.seqs], np.bool_), tokenized.finish
+        if isinstance(pairs, PairScoring):
+            cut_N = cut_N[pairs.queries_P] | cut_N[pairs.documents_P]
+        elif cut_N.size != len(texts):  # texts that run in parts are not cut
+            cut_N = np.zeros(len(texts), np.bool_)
         result = self._engine.submit_tokenized(tokenized, admitted=True).result()
-        return Answer(result.outputs, np.array(cut, np.bool_), result.num_tokens)
+        return Answer(result.outputs, cut_N, result.num_tokens)
 
     def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
         return [each.chars_T2 for each in self._engine.preprocessor.tokenize(TokenizeRequest(texts, special=False))]
@@ -148,10 +155,11 @@ class ServerEmbedder:
         outputs: tuple[OutputName, ...],
         options: TextOptions,
         *,
+        pairs: bool = False,
         wait_seconds: float,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Ask the servers once, for their revision. Raises WhimbrelError."""
+        """Ask the servers once, for their revision. `pairs`: the texts are pairs to score. Raises WhimbrelError."""
         self._client = client
         self._outputs = outputs
         self._options = options
@@ -163,10 +171,10 @@ class ServerEmbedder:
         about = self._patiently(client.info)
         models = cast("Sequence[Mapping[str, Any]]", about.get("models", ()))
         self.model, self.settings = _settings_of(models)
-        self.run(["a"])
+        self.run([("a", "a") if pairs else "a"])
 
-    def run(self, texts: Sequence[str]) -> Answer:
-        answered = self._patiently(lambda: self._client.run(client_verbs.encode, list(texts), self._outputs, **self._options))
+    def run(self, texts: Sequence[Text]) -> Answer:
+        answered = self._patiently(lambda: self._ask(texts))
         for revision in answered.revisions:
             self.revision = self.revision or revision
             if revision != self.revision:
@@ -176,11 +184,20 @@ class ServerEmbedder:
                 raise SetupError(message, hint="start anew with --restart, or serve the old one")
         return Answer(answered.value, self._which_cut(texts, answered.num_truncated), answered.num_tokens)
 
-    def _which_cut(self, texts: Sequence[str], number: int) -> NDArray[np.bool_]:
+    def _ask(self, texts: Sequence[Text]) -> Answered[Outputs]:
+        if not isinstance(texts[0], tuple):
+            return self._client.run(client_verbs.encode, cast("list[str]", texts), self._outputs, **self._options)
+        queries, documents = zip(*cast("Sequence[Pair]", texts), strict=True)
+        answered = self._client.run(client_verbs.score, list(queries), list(documents), **cast(ScoreOptions, self._options))
+        scores = np.asarray(answered.value, np.float32).reshape(len(texts), -1)
+        return Answered(Outputs(scores=scores), *answered[1:])
+
+    def _which_cut(self, texts: Sequence[Text], number: int) -> NDArray[np.bool_]:
         cut_N = np.full(len(texts), number >= len(texts))
         if 0 < number < len(texts):
-            sizes = [len(tokens) for tokens in self._patiently(lambda: self._client.tokenize(list(texts)))]
-            cut_N[np.argsort(-np.array(sizes), kind="stable")[:number]] = True
+            parts = [part for text in texts for part in ((text,) if isinstance(text, str) else text)]
+            sizes = [len(tokens) for tokens in self._patiently(lambda: self._client.tokenize(parts))]
+            cut_N[np.argsort(-np.array(sizes).reshape(len(texts), -1).sum(axis=1), kind="stable")[:number]] = True
         return cut_N
 
     def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
@@ -224,7 +241,7 @@ def _settings_of(models: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, An
 
 
 def answer_all(
-    run: Callable[[Sequence[str]], Answer], texts: Sequence[str]
+    run: Callable[[Sequence[Text]], Answer], texts: Sequence[Text]
 ) -> tuple[list[tuple[list[int], Answer]], dict[int, str]]:
     """Return answers, each with the indices of its texts, and the reasons of texts that the model refuses alone.
 

@@ -91,7 +91,7 @@ class _Lines:
             yield line.removeprefix(_BOM) if first else line
 
     def __iter__(self) -> Iterator[str]:
-        """Yield lines as strings, for a reader of CSV. What is no UTF-8 is a fault of the record."""
+        """Yield lines as strings, for a reader of CSV. Bytes that are not UTF-8 are a fault of the record."""
         for line in self.raw():
             if self.size > MAX_LINE_BYTES:
                 self.fault = _too_long(self.size)

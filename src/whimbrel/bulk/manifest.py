@@ -1,19 +1,24 @@
-"""Manifest of a run, and the records of its finished shards: their form, and how two of them differ. Pure but for two readers.
+"""Manifest of a run, and the records of its finished shards: their form, and the differences of two.
 
 A manifest says everything that the bytes of the output depend on, and nothing else: no time, no host, no folder.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
 from whimbrel.errors import SetupError
+from whimbrel.types.seq import Pair
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
 _RESTART: Final = "go on with the old ones, write into another folder, or start anew with --restart"
+
+
+Text: TypeAlias = str | Pair
+"""A text, or a query and the text that is scored for it."""
 
 
 class Input(msgspec.Struct, frozen=True):
@@ -52,6 +57,18 @@ class ColumnNames(msgspec.Struct, frozen=True):
     id: str | None
     keep: tuple[str, ...] | None
     """Columns that are copied; None: all others."""
+    query: str | None = None
+    """Column with the query that the text is scored for; None: the text runs alone."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """Columns that the model reads."""
+        return self.text if self.query is None else (*self.text, self.query)
+
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """Columns that are named."""
+        return (*self.texts, *([self.id] if self.id else []), *(self.keep or ()))
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import orjson
 from whimbrel.bulk.arrow import Array, DataType, RecordBatch, Schema, Table, pa
 from whimbrel.bulk.files import InputFile, open_lines, reading, skip_to, state_of
 from whimbrel.bulk.lines import Record, Start, read_header, records
-from whimbrel.bulk.manifest import ColumnNames, Shard
+from whimbrel.bulk.manifest import ColumnNames, Shard, Text
 from whimbrel.bulk.survey import columns_of
 from whimbrel.bulk.tables import read_batches
 from whimbrel.errors import SetupError
@@ -44,7 +44,7 @@ class ShardRows:
     path: str
     row_N: Int64Array
     """Numbers of the rows that have a text, in their file."""
-    texts: list[str]
+    texts: list[Text]
     copied: Table
     """The copied columns of these rows."""
     faults: list[Fault]
@@ -105,12 +105,12 @@ class RowReader:
 
     def _of_table(self, shard: Shard, path: str, table: Table) -> ShardRows:
         names = self.names
-        values = {name: _strings(table.column(name)) for name in names.text}
+        values = {name: _strings(table.column(name)) for name in names.texts}
         ids = table.column(names.id).to_pylist() if names.id else None
-        faults, good, texts = list[Fault](), list[int](), list[str]()
+        faults, good, texts = list[Fault](), list[int](), list[Text]()
         for index in range(table.num_rows):
             row = {name: column[index] for name, column in values.items()}
-            text, reason = join_texts(row, names)
+            text, reason = read_text(row, names)
             if ids is not None and ids[index] is None and not reason:
                 reason = f"{names.id} is null"
             if reason:
@@ -149,16 +149,16 @@ class _Collected:
         self._schema = schema
         self._values: list[list[Any]] = [[] for _ in schema]
         self._row_N: list[int] = []
-        self._texts: list[str] = []
+        self._texts: list[Text] = []
         self._faults: list[Fault] = []
 
     def add(self, record: Record) -> None:
-        values, reason, text = record.values, record.fault, ""
+        values, reason = record.values, record.fault
         if values is None:
             if reason:
                 self._faults.append(Fault(record.row, reason))
             return
-        text, reason = join_texts(values, self._names)
+        text, reason = read_text(values, self._names)
         if self._names.id and not reason and values.get(self._names.id) in (None, ""):
             reason = f"{self._names.id} is missing"
         if reason:
@@ -175,10 +175,19 @@ class _Collected:
         return ShardRows(shard, path, np.array(self._row_N, np.int64), self._texts, copied, self._faults)
 
 
-def join_texts(values: dict[str, Any], names: ColumnNames) -> tuple[str, str]:
-    """Return the text of a row, of several columns those that are not empty, and the reason why it has none."""
+def read_text(values: dict[str, Any], names: ColumnNames) -> tuple[Text, str]:
+    """Return the text of a row, with its query if there is one, and the reason why it has none."""
+    text, reason = _join(values, names.text, names.separator)
+    if names.query is None or reason:
+        return text, reason
+    query, reason = _join(values, (names.query,), "")
+    return (query, text), reason
+
+
+def _join(values: dict[str, Any], names: Sequence[str], separator: str) -> tuple[str, str]:
+    """Return the texts of columns as one, without those that are empty, and the reason why there is none."""
     parts = list[str]()
-    for name in names.text:
+    for name in names:
         if name not in values:
             return "", f"has no {name}"
         value = values[name]
@@ -190,12 +199,12 @@ def join_texts(values: dict[str, Any], names: ColumnNames) -> tuple[str, str]:
             return "", f"{name} is {_KINDS.get(type(cast(object, value)), 'no text')}, no text"
         if value:
             parts.append(value)
-    text = names.separator.join(parts)
-    return (text, "") if text.strip() else ("", f"{', '.join(names.text)}: the text is empty")
+    text = separator.join(parts)
+    return (text, "") if text.strip() else ("", f"{', '.join(names)}: the text is empty")
 
 
 def _fit(value: Any, kind: DataType) -> Any:
-    """Return a value of JSON as the type of its column takes it: what is no string is its JSON in a column of strings."""
+    """Return a value of JSON as its column takes it: in a column of strings, other values become their JSON."""
     if value is None:
         return None
     if pa.types.is_string(kind):

@@ -53,6 +53,7 @@ def _about(job: Job) -> dict[str, Any]:
         "pyarrow": pa.__version__,
         **job.options,
         "text": list(job.names.text),
+        "query": job.names.query,
         "separator": job.names.separator,
         "id": job.names.id,
         "keep": None if job.names.keep is None else list(job.names.keep),
@@ -75,7 +76,7 @@ def _new_manifest(
     job: Job, embedder: Embedder, files: list[InputFile], *, watch: Watch, old: Manifest | None
 ) -> tuple[Manifest, list[Doubled]]:
     """Return the manifest of a run, the old one if the model is the same, and rows with ids of others. Raises SetupError."""
-    widths = widths_of(embedder.run(["a"]).outputs)
+    widths = widths_of(embedder.run([("a", "a") if job.names.query else "a"]).outputs)
     if not widths:
         raise SetupError("the model gives none of the outputs that a run can write.")
     if job.format == "npy" and (ragged := [name for name in widths if name in ("sparse", "multi_vector")]):

@@ -1,6 +1,6 @@
 """Survey of the input: one pass before the run, which counts rows, finds types, cuts shards and hashes the bytes.
 
-What is wrong with a file as a whole is found here, before anything is computed. Rows that are wrong alone are not.
+A file that is wrong as a whole is found here, before anything is computed. A row that is wrong alone is not.
 """
 
 from array import array
@@ -138,7 +138,7 @@ def survey(
 def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
     """Return the columns of a table that a run reads. Raises SetupError."""
     schema = read_schema(file)
-    wanted = [*names.text, *([names.id] if names.id else []), *(names.keep or ())]
+    wanted = names.wanted
     for name in wanted:
         if schema.get_all_field_indices(name) == []:
             raise SetupError(f"{file.path} has no column {name!r}; it has {_list(schema.names)}.")
@@ -151,7 +151,7 @@ def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
 
 def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter, ids: _Ids) -> Schema:
     schema, columns = read_schema(file), columns_of(file, names)
-    for name in names.text:
+    for name in names.texts:
         if not is_text(schema.field(name).type):
             raise SetupError(f"{file.path}: the column {name!r} is {schema.field(name).type}, no text.")
     if names.id and not (is_text(kind := schema.field(names.id).type) or pa.types.is_integer(kind)):
@@ -171,7 +171,7 @@ def _kept(names: ColumnNames, columns: Iterable[str]) -> list[str]:
     own = [names.id] if names.id else []
     if names.keep is not None:
         return list(dict.fromkeys([*own, *names.keep]))
-    return list(dict.fromkeys([*own, *(name for name in columns if name not in names.text)]))
+    return list(dict.fromkeys([*own, *(name for name in columns if name not in names.texts)]))
 
 
 def _survey_lines(file: InputFile, columns: "_LineColumns", cutter: _Cutter, ids: _Ids) -> None:
@@ -203,7 +203,7 @@ class _LineColumns:
         self._found: dict[str, None] = {}
 
     def add_header(self, path: str, header: list[str]) -> None:
-        for name in _wanted(self._names):
+        for name in self._names.wanted:
             if name not in header:
                 raise SetupError(f"{path} has no column {name!r}; it has {_list(header)}.")
         for name in header:
@@ -231,17 +231,13 @@ class _LineColumns:
         """Return the schema of all files, none if there are none or if they have no row. Raises SetupError."""
         if not paths or not self._found:
             return []
-        for name in _wanted(self._names):
+        for name in self._names.wanted:
             if name not in self._found:
                 raise SetupError(f"no row of {paths[0]} has {name!r}; they have {_list(list(self._found))}.")
         if self._names.id and self._types.get(self._names.id) not in (pa.string(), pa.int64()):
             raise SetupError(f"{paths[0]}: {self._names.id!r} is no id; ids are texts or whole numbers.")
         kept = _kept(self._names, self._found)
         return [(paths[0], pa.schema([pa.field(name, self._types.get(name, pa.string())) for name in kept]))]
-
-
-def _wanted(names: ColumnNames) -> list[str]:
-    return [*names.text, *([names.id] if names.id else []), *(names.keep or ())]
 
 
 def _type_of(value: Any) -> DataType | None:

@@ -87,6 +87,9 @@ def run(
     separator: Annotated[
         str | None, _file("TEXT", "Text between the texts of several columns. [default: a line end]", "--separator")
     ] = None,
+    query: Annotated[
+        str | None, _file("COLUMN", "Column with a query: each text is scored for the query of its row.", "--query")
+    ] = None,
     id_column: Annotated[
         str | None, _file("COLUMN", "Column with the id of a row. [default: columns file and row are added]", "--id")
     ] = None,
@@ -146,6 +149,9 @@ def run(
     names = _names(outputs) or ()
     if unknown := [name for name in names if name not in _OUTPUTS]:
         raise SetupError(f"--outputs takes {', '.join(_OUTPUTS)}, not {unknown[0]}.")
+    if query is not None and (chunk is not None or side or muvera or names not in ((), ("scores",))):
+        raise SetupError("--query gives scores, and goes with no other --outputs and not with --as, --muvera and --chunk.")
+    names = ("scores",) if query is not None else names
     options = {
         "input_type": side, "prompt": prompt, "dimensions": dimensions, "token_pooling": pool_tokens, "muvera": muvera or None,
         "truncate": truncate,
@@ -155,7 +161,7 @@ def run(
             raise SetupError(f"--{used.replace('_', '-')} is for a model that runs here, and not for --url.")
     else:
         need("torch")
-    load = partial(_connected, url) if url else partial(_engine, given)
+    load = partial(_connected, url, pairs=query is not None) if url else partial(_engine, given)
 
     from whimbrel.bulk.chunks import Chunking
     from whimbrel.bulk.job import Job
@@ -163,7 +169,11 @@ def run(
 
     kept = _names(keep)
     columns = ColumnNames(
-        tuple(_names(text) or ("text",)), "\n" if separator is None else separator, id_column, () if kept == (_NONE,) else kept
+        tuple(_names(text) or ("text",)),
+        "\n" if separator is None else separator,
+        id_column,
+        () if kept == (_NONE,) else kept,
+        query,
     )
     own = {name: value for name, value in given.items() if name in _CHANGING and value not in (None, False, [], ())}
     job = Job(
