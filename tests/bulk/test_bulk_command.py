@@ -34,7 +34,7 @@ def test_a_folder_of_files_becomes_a_folder_of_vectors(engine: Engine, tmp_path:
     assert done.stdout == b""
     said = done.stderr.decode().splitlines()
     assert re.fullmatch(rf"20 rows done, 1 cut, 1 refused \({out}/errors\), in [\d.]+ s: {out}", said[-1])
-    assert "  21 rows in 1 parts" in said
+    assert "  21 rows in 1 part" in said
     expected = engine.embed([f"{row['title']}: {row['body']}" for row in rows], truncate=True)
     assert table_of(out).column_names == ["key", "n", "cut", "dense"]
     assert np.abs(dense_of(out) - expected).max() < 1e-2

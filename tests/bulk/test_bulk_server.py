@@ -132,10 +132,16 @@ def test_another_model_ends_the_run(client: Client, tmp_path: Path) -> None:
     assert len(table_of(tmp_path / "out")) == 2000
 
 
-def test_chunks_need_a_tokenizer(client: Client, tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "rows.jsonl", [{"text": "a"}])
-    with pytest.raises(SetupError, match="--chunk needs the model's tokenizer"):
-        bulk(path, tmp_path / "out", embedder_of(client), chunking=Chunking(10, 0))
+def test_chunks_by_a_server_are_those_of_an_engine(client: Client, engine: Engine, tmp_path: Path) -> None:
+    texts = ["short", "🙂 äöü " + "word and other " * 30, "long" * 100]
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    for name, embedder in (("server", embedder_of(client)), ("engine", EngineEmbedder(engine, (), {}))):
+        bulk(path, tmp_path / name, embedder, chunking=Chunking(10, 2))
+    one, other = table_of(tmp_path / "server"), table_of(tmp_path / "engine")
+    assert len(one) > 10
+    assert one.drop_columns(["dense"]).equals(other.drop_columns(["dense"]))
+    with pytest.raises(SetupError, match="chunks of 255 tokens do not fit: the model takes 256"):
+        bulk(path, tmp_path / "large", embedder_of(client), chunking=Chunking(255, 0))
 
 
 def test_headers_reach_the_caller_of_run(client: Client, server: Server) -> None:

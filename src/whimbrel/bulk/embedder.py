@@ -128,13 +128,7 @@ class EngineEmbedder:
         return [each.chars_T2 for each in self._engine.preprocessor.tokenize(TokenizeRequest(texts, special=False))]
 
     def check_chunks(self, tokens: int) -> None:
-        request = text_request(self._engine.card, ["a"], self._outputs, **self._options)
-        around = self._engine.preprocessor.preprocess(request).num_tokens - 1
-        if tokens + around > (limit := self._engine.plan.max_length):
-            reason = f"the model takes {limit:,}, of which prompt and special tokens are {around:,}"
-            raise SetupError(
-                f"chunks of {tokens:,} tokens do not fit: {reason}.", hint=f"--chunk takes up to {max(1, limit - around):,}"
-            )
+        _check_chunks(tokens, self._engine.plan.max_length, self.run(["a"]).num_tokens - 1)
 
     def stop(self) -> None: ...
 
@@ -201,10 +195,10 @@ class ServerEmbedder:
         return cut_N
 
     def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
-        raise SetupError("--chunk needs the model's tokenizer, so it goes with --model and not with --url.")
+        return [tokens.chars for tokens in self._patiently(lambda: self._client.tokenize(list(texts)))]
 
     def check_chunks(self, tokens: int) -> None:
-        self.token_offsets(())
+        _check_chunks(tokens, self.settings.get("max_length"), self.run(["a"]).num_tokens - 1)
 
     def stop(self) -> None:
         self._stopped.set()
@@ -230,6 +224,14 @@ class ServerEmbedder:
                 self._waiting_since = None
                 self._tell("the servers answer again")
             return answer
+
+
+def _check_chunks(tokens: int, limit: int | None, around: int) -> None:
+    """Raise SetupError for chunks that do not fit into the limit beside the prompt and the special tokens `around` them."""
+    if limit is not None and tokens + around > limit:
+        reason = f"the model takes {limit:,}, of which prompt and special tokens are {around:,}"
+        hint = f"--chunk takes up to {max(1, limit - around):,}"
+        raise SetupError(f"chunks of {tokens:,} tokens do not fit: {reason}.", hint=hint)
 
 
 def _settings_of(models: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:

@@ -12,6 +12,8 @@ from rich import progress as display
 from rich.console import Console
 from rich.table import Column
 
+from whimbrel.cli.console import count
+
 if TYPE_CHECKING:
     from whimbrel.bulk.job import Totals
 
@@ -45,8 +47,8 @@ class RunProgress:
 
     def start(self, totals: Totals) -> None:
         """Show the input, and from now on the progress."""
-        before = f"; {totals.shards_done:,} of them are finished" if totals.shards_done else ""
-        self.tell(f"{totals.rows:,} rows in {totals.shards:,} parts{before}")
+        before = f", of which {totals.shards_done:,} finished before" if totals.shards_done else ""
+        self.tell(f"{count(totals.rows, 'row')} in {count(totals.shards, 'part')}{before}")
         self._started = self._told = perf_counter()
         self._task = self._bars.add_task("", total=totals.rows, completed=totals.rows_before, status="")
         self._bars.start()

@@ -182,6 +182,8 @@ class Tokens:
     """The piece of the text of each token; of special tokens their names."""
     special: NDArray[np.bool_]
     """True for special tokens."""
+    chars: Int32Array
+    """First character of each token in its text, and the one after its last: (T, 2); 0 and 0 of special tokens."""
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -81,6 +81,8 @@ class _Token(msgspec.Struct):
     id: int
     text: str
     special: bool
+    start: int | None = None
+    stop: int | None = None
 
 
 def tokenize(model: str | None, texts: str | Iterable[str]) -> Task[list[Tokens]]:
@@ -95,6 +97,7 @@ def _read_tokens(reply: Reply, count: int) -> list[Tokens]:
             np.array([token.id for token in row], np.int32),
             tuple(token.text for token in row),
             np.array([token.special for token in row], np.bool_),
+            np.array([(token.start or 0, token.stop or 0) for token in row], np.int32).reshape(-1, 2),
         )
         for row in responses.check_count(rows, count, " of tokens")
     ]
