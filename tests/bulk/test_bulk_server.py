@@ -99,12 +99,12 @@ class Flaky:
 def test_a_server_that_is_away_is_waited_for(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
     """Requests wait and are sent again; rows keep their order."""
     monkeypatch.setattr("whimbrel.bulk.embedder._FIRST_WAIT", 0.01)
-    path = write_lines(tmp_path / "rows.jsonl", list(documents(2000)))
-    bulk(path, tmp_path / "steady", embedder_of(client), id_column="id", shard_rows=500)
+    path = write_lines(tmp_path / "rows.jsonl", list(documents(1000)))
+    bulk(path, tmp_path / "steady", embedder_of(client), id_column="id", shard_rows=250)
     told = list[str]()
     flaky: Any = Flaky(client, away=9)
     embedder = ServerEmbedder(flaky, (), {}, wait_seconds=60, tell=told.append)
-    bulk(path, tmp_path / "flaky", embedder, id_column="id", shard_rows=500)
+    bulk(path, tmp_path / "flaky", embedder, id_column="id", shard_rows=250)
     assert table_of(tmp_path / "flaky").equals(table_of(tmp_path / "steady"))
     assert told[0] == "waiting up to 60 s: no answer."
     assert told[-1] == "the servers answer again"
@@ -112,7 +112,7 @@ def test_a_server_that_is_away_is_waited_for(client: Client, tmp_path: Path, mon
 
 def test_the_wait_is_bounded(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr("whimbrel.bulk.embedder._FIRST_WAIT", 0.01)
-    path = write_lines(tmp_path / "rows.jsonl", list(documents(2000)))
+    path = write_lines(tmp_path / "rows.jsonl", list(documents(1000)))
     gone: Any = Flaky(client, away=10**9)
     begin = time.monotonic()
     with pytest.raises(SetupError, match=r"gave up after .*no answer"):
@@ -122,14 +122,14 @@ def test_the_wait_is_bounded(client: Client, tmp_path: Path, monkeypatch: Any) -
 
 def test_another_model_ends_the_run(client: Client, tmp_path: Path) -> None:
     """No folder has vectors of two revisions: the run stops with both names, and finished parts stay."""
-    path = write_lines(tmp_path / "rows.jsonl", list(documents(2000)))
+    path = write_lines(tmp_path / "rows.jsonl", list(documents(1000)))
     changed: Any = Flaky(client, other_after=5)
     with pytest.raises(SetupError, match=r"the model changed: this run began with revision files-.* answers with other"):
-        bulk(path, tmp_path / "out", ServerEmbedder(changed, (), {}, wait_seconds=5), id_column="id", shard_rows=200)
+        bulk(path, tmp_path / "out", ServerEmbedder(changed, (), {}, wait_seconds=5), id_column="id", shard_rows=100)
     finished = len(list((tmp_path / "out").glob("part-*.parquet")))
     assert finished < 10
-    bulk(path, tmp_path / "out", embedder_of(client), id_column="id", shard_rows=200)
-    assert len(table_of(tmp_path / "out")) == 2000
+    bulk(path, tmp_path / "out", embedder_of(client), id_column="id", shard_rows=100)
+    assert len(table_of(tmp_path / "out")) == 1000
 
 
 def test_chunks_by_a_server_are_those_of_an_engine(client: Client, engine: Engine, tmp_path: Path) -> None:

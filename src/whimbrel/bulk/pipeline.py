@@ -19,7 +19,7 @@ from whimbrel.bulk.rows import RowReader, ShardRows
 
 T = TypeVar("T")
 
-_SHARDS_COMPUTING: Final = 3
+_SHARDS_COMPUTING: Final = 2
 """Shards between their first request and their last byte on disk."""
 
 _END_SECONDS: Final = 10.0
@@ -131,12 +131,18 @@ class Pipeline:
         self._sent.put(None)
 
     def _write_shards(self) -> None:
-        job = self._job
-        while (pending := self._sent.get()) is not None:
-            rows, result = pending.rows, pending.result()
-            if self._ended.is_set():
-                raise _Ended
-            record = write_shard(job.out, rows.shard, rows.path, result, kind=job.format, vectors=self._form.vectors)
-            self._totals.add(record)
+        while self._write_next():
             self._room.release()
         self._end(None)
+
+    def _write_next(self) -> bool:
+        """Write a shard and let go of it. Returns whether there was one."""
+        job, pending = self._job, self._sent.get()
+        if pending is None:
+            return False
+        rows, result = pending.rows, pending.result()
+        if self._ended.is_set():
+            raise _Ended
+        record = write_shard(job.out, rows.shard, rows.path, result, kind=job.format, vectors=self._form.vectors)
+        self._totals.add(record)
+        return True

@@ -88,7 +88,8 @@ def _new_manifest(
         before = {"model": old.model, "revision": old.revision, "outputs": old.outputs, **then}
         check_same(job.out, before, {"model": embedder.model, "revision": embedder.revision, "outputs": outputs, **model})
         return old, []
-    inputs, schema, doubled = survey(files, job.names, _limits(job, widths), watch.tell)
+    watch.tell(f"reading {len(files):,} files, {sum(file.size for file in files) / 1e6:,.1f} MB")
+    inputs, schema, doubled = survey(files, job.names, _limits(job, widths))
     _check_columns(TableForm(schema, job.names.id is not None, widths, job.dtype, job.chunking))
     if doubled:
         first = doubled[0]

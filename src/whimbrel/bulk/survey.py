@@ -4,8 +4,9 @@ A file that is wrong as a whole is found here, before anything is computed. A ro
 """
 
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -104,25 +105,29 @@ class _Cutter:
 
 def hash_files(files: Sequence[InputFile]) -> list[str]:
     """Return the SHA-256 of each file. Raises SetupError."""
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        return list(threads.map(sha256_of, files))
+    with _hashing(files) as hashes:
+        return list(hashes)
 
 
-def survey(
-    files: Sequence[InputFile], names: ColumnNames, limits: ShardLimits, tell: Callable[[str], None] = lambda _: None
-) -> Surveyed:
+@contextmanager
+def _hashing(files: Sequence[InputFile]) -> Generator[Iterator[str]]:
+    """Hash files beside the block. After an error it waits for no file."""
+    threads = ThreadPoolExecutor(_HASHING_THREADS)
+    try:
+        yield threads.map(sha256_of, files)
+    finally:
+        threads.shutdown(wait=False, cancel_futures=True)
+
+
+def survey(files: Sequence[InputFile], names: ColumnNames, limits: ShardLimits) -> Surveyed:
     """Return the files with their shards, the types of the columns that are copied, and ids that occur twice.
 
     Raises SetupError.
     """
-    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
-        hashes = threads.map(sha256_of, files)
-        lines, ids, tables = _LineColumns(names), _Ids(), list[tuple[str, Schema]]()
-        cutters: list[_Cutter] = []
+    lines, ids, tables, cutters = _LineColumns(names), _Ids(), list[tuple[str, Schema]](), list[_Cutter]()
+    with _hashing(files) as hashes:
         for file in files:
-            tell(f"reading {file.path}")
-            before = sum(each.rows for each in cutters)
-            cutters.append(cutter := _Cutter(limits, before))
+            cutters.append(cutter := _Cutter(limits, cutters[-1].place if cutters else 0))
             if file.is_lines:
                 _survey_lines(file, lines, cutter, ids)
             else:

@@ -1,4 +1,4 @@
-"""Rows of Parquet and Arrow files, some at a time: a row group or a file larger than the memory is no problem."""
+"""Rows of Parquet and Arrow files, some at a time. A batch of an Arrow file is in memory as a whole; a row group is not."""
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,11 +77,7 @@ def _opened(file: InputFile) -> Generator[Any]:
                 yield source
             return
         is_file = stream.read(len(_ARROW_FILE)) == _ARROW_FILE
-        if "://" not in file.url:
-            with pa.memory_map(file.url) as mapped, (pa.ipc.open_file if is_file else pa.ipc.open_stream)(mapped) as source:
-                yield source
-            return
-        stream.seek(0)
+        stream.seek(0)  # not mapped into memory: a file that is cut meanwhile would end the process
         with (pa.ipc.open_file if is_file else pa.ipc.open_stream)(stream) as source:
             yield source
 

@@ -78,6 +78,8 @@ class RunProgress:
     def parts(self) -> str:
         """Return how many parts are finished, and their rows."""
         totals = self._totals
+        if not totals.shards:
+            return "no parts yet"
         return f"{totals.shards_done:,} of {totals.shards:,} parts, {totals.done:,} rows"
 
     def stop(self, text: str) -> None:
