@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from typing import Any
 import pytest
 
 from bulk_runs import HashEmbedder, bulk, documents, faults_of, files_of, table_of, write_lines
+from whimbrel.bulk import pipeline
+from whimbrel.bulk.rows import RowReader
 from whimbrel.errors import SetupError
 
 ROWS = 400
@@ -252,6 +255,36 @@ def test_restart_keeps_files_of_others(rows: Path, whole: Any, tmp_path: Path) -
     (out / "notes.md").write_text("mine")
     bulk(rows, out, id_column="id", shard_rows=30, restart=True)
     assert files_of(out) == whole | {"notes.md": b"mine"}
+
+
+@pytest.mark.parametrize("slow", ["model", "disk"])
+def test_few_shards_are_in_memory_at_once(rows: Path, tmp_path: Path, monkeypatch: Any, slow: str) -> None:
+    """Reading runs ahead of the model, and the model of the disk, by a bounded number of shards."""
+    lock, alive, most = threading.Lock(), 0, 0
+    read, write = RowReader.read, pipeline.write_shard
+
+    def count(change: int) -> None:
+        nonlocal alive, most
+        with lock:
+            alive += change
+            most = max(most, alive)
+
+    def counted_read(self: RowReader, shards: Any) -> Any:
+        for shard_rows in read(self, shards):
+            count(1)
+            yield shard_rows
+
+    def counted_write(*args: Any, **options: Any) -> Any:
+        if slow == "disk":
+            time.sleep(0.02)
+        record = write(*args, **options)
+        count(-1)
+        return record
+
+    monkeypatch.setattr(RowReader, "read", counted_read)
+    monkeypatch.setattr(pipeline, "write_shard", counted_write)
+    bulk(rows, tmp_path / "out", HashEmbedder(seconds=0.005 if slow == "model" else 0), id_column="id", shard_rows=10)
+    assert 3 <= most <= 5
 
 
 def test_an_error_of_the_model_ends_the_run_and_leaves_what_is_finished(rows: Path, whole: Any, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Event
 from time import monotonic
@@ -19,7 +20,7 @@ from whimbrel.outputs.pair_scoring import PairScoring
 from whimbrel.types.arrays import Int32Array
 from whimbrel.types.options import ScoreOptions, TextOptions, text_request
 from whimbrel.types.request import OutputName, TokenizeRequest
-from whimbrel.types.result import Outputs
+from whimbrel.types.result import Outputs, Result
 from whimbrel.types.seq import Pair
 
 _log = logging.getLogger("whimbrel")
@@ -87,7 +88,7 @@ class Embedder(Protocol):
         ...
 
     def stop(self) -> None:
-        """End waits for servers."""
+        """Drop requests that have not run yet, and end waits for servers."""
         ...
 
 
@@ -100,6 +101,7 @@ class EngineEmbedder:
         self._engine = engine
         self._outputs = outputs
         self._options = options
+        self._waiting: set[Future[Result]] = set()
         plan = engine.plan
         self.model = plan.served_name
         self.revision = plan.revision
@@ -121,7 +123,12 @@ class EngineEmbedder:
             cut_N = cut_N[pairs.queries_P] | cut_N[pairs.documents_P]
         elif cut_N.size != len(texts):  # texts that run in parts are not cut
             cut_N = np.zeros(len(texts), np.bool_)
-        result = self._engine.submit_tokenized(tokenized, admitted=True).result()
+        future = self._engine.submit_tokenized(tokenized, admitted=True)
+        self._waiting.add(future)
+        try:
+            result = future.result()
+        finally:
+            self._waiting.discard(future)
         return Answer(result.outputs, cut_N, result.num_tokens)
 
     def token_offsets(self, texts: Sequence[str]) -> list[Int32Array]:
@@ -130,7 +137,9 @@ class EngineEmbedder:
     def check_chunks(self, tokens: int) -> None:
         _check_chunks(tokens, self._engine.plan.max_length, self.run(["a"]).num_tokens - 1)
 
-    def stop(self) -> None: ...
+    def stop(self) -> None:
+        for future in tuple(self._waiting):
+            future.cancel()
 
 
 class ServerEmbedder:
