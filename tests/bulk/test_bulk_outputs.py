@@ -155,6 +155,18 @@ def test_chunks_have_their_place_in_the_text(engine: Engine, tmp_path: Path) -> 
         bulk(path, tmp_path / "large", EngineEmbedder(engine, (), {}), chunking=Chunking(300, 0))
 
 
+def test_a_text_that_is_too_long_for_the_tokenizer_is_refused_alone(engine: Engine, tmp_path: Path) -> None:
+    """A text above the limit of characters is refused with it, whole or in chunks, and the others run."""
+    texts = ["one", "x " * 600_000, "two", "x " * 600_000]
+    path = write_lines(tmp_path / "rows.jsonl", [{"text": text} for text in texts])
+    for name, chunking in (("whole", None), ("chunks", Chunking(20, 5))):
+        totals, told = bulk(path, tmp_path / name, EngineEmbedder(engine, (), {}), chunking=chunking)
+        assert (totals.done, totals.refused, round(told.rows)) == (2, 2, 4)
+        assert [row for _, row, _ in faults_of(tmp_path / name)] == [1, 3]
+        assert all("1,048,576" in reason for _, _, reason in faults_of(tmp_path / name))
+        assert table_of(tmp_path / name).column("row").to_pylist() == [0, 2]
+
+
 @pytest.mark.parametrize(("tokens", "overlap"), [(1, 0), (3, 0), (3, 2), (7, 3), (50, 0)])
 def test_chunks_cover_the_text(tokens: int, overlap: int) -> None:
     """No character is in none of the chunks but space between words, and no chunk has more tokens."""

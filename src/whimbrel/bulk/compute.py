@@ -3,9 +3,10 @@
 Equal texts run once. Texts run by length, the longest first, in requests that several threads send.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import numpy as np
 
@@ -65,8 +66,10 @@ class _Parts:
     row_P: Int64Array
     """Index of the row of each."""
     texts: list[Text]
-    spans_P3: Int64Array | None
+    spans_P3: Int64Array | None = None
     """Number of each chunk in its text, its first character and the one after its last."""
+    refused: Mapping[int, str] = MappingProxyType({})
+    """Reasons of rows whose text cannot be split."""
 
 
 Answers = tuple[list[tuple[list[int], Answer]], dict[int, str]]
@@ -99,7 +102,7 @@ class PendingShard:
 
     def _table(self, answers: list[tuple[list[int], Answer]], refused: dict[int, str]) -> ShardTable:
         rows, parts = self.rows, self.parts
-        bad: dict[int, str] = {}
+        bad = dict(parts.refused)
         for part in np.flatnonzero(np.isin(self.text_P, np.fromiter(refused, np.int64, len(refused)))).tolist():
             bad.setdefault(int(parts.row_P[part]), refused[int(self.text_P[part])])
         good_P = ~np.isin(parts.row_P, np.fromiter(bad, np.int64, len(bad)))
@@ -132,7 +135,7 @@ def begin(rows: ShardRows, form: TableForm, embedder: Embedder, threads: Executo
     for indices in _requests(texts, embedder.sizes):
         share = float(share_U[indices].sum())
         futures.append((indices, threads.submit(_answer, embedder, [texts[index] for index in indices], share, advance)))
-    advance(len(rows.faults), 0)
+    advance(len(rows.faults) + len(parts.refused), 0)
     return PendingShard(rows, form, parts, text_P, futures)
 
 
@@ -144,21 +147,27 @@ def _answer(embedder: Embedder, texts: Sequence[Text], share: float, advance: Ad
 
 def _split(rows: ShardRows, embedder: Embedder, chunking: Chunking | None) -> _Parts:
     if chunking is None:
-        return _Parts(np.arange(len(rows.texts)), rows.texts, None)
+        return _Parts(np.arange(len(rows.texts)), rows.texts)
     whole = [text for text in rows.texts if isinstance(text, str)]  # all: a pair is never split
     distinct = list(dict.fromkeys(whole))
-    spans_of: dict[str, list[tuple[int, int]]] = {}
+    spans_of, reasons = dict[str, list[tuple[int, int]]](), dict[str, str]()
     for indices in _requests(distinct, embedder.sizes):
         texts = [distinct[index] for index in indices]
-        for text, chars_T2 in zip(texts, embedder.token_offsets(texts), strict=True):
-            spans_of[text] = chunk_spans(text, chars_T2, chunking)
+        found, bad = answer_all(embedder.token_offsets, texts)
+        reasons |= {texts[item]: reason for item, reason in bad.items()}
+        for items, chars in found:
+            for item, chars_T2 in zip(items, chars, strict=True):
+                spans_of[texts[item]] = chunk_spans(texts[item], chars_T2, chunking)
+    refused = {row: reasons[text] for row, text in enumerate(whole) if text in reasons}
     chunks = [
         (row, text[start:end], number, start, end)
         for row, text in enumerate(whole)
-        for number, (start, end) in enumerate(spans_of[text])
+        for number, (start, end) in enumerate(spans_of.get(text, ()))
     ]
     spans_P3 = np.array([chunk[2:] for chunk in chunks], np.int64).reshape(-1, 3)
-    return _Parts(np.array([chunk[0] for chunk in chunks], np.int64), list[Text](chunk[1] for chunk in chunks), spans_P3)
+    return _Parts(
+        np.array([chunk[0] for chunk in chunks], np.int64), list[Text](chunk[1] for chunk in chunks), spans_P3, refused
+    )
 
 
 def _requests(texts: Sequence[Text], sizes: RequestSizes) -> list[list[int]]:

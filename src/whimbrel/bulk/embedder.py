@@ -6,7 +6,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Event
 from time import monotonic
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,9 @@ from whimbrel.types.options import ScoreOptions, TextOptions, text_request
 from whimbrel.types.request import OutputName, TokenizeRequest
 from whimbrel.types.result import Outputs, Result
 from whimbrel.types.seq import Pair
+
+A = TypeVar("A")
+S = TypeVar("S")
 
 _log = logging.getLogger("whimbrel")
 
@@ -251,15 +254,13 @@ def _settings_of(models: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, An
     return str(plan.get("served_name", "")), {name: plan.get(name) for name in ("dtype", "max_length")}
 
 
-def answer_all(
-    run: Callable[[Sequence[Text]], Answer], texts: Sequence[Text]
-) -> tuple[list[tuple[list[int], Answer]], dict[int, str]]:
+def answer_all(run: Callable[[Sequence[S]], A], texts: Sequence[S]) -> tuple[list[tuple[list[int], A]], dict[int, str]]:
     """Return answers, each with the indices of its texts, and the reasons of texts that the model refuses alone.
 
     A request that fails is sent again without the text that its error names, or in halves. Raises errors that are not about
     texts.
     """
-    answers, refused = list[tuple[list[int], Answer]](), dict[int, str]()
+    answers, refused = list[tuple[list[int], A]](), dict[int, str]()
     pending = [list(range(len(texts)))]
     while pending:
         part = pending.pop()
