@@ -96,6 +96,21 @@ class Flaky:
         return answered._replace(revisions=frozenset({"other"})) if number > self._other_after else answered
 
 
+def test_the_name_chooses_among_the_models_of_a_server(client: Client, engine: Engine) -> None:
+    """Settings in the manifest are those of the model that is asked, not of another of the same server."""
+
+    class Several(Flaky):
+        def info(self) -> Any:
+            other = {"plan": {"served_name": "other", "aliases": ["b"], "dtype": "int8", "max_length": 5}}
+            return {"models": [other, *super().info()["models"]]}
+
+    several: Any = Several(client)
+    name = engine.plan.served_name
+    for model, expected in ((name, (name, 256)), ("b", ("other", 5)), ("unknown", ("unknown", None))):
+        embedder = ServerEmbedder(several, (), {}, model=model, wait_seconds=5)
+        assert (embedder.model, embedder.settings.get("max_length")) == expected
+
+
 def test_a_server_that_is_away_is_waited_for(client: Client, tmp_path: Path, monkeypatch: Any) -> None:
     """Requests wait and are sent again; rows keep their order."""
     monkeypatch.setattr("whimbrel.bulk.embedder._FIRST_WAIT", 0.01)

@@ -161,11 +161,15 @@ class ServerEmbedder:
         outputs: tuple[OutputName, ...],
         options: TextOptions,
         *,
+        model: str | None = None,
         pairs: bool = False,
         wait_seconds: float,
         tell: Callable[[str], None] = _log.warning,
     ) -> None:
-        """Ask the servers once, for their revision. `pairs`: the texts are pairs to score. Raises WhimbrelError."""
+        """Ask the servers once, for their revision. `pairs`: the texts are pairs to score. Raises WhimbrelError.
+
+        `model` is the name that the client asks for, if it asks for one.
+        """
         self._client = client
         self._outputs = outputs
         self._options = options
@@ -175,8 +179,8 @@ class ServerEmbedder:
         self._waiting_since: float | None = None
         self.revision = ""
         about = self._patiently(client.info)
-        models = cast("Sequence[Mapping[str, Any]]", about.get("models", ()))
-        self.model, self.settings = _settings_of(models)
+        plans = [each["plan"] for each in cast("Sequence[Mapping[str, Any]]", about.get("models", ()))]
+        self.model, self.settings = _settings_of(plans, model)
         self.run([("a", "a") if pairs else "a"])
 
     def run(self, texts: Sequence[Text]) -> Answer:
@@ -246,12 +250,12 @@ def _check_chunks(tokens: int, limit: int | None, around: int) -> None:
         raise SetupError(f"chunks of {tokens:,} tokens do not fit: {reason}.", hint=hint)
 
 
-def _settings_of(models: Sequence[Mapping[str, Any]]) -> tuple[str, dict[str, Any]]:
-    """Return the name of a server's model, and those of its settings that change numbers."""
-    if not models:
-        return "", {}
-    plan = models[0].get("plan", {})
-    return str(plan.get("served_name", "")), {name: plan.get(name) for name in ("dtype", "max_length")}
+def _settings_of(plans: Sequence[Mapping[str, Any]], model: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the name of the model of a server, and those of its settings that change numbers."""
+    for plan in plans:
+        if model is None or model in (plan["served_name"], *plan["aliases"]):
+            return plan["served_name"], {name: plan[name] for name in ("dtype", "max_length")}
+    return model or "", {}
 
 
 def answer_all(run: Callable[[Sequence[S]], A], texts: Sequence[S]) -> tuple[list[tuple[list[int], A]], dict[int, str]]:

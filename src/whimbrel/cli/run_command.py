@@ -225,7 +225,7 @@ def _connected(
 
     client = Client(urls, api_key=os.environ.get(KEY_VARIABLE), model=model, progress=False)
     with client:
-        yield ServerEmbedder(client, tuple(outputs), _given(options), **waits)
+        yield ServerEmbedder(client, tuple(outputs), _given(options), model=model, **waits)
 
 
 def _given(options: Mapping[str, Any]) -> Any:
