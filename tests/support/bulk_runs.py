@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from whimbrel.bulk.embedder import Answer, Embedder, RequestSizes
 from whimbrel.bulk.job import Job, Totals
 from whimbrel.bulk.manifest import ColumnNames
+from whimbrel.bulk.pipeline import Pipeline
 from whimbrel.bulk.run import run
 from whimbrel.errors import InvalidRequest, NonFinite
 from whimbrel.types.arrays import Int32Array
@@ -89,6 +90,7 @@ def bulk(
     query: str | None = None,
     separator: str = "\n",
     load: Callable[[], AbstractContextManager[Embedder]] | None = None,
+    runner: Callable[..., Any] = Pipeline,
     **job: Any,
 ) -> tuple[Totals, Told]:
     """Run a job with an embedder, or one that `load` gives."""
@@ -96,7 +98,7 @@ def bulk(
     names = ColumnNames(tuple(text), separator, id_column, None if keep is None else tuple(keep), query)
     totals, told = Totals(), Told()
     made = embedder or HashEmbedder()
-    run(Job([str(each) for each in given], out, names, **job), load or (lambda: nullcontext(made)), told, totals)
+    run(Job([str(each) for each in given], out, names, **job), load or (lambda: nullcontext(made)), told, totals, runner)
     return totals, told
 
 

@@ -12,12 +12,13 @@ from whimbrel.bulk.compute import ShardTable
 from whimbrel.bulk.manifest import MANIFEST, Manifest, OutputFile, Record, Shard, encode, read_record
 from whimbrel.bulk.output_files import (
     TEMPORARY,
+    Content,
     OutputFormat,
+    lines_content,
     sha256_of_file,
     sync_folder,
+    table_contents,
     write_file,
-    write_json_lines,
-    write_table,
     writing,
 )
 from whimbrel.bulk.survey import Doubled
@@ -79,7 +80,7 @@ def write_manifest(folder: Path, manifest: Manifest, doubled: Sequence[Doubled])
         sync_folder(folder)
     if doubled:
         lines = ({"file": each[0], "row": each[1], "as": {"file": each[2], "row": each[3]}} for each in doubled)
-        write_json_lines(folder, DOUBLED, lines)
+        write_file(folder, *lines_content(DOUBLED, lines))
     write_file(folder, MANIFEST, lambda file: file.write(encode(manifest)))
 
 
@@ -139,10 +140,23 @@ def write_shard(
     folder: Path, shard: Shard, path: str, result: ShardTable, *, kind: OutputFormat, vectors: tuple[str, ...]
 ) -> Record:
     """Write the files of a shard, and its record when they are on disk. Raises SetupError."""
-    files = write_table(folder, shard.name, kind, result.table, vectors)
+    files = [write_file(folder, *content) for content in shard_contents(shard, path, result, kind=kind, vectors=vectors)]
+    record = Record(path, shard.start, shard.stop, result.num_done, result.num_cut, len(result.faults), tuple(files))
+    write_record(folder, shard, record)
+    return record
+
+
+def shard_contents(
+    shard: Shard, path: str, result: ShardTable, *, kind: OutputFormat, vectors: tuple[str, ...]
+) -> list[Content]:
+    """Return the files of a shard, of which `path` is the input."""
+    contents = table_contents(shard.name, kind, result.table, vectors)
     if result.faults:
         lines = ({"file": path, "row": fault.row, "reason": fault.reason} for fault in result.faults)
-        files.append(write_json_lines(folder, f"{ERRORS}/{shard.name}.jsonl", lines))
-    record = Record(path, shard.start, shard.stop, result.num_done, result.num_cut, len(result.faults), tuple(files))
+        contents.append(lines_content(f"{ERRORS}/{shard.name}.jsonl", lines))
+    return contents
+
+
+def write_record(folder: Path, shard: Shard, record: Record) -> None:
+    """Write the record of a shard whose files are on disk. Raises SetupError."""
     write_file(folder, f"{SHARDS}/{shard.name}.json", lambda file: file.write(encode(record)))
-    return record

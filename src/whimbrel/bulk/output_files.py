@@ -5,11 +5,12 @@ are fixed here.
 """
 
 import hashlib
+import io
 import os
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO, Final, Literal, TypeAlias
+from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -102,12 +103,28 @@ def sha256_of_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def write_table(folder: Path, name: str, kind: OutputFormat, table: Table, vectors: tuple[str, ...]) -> list[OutputFile]:
-    """Write a shard's table, of which `vectors` names the columns with vectors. Raises SetupError."""
+class Content(NamedTuple):
+    """A file that is not written yet."""
+
+    path: str
+    """Path in the folder of the run."""
+    write: Callable[[Any], None]
+    """Writes the bytes into an open file."""
+
+    def in_memory(self) -> tuple[OutputFile, bytes]:
+        """Return what the file will be on disk, and its bytes."""
+        memory = io.BytesIO()
+        hashing = _HashingFile(memory)
+        self.write(hashing)
+        return OutputFile(self.path, hashing.size, hashing.digest.hexdigest()), memory.getvalue()
+
+
+def table_contents(name: str, kind: OutputFormat, table: Table, vectors: tuple[str, ...]) -> list[Content]:
+    """Return the files of a shard's table, of which `vectors` names the columns with vectors."""
     if kind == "npy":
-        return _write_npy(folder, name, table, vectors)
+        return _npy_contents(name, table, vectors)
     write = _write_parquet if kind == "parquet" else _write_arrow
-    return [write_file(folder, f"{name}.{kind}", lambda file: write(file, table, vectors))]
+    return [Content(f"{name}.{kind}", lambda file: write(file, table, vectors))]
 
 
 def _write_parquet(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
@@ -138,21 +155,23 @@ def _write_arrow(file: Any, table: Table, _: tuple[str, ...]) -> None:
             writer.write_batch(batch)
 
 
-def _write_npy(folder: Path, name: str, table: Table, vectors: tuple[str, ...]) -> list[OutputFile]:
-    files: list[OutputFile] = []
-    for column in vectors:
-        kind = table.schema.field(column).type
-        flat = table.column(column).combine_chunks().flatten()
-        array = flat.to_numpy(zero_copy_only=False).reshape(-1, kind.list_size)
-        files.append(write_file(folder, f"{name}.{column}.npy", lambda file, array=array: np.save(file, array)))
+def _npy_contents(name: str, table: Table, vectors: tuple[str, ...]) -> list[Content]:
+    def array_of(column: str) -> Any:
+        size = table.schema.field(column).type.list_size
+        return table.column(column).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
+
     others = table.drop_columns(list(vectors))
 
-    def write_lines(file: Any) -> None:
+    def write_others(file: Any) -> None:
         for batch in others.to_batches(_ROW_GROUP):
             file.write(b"".join(to_json(row) + b"\n" for row in batch.to_pylist()))
 
-    return [*files, write_file(folder, f"{name}.ids.jsonl", write_lines)]
+    arrays = [
+        Content(f"{name}.{column}.npy", lambda file, column=column: np.save(file, array_of(column))) for column in vectors
+    ]
+    return [*arrays, Content(f"{name}.ids.jsonl", write_others)]
 
 
-def write_json_lines(folder: Path, path: str, rows: Iterator[Mapping[str, Any]]) -> OutputFile:
-    return write_file(folder, path, lambda file: file.write(b"".join(to_json(row) + b"\n" for row in rows)))
+def lines_content(path: str, rows: Iterable[Mapping[str, Any]]) -> Content:
+    """Return a file of JSON lines."""
+    return Content(path, lambda file: file.write(b"".join(to_json(row) + b"\n" for row in rows)))

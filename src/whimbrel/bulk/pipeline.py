@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Condition, Event, Semaphore, Thread
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from whimbrel.bulk.compute import PendingShard, TableForm, begin
 from whimbrel.bulk.embedder import Embedder
@@ -59,6 +59,14 @@ class _Channel(Generic[T]):
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
+
+
+class ShardRunner(Protocol):
+    """Computes and writes shards: the pipeline of this process, or one of many machines."""
+
+    def run(self, shards: Sequence[Shard]) -> None:
+        """Run shards, and return when all are on disk."""
+        ...
 
 
 class Pipeline:

@@ -101,26 +101,27 @@ class RowReader:
                 if first + batch.num_rows >= shard.stop:
                     break
                 first, batch = next(batches)
-            yield self._of_table(shard, file.path, pa.Table.from_batches(parts))
+            yield table_rows(pa.Table.from_batches(parts), shard, file.path, self.names, self.schema)
 
-    def _of_table(self, shard: Shard, path: str, table: Table) -> ShardRows:
-        names = self.names
-        values = {name: _strings(table.column(name)) for name in names.texts}
-        ids = table.column(names.id).to_pylist() if names.id else None
-        faults, good, texts = list[Fault](), list[int](), list[Text]()
-        for index in range(table.num_rows):
-            row = {name: column[index] for name, column in values.items()}
-            text, reason = read_text(row, names)
-            if ids is not None and ids[index] is None and not reason:
-                reason = f"{names.id} is null"
-            if reason:
-                faults.append(Fault(shard.start + index, reason))
-            else:
-                good.append(index)
-                texts.append(text)
-        good_N = np.array(good, np.int64)
-        taken = table.select(self.schema.names).take(good_N)
-        return ShardRows(shard, path, good_N + shard.start, texts, taken.cast(self.schema), faults)
+
+def table_rows(table: Table, shard: Shard, path: str, names: ColumnNames, schema: Schema) -> ShardRows:
+    """Return the rows of a shard of a table, of which `schema` names the columns to copy."""
+    values = {name: _strings(table.column(name)) for name in names.texts}
+    ids = table.column(names.id).to_pylist() if names.id else None
+    faults, good, texts = list[Fault](), list[int](), list[Text]()
+    for index in range(table.num_rows):
+        row = {name: column[index] for name, column in values.items()}
+        text, reason = read_text(row, names)
+        if ids is not None and ids[index] is None and not reason:
+            reason = f"{names.id} is null"
+        if reason:
+            faults.append(Fault(shard.start + index, reason))
+        else:
+            good.append(index)
+            texts.append(text)
+    good_N = np.array(good, np.int64)
+    taken = table.select(schema.names).take(good_N)
+    return ShardRows(shard, path, good_N + shard.start, texts, taken.cast(schema), faults)
 
 
 def _strings(column: Array) -> list[Any]:

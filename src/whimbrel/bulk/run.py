@@ -13,8 +13,8 @@ from whimbrel.bulk.embedder import Embedder
 from whimbrel.bulk.files import InputFile, find_files, state_of
 from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, has_manifest, locked, write_manifest
 from whimbrel.bulk.job import Job, Totals, Watch
-from whimbrel.bulk.manifest import Manifest, check_inputs, check_same, read_manifest
-from whimbrel.bulk.pipeline import Pipeline
+from whimbrel.bulk.manifest import Manifest, Shard, check_inputs, check_same, read_manifest
+from whimbrel.bulk.pipeline import Pipeline, ShardRunner
 from whimbrel.bulk.rows import RowReader
 from whimbrel.bulk.survey import Doubled, ShardLimits, hash_files, survey
 from whimbrel.errors import SetupError
@@ -24,8 +24,17 @@ _INPUT_BYTES: Final = 2**26
 _OUTPUT_BYTES: Final = 2**27
 
 
-def run(job: Job, load: Callable[[], AbstractContextManager[Embedder]], watch: Watch, totals: Totals) -> None:
-    """Run a job, or go on with it. `totals` counts meanwhile. Raises WhimbrelError; what was written before stays."""
+def run(
+    job: Job,
+    load: Callable[[], AbstractContextManager[Embedder]],
+    watch: Watch,
+    totals: Totals,
+    runner: Callable[..., ShardRunner] = Pipeline,
+) -> None:
+    """Run a job, or go on with it. `totals` counts meanwhile. Raises WhimbrelError; what was written before stays.
+
+    `runner` is made with the arguments of `Pipeline`.
+    """
     files = find_files(job.inputs, without=job.out)
     with locked(job.out):
         if not has_manifest(job.out):
@@ -43,7 +52,9 @@ def run(job: Job, load: Callable[[], AbstractContextManager[Embedder]], watch: W
                 clear(job.out)
                 write_manifest(job.out, manifest, doubled)
             reader = RowReader(files, job.names, _schema_of(manifest), states)
-            _run_shards(job, manifest, embedder=embedder, reader=reader, watch=watch, totals=totals)
+            pending, form = _pending(job, manifest, reader=reader, watch=watch, totals=totals)
+            if pending:
+                runner(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)
 
 
 def _about(job: Job) -> dict[str, Any]:
@@ -125,7 +136,8 @@ def _schema_of(manifest: Manifest) -> Schema:
     return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(manifest.schema)))
 
 
-def _run_shards(job: Job, manifest: Manifest, *, embedder: Embedder, reader: RowReader, watch: Watch, totals: Totals) -> None:
+def _pending(job: Job, manifest: Manifest, *, reader: RowReader, watch: Watch, totals: Totals) -> tuple[list[Shard], TableForm]:
+    """Return the shards that are not finished, and the columns of the output. Counts those that are."""
     shards = list(manifest.shards())
     records = finished(job.out, manifest, shards, verify=job.verify, tell=watch.tell)
     totals.shards = len(shards)
@@ -134,9 +146,6 @@ def _run_shards(job: Job, manifest: Manifest, *, embedder: Embedder, reader: Row
     for record in records.values():
         totals.add(record)
     watch.start(totals)
-    pending = [shard for shard in shards if shard.number not in records]
-    if not pending:
-        return
     widths = {name: width for name, width in manifest.outputs.items() if name != "labels"}
     form = TableForm(reader.schema, job.names.id is not None, widths, job.dtype, job.chunking)
-    Pipeline(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)
+    return [shard for shard in shards if shard.number not in records], form

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal, NoReturn
 
 import typer
+from typer.core import TyperCommand
 
 from whimbrel import __version__
-from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, run_command, verb_commands
+from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, run_command, run_on_ray, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
@@ -52,10 +53,10 @@ def _root(  # pyright: ignore[reportUnusedFunction]  # typer calls it
 
 
 def _command(
-    summary: str, *examples: tuple[str, str], name: str | None = None
+    summary: str, *examples: tuple[str, str], name: str | None = None, cls: type[TyperCommand] | None = None
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Return a decorator that adds a command with this help, by default with the function's name."""
-    return app.command(name, help=help_text(summary, *examples))
+    return app.command(name, cls=cls, help=help_text(summary, *examples))
 
 
 @_command(
@@ -127,6 +128,8 @@ _command(
     ("whimbrel run docs.jsonl --text title,body --id id --out vectors", "Parquet files"),
     ("whimbrel run 'data/*.parquet' -m MODEL --outputs dense,sparse --out vectors", "several outputs in one pass"),
     ("whimbrel run data/ --url http://127.0.0.1:8000 --out vectors", "by a server"),
+    ("whimbrel run data/ --out vectors --ray", "on a Ray cluster"),
+    cls=run_on_ray.RunCommand,
 )(run_command.run)
 
 

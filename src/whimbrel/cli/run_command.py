@@ -19,6 +19,7 @@ from rich.markup import escape
 
 from whimbrel.cli import console
 from whimbrel.cli.flags import with_flags
+from whimbrel.cli.run_on_ray import RAY_PANEL, RayOptions, on_cluster, read_ray_options
 from whimbrel.cli.run_progress import RunProgress
 from whimbrel.cli.shared_options import OUTPUT_PANEL, SERVER_PANEL, ModelOption, flag, need, option
 from whimbrel.cli.verb_commands import loaded
@@ -27,6 +28,7 @@ from whimbrel.errors import SetupError
 if TYPE_CHECKING:
     from whimbrel.bulk.embedder import Embedder
     from whimbrel.bulk.job import Job
+    from whimbrel.bulk.pipeline import ShardRunner
 
 KEY_VARIABLE: Final = "WHIMBREL_API_KEY"
 _SOME_REFUSED: Final = 3
@@ -39,6 +41,7 @@ _Format = Literal["parquet", "arrow", "npy"]
 _Side = Literal["query", "document"]
 _End = Literal["right", "left", "never"]
 _file, _shape = partial(option, panel=OUTPUT_PANEL), partial(option, panel=_SHAPE_PANEL)
+_ray = partial(option, panel=RAY_PANEL)
 
 
 @with_flags(
@@ -137,6 +140,21 @@ def run(
     overlap: Annotated[
         int, _shape("TOKENS", "Tokens that a chunk shares with the one before. [default: 0]", min=0, show_default=False)
     ] = 0,
+    ray: Annotated[
+        str | None,
+        _ray(
+            "[ADDRESS]",
+            "Compute on a Ray cluster: HOST:PORT, local to start Ray here. [default: that of RAY_ADDRESS, or of this machine]",
+            "--ray",
+        ),
+    ] = None,
+    ray_actors: Annotated[
+        str | None, _ray("N|MIN:MAX", "Number of actors with an engine each. [default: as many as there is room for]")
+    ] = None,
+    ray_cpus: Annotated[
+        float | None, _ray("N", "CPUs of an actor. [default: 1 beside a GPU, else all of the largest node]", min=0.01)
+    ] = None,
+    ray_gpus: Annotated[float | None, _ray("N", "GPUs of an actor. [default: 1 if the cluster has any]", min=0)] = None,
     **given: Any,
 ) -> None:
     need("pyarrow", "fsspec", extra="bulk")
@@ -156,12 +174,10 @@ def run(
         "input_type": side, "prompt": prompt, "dimensions": dimensions, "token_pooling": pool_tokens, "muvera": muvera or None,
         "truncate": truncate,
     }  # fmt: skip
-    if url:
-        if used := next((name for name, value in given.items() if value not in (None, False, [], ())), None):
-            raise SetupError(f"--{used.replace('_', '-')} is for a model that runs here, and not for --url.")
-    else:
-        need("torch")
+    cluster = read_ray_options(ray, ray_actors, ray_cpus, ray_gpus)
+    _check_place(url, cluster, given)
     load = partial(_connected, url, pairs=query is not None) if url else partial(_engine, given)
+    load = load if cluster is None else partial(on_cluster, given, cluster)
 
     from whimbrel.bulk.chunks import Chunking
     from whimbrel.bulk.job import Job
@@ -180,21 +196,33 @@ def run(
         inputs, out, columns, dtype_out, file_format, None if chunk is None else Chunking(chunk, overlap), shard_rows,
         {"outputs": list(names), **options, **own}, restart, verify,
     )  # fmt: skip
-    raise typer.Exit(_run(job, lambda watch: load(model, names, options, wait_seconds=wait_seconds, tell=watch.tell)))
+    load = partial(load, model, names, _given(options), wait_seconds=wait_seconds)
+    raise typer.Exit(_run(job, lambda watch: load(tell=watch.tell), is_remote=cluster is not None))
 
 
 _CHANGING: Final = ("pooling", "reranker", "matryoshka", "tokenizer", "accept_config")
 """Settings of a model that change its numbers, beside those that its plan says."""
 
 
-def _run(job: Job, load: Callable[[RunProgress], Any]) -> int:
+def _check_place(url: list[str] | None, cluster: RayOptions | None, given: Mapping[str, Any]) -> None:
+    """Raise SetupError for options that do not go with the place of the model, or if it needs a package."""
+    if url:
+        if cluster is not None:
+            raise SetupError("--ray is for a model, and not for --url: servers are asked from one machine.")
+        if used := next((name for name, value in given.items() if value not in (None, False, [], ())), None):
+            raise SetupError(f"--{used.replace('_', '-')} is for a model that runs here, and not for --url.")
+    elif cluster is None:
+        need("torch")
+
+
+def _run(job: Job, load: Callable[[RunProgress], Any], *, is_remote: bool) -> int:
     from whimbrel.bulk.job import Totals
     from whimbrel.bulk.run import run as run_job
 
-    totals = Totals()
+    totals, runner = Totals(), _runner(is_remote=is_remote)
     with RunProgress(console.stderr_console(), totals) as progress, console.signals_exit():
         try:
-            run_job(job, lambda: load(progress), progress, totals)
+            run_job(job, lambda: load(progress), progress, totals, runner)
         except (KeyboardInterrupt, SystemExit):
             progress.stop(f"stopped: {job.out} has {progress.parts()}. The same command goes on.")
             raise
@@ -206,26 +234,32 @@ def _run(job: Job, load: Callable[[RunProgress], Any]) -> int:
     return _SOME_REFUSED if totals.refused else 0
 
 
+def _runner(*, is_remote: bool) -> Callable[..., ShardRunner]:
+    if is_remote:
+        from whimbrel.ray.pipeline import ClusterPipeline
+
+        return ClusterPipeline
+    from whimbrel.bulk.pipeline import Pipeline
+
+    return Pipeline
+
+
 @contextmanager
-def _engine(
-    given: Mapping[str, Any], model: str | None, outputs: Sequence[Any], options: Mapping[str, Any], **_: Any
-) -> Generator[Embedder]:
+def _engine(given: Mapping[str, Any], model: str | None, outputs: Sequence[Any], options: Any, **_: Any) -> Generator[Embedder]:
     with loaded(model, given) as engine:
         from whimbrel.bulk.embedder import EngineEmbedder
 
-        yield EngineEmbedder(engine, tuple(outputs), _given(options))
+        yield EngineEmbedder(engine, tuple(outputs), options)
 
 
 @contextmanager
-def _connected(
-    urls: list[str], model: str | None, outputs: Sequence[Any], options: Mapping[str, Any], **waits: Any
-) -> Generator[Embedder]:
+def _connected(urls: list[str], model: str | None, outputs: Sequence[Any], options: Any, **waits: Any) -> Generator[Embedder]:
     from whimbrel.bulk.embedder import ServerEmbedder
     from whimbrel.client import Client
 
     client = Client(urls, api_key=os.environ.get(KEY_VARIABLE), model=model, progress=False)
     with client:
-        yield ServerEmbedder(client, tuple(outputs), _given(options), model=model, **waits)
+        yield ServerEmbedder(client, tuple(outputs), options, model=model, **waits)
 
 
 def _given(options: Mapping[str, Any]) -> Any:

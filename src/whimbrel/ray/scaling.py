@@ -1,0 +1,26 @@
+"""Number of replicas by the tokens that wait. Pure, and all that the controller of Ray Serve needs to know."""
+
+from typing import Any
+
+WAITING = "waiting_tokens"
+"""The statistic that replicas report."""
+
+
+class WaitingTokens:
+    """A policy of Ray Serve: as many replicas as have `per_replica` tokens waiting each, and one fewer at a time.
+
+    An engine that is busy may have an empty queue. So a replica less is tried, not all of them, and Serve's
+    `downscale_delay_s` lies between two tries.
+    """
+
+    def __init__(self, per_replica: float) -> None:
+        self._per_replica = per_replica
+
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        waiting = sum((context.aggregated_metrics or {}).get(WAITING, {}).values())
+        return replicas_for(waiting, self._per_replica, context.current_num_replicas), {}
+
+
+def replicas_for(waiting: float, per_replica: float, current: int) -> float:
+    """Return the number of replicas for the tokens that wait at all of them."""
+    return max(waiting / per_replica, current - 1)
