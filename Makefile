@@ -5,6 +5,7 @@
 # make test-native run the tests of the kernels in C++ with the compiler's sanitizers
 # make check       run all tests, also as on lesser processors, and check format, lint and types
 # make recipes     install the programs of docs/recipes.md and PEFT into the environment, and run each recipe with its program
+# make ray         install Ray and Spark into the environment, and run the tests that need them
 # make vllm-check  run vLLM's released tests of pooling servers against whimbrel serve, and write docs/reference/vllm-tests.md
 # make format      format the code and repair what ruff can
 # make soak        run the slow tests, then mixed load on a real server for SECONDS (300), with a leak detector
@@ -29,7 +30,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BIN := $(VENV)/bin
 NATIVE := $(wildcard src/whimbrel/model/native/*.h src/whimbrel/model/native/*.cpp)
 
-.PHONY: help serve test test-all test-cpus test-native recipes vllm-check check check-code format soak bench peers models docs pictures lock clean
+.PHONY: help serve test test-all test-cpus test-native recipes ray vllm-check check check-code format soak bench peers models docs pictures lock clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p; /^$$/q' Makefile
@@ -50,6 +51,10 @@ recipes: $(VENV)/.whimbrel-dev
 	@requirements/environment $(VENV) recipes
 	$(BIN)/pytest -n 0 tests/house/test_recipes.py tests/dialects/test_programs.py --recipes $(ARGS)
 	$(BIN)/pytest -n 0 tests/model/test_lora.py tests/model/test_jina_v5.py -k peft
+
+ray: $(VENV)/.whimbrel-dev
+	@requirements/environment $(VENV) ray
+	$(BIN)/pytest -n 0 tests/cluster --recipes $(ARGS)
 
 vllm-check: $(VENV)/.whimbrel-dev
 	$(BIN)/python tests/support/vllm_check --page $(ARGS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,6 @@ import numpy as np
 import pytest
 
 from ray_nodes import nodes
-from waiting import wait_for
 from whimbrel import Client, Engine
 from whimbrel.errors import SetupError
 from whimbrel.ray.scaling import WAITING, WaitingTokens
@@ -53,8 +53,20 @@ def test_a_deployment_gives_the_answers_of_the_app_and_grows(serve: Any) -> None
 
     with pytest.raises(SetupError, match="min_replicas 3 must be from 1 to max_replicas, 2"):
         deployment(min_replicas=3, max_replicas=2)
-    serve.run(deployment(max_replicas=2, waiting_tokens=1000, dtype="float32"), name="vectors", route_prefix="/")
+    scaling = {"upscale_delay_s": 0.5, "look_back_period_s": 2.0}
+    app = deployment(max_replicas=2, waiting_tokens=1000, scaling=scaling, dtype="float32")
+    serve.run(app, name="vectors", route_prefix="/")
     with Client(serve.url, progress=False) as client, Engine(dtype="float32") as engine:
         vector = client.embed(["A whimbrel is a wader."])
         assert np.abs(vector - engine.embed(["A whimbrel is a wader."])).max() < 1e-5
         assert client.info()["models"][0]["plan"]["num_lanes"] == 1
+        assert replicas(serve) == 1
+        deadline = time.monotonic() + 90
+        while replicas(serve) < 2 and time.monotonic() < deadline:
+            client.embed([f"{number} " + "word " * 100 for number in range(400)])
+        assert replicas(serve) == 2
+
+
+def replicas(serve: Any) -> int:
+    states = serve.status().applications["vectors"].deployments["whimbrel"].replica_states
+    return sum(states.values())

@@ -51,13 +51,15 @@ def deployment(
     cpus: float = 1,
     gpus: float = 0,
     app: Mapping[str, Any] | None = None,
+    scaling: Mapping[str, Any] | None = None,
     **options: Unpack[Options],
 ) -> Any:
     """Return a bound deployment of models, by default the packaged all-MiniLM-L6-v2, for `serve.run`.
 
     There are as many replicas as have `waiting_tokens` waiting each, within `min_replicas` and `max_replicas`: about the tokens
     that one computes in the time that a request may wait. `cpus` and `gpus` are those of a replica, `app` has arguments of
-    `whimbrel.asgi.create_app`, and `options` are those of Engine. Raises SetupError.
+    `whimbrel.asgi.create_app`, `scaling` further keys of Serve's AutoscalingConfig, and `options` are those of Engine. Raises
+    SetupError.
     """
     if not 0 < min_replicas <= max_replicas:
         raise SetupError(f"min_replicas {min_replicas} must be from 1 to max_replicas, {max_replicas}.")
@@ -73,6 +75,7 @@ def deployment(
             "min_replicas": min_replicas,
             "max_replicas": max_replicas,
             "policy": {"policy_function": WaitingTokens, "policy_kwargs": {"per_replica": waiting_tokens}},
+            **(scaling or {}),
         },
     )
     return wrapped.bind(models or (None,), dict(app or {}), options, None if gpus else cpus)
