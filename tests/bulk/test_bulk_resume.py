@@ -15,10 +15,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bulk_runs import HashEmbedder, bulk, documents, faults_of, files_of, table_of, write_lines
 from whimbrel.bulk import pipeline
+from whimbrel.bulk import run as run_of
 from whimbrel.bulk.rows import RowReader
 from whimbrel.errors import SetupError
 
@@ -179,6 +182,21 @@ def test_a_file_that_changes_while_it_is_read_ends_the_run(tmp_path: Path) -> No
 
     with pytest.raises(SetupError, match=r"rows\.jsonl changed while it was read"):
         bulk(path, tmp_path / "out", Changing(seconds=0.01), id_column="id", shard_rows=20)
+
+
+def test_a_table_that_shrinks_after_the_survey_ends_the_run(tmp_path: Path, monkeypatch: Any) -> None:
+    path, survey = tmp_path / "rows.parquet", run_of.survey
+    pq.write_table(pa.table({"text": [f"text {number}" for number in range(3000)]}), path)
+
+    def survey_and_shrink(*args: Any) -> Any:
+        found = survey(*args)
+        pq.write_table(pa.table({"text": ["text"]}), path)
+        return found
+
+    monkeypatch.setattr(run_of, "survey", survey_and_shrink)
+    with pytest.raises(SetupError, match=r"rows\.parquet changed while it was read"):
+        bulk(path, tmp_path / "out")
+    assert not list((tmp_path / "out").glob("part-*"))
 
 
 def test_two_runs_into_one_folder(rows: Path, tmp_path: Path) -> None:

@@ -3,10 +3,9 @@
 Equal texts run once. Texts run by length, the longest first, in requests that several threads send.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -68,7 +67,7 @@ class _Parts:
     texts: list[Text]
     spans_P3: Int64Array | None = None
     """Number of each chunk in its text, its first character and the one after its last."""
-    refused: Mapping[int, str] = MappingProxyType({})
+    refused: dict[int, str] = field(default_factory=dict[int, str])
     """Reasons of rows whose text cannot be split."""
 
 

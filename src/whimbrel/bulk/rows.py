@@ -69,8 +69,7 @@ class RowReader:
             read = self._read_lines if file.is_lines else self._read_table
             for rows in read(file, list(of_file)):
                 if state_of(file) != self.states[number]:
-                    hint = "what was written before is as it was; run again when the file is whole"
-                    raise SetupError(f"{file.path} changed while it was read.", hint=hint)
+                    raise _changed(file)
                 yield rows
 
     def _read_lines(self, file: InputFile, shards: list[Shard]) -> Iterator[ShardRows]:
@@ -91,7 +90,7 @@ class RowReader:
     def _read_table(self, file: InputFile, shards: list[Shard]) -> Iterator[ShardRows]:
         columns = columns_of(file, self.names)
         batches = read_batches(file, columns, shards[0].start)
-        first, batch = next(batches)
+        first, batch = _next(batches, file)
         for shard in shards:
             parts: list[RecordBatch] = []
             while True:
@@ -100,7 +99,7 @@ class RowReader:
                     parts.append(batch.slice(begin - first, end - begin))
                 if first + batch.num_rows >= shard.stop:
                     break
-                first, batch = next(batches)
+                first, batch = _next(batches, file)
             yield table_rows(pa.Table.from_batches(parts), shard, file.path, self.names, self.schema)
 
 
@@ -122,6 +121,18 @@ def table_rows(table: Table, shard: Shard, path: str, names: ColumnNames, schema
     good_N = np.array(good, np.int64)
     taken = table.select(schema.names).take(good_N)
     return ShardRows(shard, path, good_N + shard.start, texts, taken.cast(schema), faults)
+
+
+def _changed(file: InputFile) -> SetupError:
+    hint = "what was written before is as it was; run again when the file is whole"
+    return SetupError(f"{file.path} changed while it was read.", hint=hint)
+
+
+def _next(batches: Iterator[tuple[int, RecordBatch]], file: InputFile) -> tuple[int, RecordBatch]:
+    """Return the next batch, which a file has that is as it was. Raises SetupError."""
+    if (found := next(batches, None)) is None:
+        raise _changed(file)
+    return found
 
 
 def _strings(column: Array) -> list[Any]:
