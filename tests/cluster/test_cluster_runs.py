@@ -112,7 +112,7 @@ def test_a_text_that_kills_every_actor_ends_the_run(
 
 
 def test_a_run_of_one_machine_goes_on_on_a_cluster(cluster: Any, rows: Path, whole: Any, tmp_path: Path) -> None:
-    """A folder that one machine began is finished by a cluster: what is finished does not run again."""
+    """A folder that one machine began is finished by a cluster, and finished parts do not run again."""
     out = tmp_path / "out"
 
     class Ends(HashEmbedder):
@@ -163,7 +163,7 @@ def test_the_command_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
 
 
 def test_actors_fit_the_nodes(cluster: Any) -> None:
-    """By default an actor takes the largest node; what no node has is told, and waited for."""
+    """An actor takes the largest node by default; resources that no node has are told, and waited for."""
     told: list[str] = []
     assert actor_resources(ActorPool(), on_cpu=False, tell=told.append) == ActorResources(1, 0)
     assert not told

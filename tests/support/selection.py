@@ -22,7 +22,7 @@ import pytest
 
 TESTS: Final = Path(__file__).parent.parent
 WIDE: Final = (
-    *("bench", "browser", "faults", "deploy/test_container.py", "deploy/test_prometheus.py", "deploy/test_scale.py"),
+    *("bench", "browser", "cluster", "faults", "deploy/test_container.py", "deploy/test_prometheus.py", "deploy/test_scale.py"),
     *("checkpoint/test_chains.py", "checkpoint/test_chat_texts.py", "checkpoint/test_convert.py"),
     *("checkpoint/test_t5.py", "checkpoint/test_token_chains.py"),
     *("cli/test_cli_models.py", "client/test_client_info.py", "client/test_client_verbs.py", "client/test_truncation.py"),

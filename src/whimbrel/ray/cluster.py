@@ -26,7 +26,7 @@ class ActorPool(NamedTuple):
 
 
 class ActorResources(NamedTuple):
-    """What an actor takes of its node."""
+    """Share of its node that an actor takes."""
 
     cpus: float
     gpus: float

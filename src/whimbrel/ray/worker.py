@@ -42,7 +42,7 @@ class ShardTask:
     reader: RowReader
     format: OutputFormat
     expected: Mapping[str, Any]
-    """What must be the same on all nodes: see `identity`."""
+    """The `identity` of the first node, which all must have."""
 
 
 def identity(embedder: Embedder) -> dict[str, Any]:
