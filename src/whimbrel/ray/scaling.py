@@ -9,8 +9,8 @@ WAITING = "waiting_tokens"
 class WaitingTokens:
     """A policy of Ray Serve: as many replicas as have `per_replica` tokens waiting each, and one fewer at a time.
 
-    An engine that is busy may have an empty queue. So a replica less is tried, not all of them, and Serve's
-    `downscale_delay_s` lies between two tries.
+    An engine that is busy may have an empty queue. So one replica fewer is tried, and not all of them at once. Serve's delay for
+    smaller numbers lies between two tries.
     """
 
     def __init__(self, per_replica: float) -> None:
