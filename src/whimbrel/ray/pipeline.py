@@ -4,6 +4,7 @@ Ray starts actors as the cluster has room, and runs a shard again whose actor or
 """
 
 import os
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -75,17 +76,19 @@ class ClusterPipeline:
             max_concurrent_calls_per_actor=_SHARDS_OF_ACTOR,
             enable_true_multi_threading=True,
         )
-        answers = data.from_items([shard._asdict() for shard in shards], override_num_blocks=len(shards)).map_batches(
-            ShardWorker,
-            batch_size=1,
-            batch_format="pyarrow",
-            compute=actors,
-            num_cpus=resources.cpus,
-            num_gpus=resources.gpus,
-            fn_constructor_args=(task,),
-            max_restarts=-1,
-            max_task_retries=_RETRIES,
-        )
+        tasks = data.from_items([shard._asdict() for shard in shards], override_num_blocks=len(shards))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Ray 2.64 will name the number of retries otherwise
+            answers = tasks.map_batches(
+                ShardWorker,
+                batch_size=1,
+                batch_format="pyarrow",
+                compute=actors,
+                num_cpus=resources.cpus,
+                num_gpus=resources.gpus,
+                fn_constructor_args=(task,),
+                max_task_retries=_RETRIES,
+            )
         return iter(answers.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=1))
 
     def _write(self, shard: Shard, answer: Mapping[str, Any], contents: Any) -> None:
