@@ -7,8 +7,10 @@ are fixed here.
 import hashlib
 import io
 import os
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias
 
@@ -124,7 +126,7 @@ def table_contents(name: str, kind: OutputFormat, table: Table, vectors: tuple[s
     if kind == "npy":
         return _npy_contents(name, table, vectors)
     write = _write_parquet if kind == "parquet" else _write_arrow
-    return [Content(f"{name}.{kind}", lambda file: write(file, table, vectors))]
+    return [Content(f"{name}.{kind}", partial(write, table=table, vectors=vectors))]
 
 
 def _write_parquet(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
@@ -149,29 +151,34 @@ def _leaves(schema: Schema) -> list[str]:
     return [stored.column(index).path for index in range(len(stored))]
 
 
-def _write_arrow(file: Any, table: Table, _: tuple[str, ...]) -> None:
+def _write_arrow(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
+    del vectors
     with pa.ipc.new_file(file, table.schema) as writer:
         for batch in table.combine_chunks().to_batches(_ROW_GROUP):
             writer.write_batch(batch)
 
 
 def _npy_contents(name: str, table: Table, vectors: tuple[str, ...]) -> list[Content]:
-    def array_of(column: str) -> Any:
-        size = table.schema.field(column).type.list_size
-        return table.column(column).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, size)
+    arrays = [Content(f"{name}.{column}.npy", partial(_write_array, table=table, column=column)) for column in vectors]
+    return [*arrays, lines_content(f"{name}.ids.jsonl", _rows_of(table.drop_columns(list(vectors))))]
 
-    others = table.drop_columns(list(vectors))
 
-    def write_others(file: Any) -> None:
-        for batch in others.to_batches(_ROW_GROUP):
-            file.write(b"".join(to_json(row) + b"\n" for row in batch.to_pylist()))
+def _write_array(file: Any, table: Table, column: str) -> None:
+    size = table.schema.field(column).type.list_size
+    np.save(file, table.column(column).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, size))
 
-    arrays = [
-        Content(f"{name}.{column}.npy", lambda file, column=column: np.save(file, array_of(column))) for column in vectors
-    ]
-    return [*arrays, Content(f"{name}.ids.jsonl", write_others)]
+
+def _rows_of(table: Table) -> Iterator[Mapping[str, Any]]:
+    for batch in table.to_batches(_ROW_GROUP):
+        yield from batch.to_pylist()
 
 
 def lines_content(path: str, rows: Iterable[Mapping[str, Any]]) -> Content:
     """Return a file of JSON lines."""
-    return Content(path, lambda file: file.write(b"".join(to_json(row) + b"\n" for row in rows)))
+    return Content(path, partial(_write_lines, rows=rows))
+
+
+def _write_lines(file: Any, rows: Iterable[Mapping[str, Any]]) -> None:
+    lines = iter(rows)
+    while block := b"".join(to_json(row) + b"\n" for row in islice(lines, _ROW_GROUP)):
+        file.write(block)

@@ -128,7 +128,7 @@ class Embed:
         numbered = table.select(list(dict.fromkeys(names.texts))).append_column(_PLACE.field(0), places)
         rows = table_rows(numbered, Shard(0, 0, 0, table.num_rows, 0), "", names, _PLACE)
         form = TableForm(_PLACE, True, loaded.widths, self._dtype, None)
-        result = begin(rows, form, loaded.embedder, loaded.threads, lambda *_: None).result()
+        result = begin(rows, form, loaded.embedder, loaded.threads, _ignore).result()
         if result.faults and self._errors == "raise":
             first, number = result.faults[0], len(result.faults)
             message = f"{number:,} of {table.num_rows:,} rows cannot be run, the first of them row {first.row:,} of the batch"
@@ -156,6 +156,10 @@ def _by_place(table: Table, reasons: dict[int, str], size: int, schema: Schema) 
     if _ERROR in schema:
         columns.append(pa.array([reasons.get(row) for row in range(size)], _ERROR.type))
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _ignore(rows: float, tokens: int) -> None:
+    del rows, tokens
 
 
 def _missing(name: str, there: Iterable[str]) -> InvalidRequest:

@@ -9,15 +9,16 @@ WAITING = "waiting_tokens"
 class WaitingTokens:
     """A policy of Ray Serve: as many replicas as have `per_replica` tokens waiting each, and one fewer at a time.
 
-    An engine that is busy may have an empty queue. So one replica fewer is tried, and not all of them at once. Serve's delay for
-    smaller numbers lies between two tries.
+    An engine that is busy may have an empty queue. So one replica fewer is tried, and not all of them at once. Serve's delay
+    for smaller numbers lies between two tries.
     """
 
     def __init__(self, per_replica: float) -> None:
         self._per_replica = per_replica
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        waiting = sum((context.aggregated_metrics or {}).get(WAITING, {}).values())
+        metrics: dict[str, dict[Any, float]] = context.aggregated_metrics or {}
+        waiting = sum(metrics.get(WAITING, {}).values())
         return replicas_for(waiting, self._per_replica, context.current_num_replicas), {}
 
 
