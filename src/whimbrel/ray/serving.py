@@ -6,7 +6,7 @@ Engines queue by tokens, and say no when the wait would be too long. So Serve pa
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, Unpack
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from whimbrel.asgi import create_app
 from whimbrel.engine.engine import Engine
@@ -28,7 +28,7 @@ class Replica:
     ) -> None:
         share: Any = share_of(cores)
         self._engines = [Engine(model, **(share | options)) for model in models]
-        self._app = create_app(*self._engines, **app)
+        self._app = _Bytes(create_app(*self._engines, **app))
 
     def __serve_build_asgi_app__(self) -> ASGIApp:  # Serve's name
         return self._app
@@ -41,6 +41,21 @@ class Replica:
         for engine in self._engines:
             if not engine.ready:
                 raise RuntimeError(f"the engine of {engine.plan.served_name} has ended.")
+
+
+class _Bytes:
+    """An app whose answers are bytes: Serve pickles them, which it cannot do with views of memory."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_bytes(message: Message) -> None:
+            if "body" in message:
+                message = {**message, "body": bytes(message["body"])}
+            await send(message)
+
+        await self._app(scope, receive, send_bytes)
 
 
 def deployment(
