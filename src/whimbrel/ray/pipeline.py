@@ -3,6 +3,7 @@
 Ray starts actors as the cluster has room, and runs a shard again whose actor or node died. Shards come in any order.
 """
 
+import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,6 +61,7 @@ class ClusterPipeline:
     def _answers(self, shards: Sequence[Shard]) -> Iterator[Table]:
         embedder, data = self._embedder, ray_module("ray.data")
         embedder.stop()
+        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the import has set another
         context = data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         files = [file._replace(url=file.url if "://" in file.url else os.path.abspath(file.url)) for file in self._reader.files]
