@@ -124,9 +124,10 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> str:
         )
         subprocess.run(["tar", "-C", folder / "root", "-cf", folder / "root.tar", "."], check=True)
         podman("import", str(folder / "root.tar"), base)
-    mounts = [f"--volume={path}:{path}:ro" for path in ("/opt/wheels", "/etc/ssl/certs") if Path(path).is_dir()]
+    wheels = os.environ.get("PIP_FIND_LINKS", "")  # a folder that this machine's pip looks into, so that of the image does too
+    mounts = [f"--volume={path}:{path}:ro" for path in (wheels, "/etc/ssl/certs") if path and Path(path).is_dir()]
     pip = tmp_path_factory.mktemp("pip") / "pip.conf"
-    pip.write_text("[global]\nfind-links = /opt/wheels\n" if Path("/opt/wheels").is_dir() else "")
+    pip.write_text(f"[global]\nfind-links = {wheels}\n" if wheels else "")
     podman(
         *("build", "--format=docker", "--isolation=chroot", "--network=host", "--tag=localhost/whimbrel-test"),
         *(f"--file={DEPLOY / 'Containerfile'}", f"--ignorefile={DEPLOY / 'Containerfile.dockerignore'}"),
