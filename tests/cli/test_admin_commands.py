@@ -24,9 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = {"operator": {"admin": True}, "client": {}}
-    file = write_settings(
-        tmp_path_factory.mktemp("settings") / "whimbrel.toml", models={"m": {"source": str(folder)}}, keys=keys
-    )
+    models = {"m": {"source": str(folder)}, "late": {"source": str(folder), "keep": "1h"}}
+    file = write_settings(tmp_path_factory.mktemp("settings") / "whimbrel.toml", models=models, keys=keys)
     with Server("--config", str(file), "--dtype", "float32") as server:
         yield server
 
@@ -38,6 +37,10 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def out(here: Here, server: Server, *args: str) -> str:
     return here.run(*args, "--url", server.url)[0].decode()
+
+
+def test_the_banner_says_what_is_loaded_later(server: Server) -> None:
+    assert server.log.count("by its first request, and unloaded when idle for 3600 s") == 1
 
 
 def test_a_model_comes_and_goes(here: Here, server: Server, folder: Path) -> None:
