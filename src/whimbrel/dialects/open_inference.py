@@ -35,6 +35,7 @@ JSON_LENGTH: Final = "Inference-Header-Content-Length"
 _TENSORS: Final[Mapping[str, OutputName]] = {"embedding": "dense", "score": "scores"}
 _LENGTH: Final = 4
 """Bytes of the little-endian length before each text of a binary tensor."""
+_SHAPE: Final = [{"type": "integer", "minimum": 1, "maximum": MAX_PAIRS}, {"const": 1}]
 _DATA: Final = any_of(TEXTS, TEXT_LISTS, {"type": "null"})
 _SharedMemory = Annotated[str | None, schema("Refused: tensors are sent.", type="null")]
 
@@ -56,7 +57,7 @@ class InputTensor(msgspec.Struct, frozen=True, kw_only=True):
     """An input: texts."""
 
     name: str
-    shape: Annotated[list[int], schema("The number of texts: [N], or [N, 1].", minItems=1, maxItems=2)]
+    shape: Annotated[list[int], schema("The number of texts: [N], or [N, 1].", minItems=1, maxItems=2, prefixItems=_SHAPE)]
     datatype: Annotated[str, schema(enum=["BYTES"])]
     data: Annotated[list[str | list[str]] | None, schema("The texts, or a list with each.", **_DATA)] = None
     parameters: InputParameters | None = None
@@ -112,7 +113,7 @@ class InferRequest(msgspec.Struct, frozen=True, kw_only=True):
     id: Annotated[str | None, schema("Comes back.")] = None
     parameters: InferParameters | None = None
     model: ModelName = None
-    """Of a path that names no model."""
+    """Name of the model for a path that has none."""
 
 
 _TENSOR: Final = {"name": str, "datatype": str, "shape": list[int]}
@@ -317,9 +318,7 @@ def _outputs(body: InferRequest, card: Card, *, pairs: bool) -> tuple[OutputName
         if name not in tensors:
             given = ", ".join(tensors) or "no tensors"
             raise InvalidRequest(f"no output {name[:100]!r}; this model gives {given} for these inputs.", location=place)
-        if name in names[:index]:
-            raise InvalidRequest(f"{name} is asked for twice.", location=place)
-    return tuple(tensors[name] for name in names)
+    return tuple(tensors[name] for name in dict.fromkeys(names))
 
 
 def _tensors_of(card: Card, *, pairs: bool) -> dict[str, OutputName]:
