@@ -25,7 +25,7 @@ EXCLUSIONS = {
     "base64": r"Invalid base64 encoded string|bytes are (no whole numbers|not the shape)",
     "objects with an empty text": r"is empty\.",
     "two names of one flag": r"contradicts normalize",
-    "tensors": r"the shape has|behind the JSON|binary_data_size|[Tt]wo tensors|; there must be one, or one for each",
+    "tensors": r"inputs\[\d\]\.(shape|data|name|parameters\.binary_data_size): |two tensors are pairs|one, or one for each",
     "equal values": r"for [0-9,]+ \w+; there must be one|differs from dimensions|asks for something else than instances",
 }
 """Messages of refusals of requests that fit the document. The names are those of REASONS."""

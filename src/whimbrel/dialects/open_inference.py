@@ -197,7 +197,7 @@ def _count(tensor: InputTensor, most: int, place: Location) -> int:
         message = f"is {tensor.datatype[:40]!r}; texts are BYTES, and this server takes nothing else."
         raise InvalidRequest(message, location=place.below(".datatype"))
     if len(shape) not in (1, 2) or shape[0] < 0 or shape[1:] not in ([], [1]):
-        raise InvalidRequest(f"is {str(shape)[:80]}; texts have [N], or [N, 1].", location=place.below(".shape"))
+        raise InvalidRequest(f"is {str(shape[:4])[:80]}; texts have [N], or [N, 1].", location=place.below(".shape"))
     if shape[0] == 0:
         raise Empty(EMPTY, location=place.below(".data"))
     if shape[0] > most:
