@@ -119,6 +119,8 @@ class Route:
     """The kind of model whose answers the route is for. Other models may answer it too."""
     accepts: Mapping[str, Parse] = field(default_factory=dict[str, Parse])
     """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
+    parse_by: Callable[[Mapping[bytes, bytes]], Parse] | None = None
+    """Return the parser by the headers of a request, where they say how the body is to be read."""
     body_type: type | None = None
     """The type of the JSON, where `parse` returns something else."""
 
@@ -133,7 +135,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class GetRoute:
-    """A GET route over the models that are served."""
+    """A GET route over the models that are served, or over the one that `{model}` in its path stands for."""
 
     path: str
     summary: str
@@ -141,6 +143,8 @@ class GetRoute:
     render_error: Callable[[WhimbrelError], bytes]
     error_type: type
     response_type: Any
+    if_ready: bool = False
+    """Answer 503 while these models are not ready."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,15 @@ from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
-from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
+from whimbrel.server.app.routing import (
+    DEPLOYMENT,
+    ROUTES_BY_PATH,
+    AsyncEmbedder,
+    ModelRegistry,
+    PathRoutes,
+    canonical,
+    check_version,
+)
 from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
@@ -158,6 +166,7 @@ class App:
             context.model = "other"
             name = scope.get(DEPLOYMENT, parsed.body.model)
             embedder = self._served.find(name, route, parsed, key=context.key)
+            check_version(scope, embedder)
             context.model, context.revision = embedder.plan.served_name, embedder.plan.revision
             request = parsed.request(embedder)
         result: Any = None
@@ -246,7 +255,9 @@ def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> b
 
 
 def _parser(route: Route, headers: Mapping[bytes, bytes]) -> Parse:
-    """Return the parser of the body, by the media type that the client accepts."""
+    """Return the parser of the body, by its headers or by the media type that the client accepts."""
+    if route.parse_by is not None:
+        return route.parse_by(headers)
     accept = headers.get(b"accept", b"*/*")
     if accept == b"*/*" or not route.accepts:
         return route.parse
@@ -338,7 +349,15 @@ class _Pages:
         self._metrics.name_keys([key.name for key in limits.all_keys])
 
     def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
-        return page.render_response(self._models_of(http))
+        if "{model}" not in page.path:
+            models, ready, status = self._models_of(http), self._served.ready, self._served.status
+        else:
+            embedder = self._served.find(http.scope.get(DEPLOYMENT), key=context_of(http.scope).key)
+            check_version(http.scope, embedder)
+            models, ready, status = [embedder], embedder.ready, embedder.status
+        if page.if_ready and not ready:
+            raise Unavailable(f"{status}.")
+        return page.render_response(models)
 
     def _models_of(self, http: HTTPRequest) -> list[AsyncEmbedder]:
         """Return the models that the key of a request may use."""

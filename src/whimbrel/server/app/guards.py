@@ -32,7 +32,7 @@ from whimbrel.server.http.exchange import KEPT_EXTENSION
 from whimbrel.server.keys import ADMIN_PREFIX, ApiKey, is_admin_route
 from whimbrel.server.pages.files import ASSET_PATHS
 
-OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Routes that need no key, for probes."""
 OPEN_PAGES: Final = frozenset({"/", "/docs", "/openapi.json"})
 """Pages whose GET needs no key, since they are the same on every server. They ask for a key themselves and send it."""
@@ -41,7 +41,8 @@ OPEN_ROUTES: Final = frozenset((*OPEN_PATHS, *OPEN_PAGES, *ASSET_PATHS))
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
-    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-revision",
+    "inference-header-content-length", "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry",
+    "x-whimbrel-listwise", "x-whimbrel-revision",
     "x-whimbrel-tokens", "x-whimbrel-truncated", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
 )  # fmt: skip
