@@ -1,15 +1,19 @@
-"""Ollama's and llama-server's ways to change models, with an operator's key, on a real server with a hub on this machine."""
+"""Ollama's ways to keep and to fetch models, with an operator's key, on a server with a hub on this machine (G11, G19)."""
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import httpx
 import httpx2
 import ollama
 import pytest
@@ -20,7 +24,7 @@ from serving import Server
 from settings_file import key_of, write_settings
 from waiting import wait_for
 from whimbrel.errors import SetupError
-from whimbrel.server.processes import downloads
+from whimbrel.server.processes.download_process import fetch_model
 
 SECONDS = 120
 """Patience of clients: this machine may be busy."""
@@ -89,8 +93,8 @@ def state(server: Server, name: str) -> str:
         return next(each["status"]["value"] for each in client.get("/models").json()["data"] if each["id"] == name)
 
 
-def test_ps_lists_what_is_loaded_and_until_when(operator: ollama.Client, client: ollama.Client, server: Server) -> None:
-    """Also while a model loads; `keep_alive` of an operator changes it, that of another key does not."""
+def test_G11_keep_alive_of_an_operator_goes_before_keep(operator: ollama.Client, client: ollama.Client, server: Server) -> None:
+    """GET /api/ps tells it, also while a model loads. That of another key changes nothing."""
     assert loaded(client).keys() == {"m"}
     assert loaded(client)["m"].expires_at.year == 2318
     assert loaded(client)["m"].size > 1e6
@@ -135,7 +139,7 @@ def assert_expires(client: ollama.Client, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("stated", ["abc", "-1", "10y", "", "1h 30m", "1" * 10_000, "NaN", "1e3s"])
-def test_a_time_that_is_none_is_refused(operator: ollama.Client, client: ollama.Client, stated: str) -> None:
+def test_G11_a_time_that_is_none_is_refused(operator: ollama.Client, client: ollama.Client, stated: str) -> None:
     with pytest.raises(ollama.ResponseError, match="keep_alive: is '") as refused:
         operator.embed("m", "a", keep_alive=stated)
     assert refused.value.status_code == 400
@@ -143,14 +147,14 @@ def test_a_time_that_is_none_is_refused(operator: ollama.Client, client: ollama.
 
 
 @pytest.mark.parametrize("stated", [b"true", b"[]", b"{}", b"NaN", b"1e400"])
-def test_a_time_of_another_type_is_refused(server: Server, stated: bytes) -> None:
+def test_G11_a_time_of_another_type_is_refused(server: Server, stated: bytes) -> None:
     with http(server) as client:
         answer = client.post("/api/embed", content=b'{"model": "m", "input": "a", "keep_alive": %b}' % stated)
         assert (answer.status_code, answer.json().keys()) == (400, {"error"})
         assert client.post("/api/embed", json={"model": "m", "input": "a", "keep_alive": 1e300}).status_code == 200
 
 
-def test_what_is_pulled_can_be_used(operator: ollama.Client, client: ollama.Client, hub: FakeHub, server: Server) -> None:
+def test_G19_what_is_pulled_can_be_used(operator: ollama.Client, client: ollama.Client, hub: FakeHub, server: Server) -> None:
     with pytest.raises(ollama.ResponseError, match="not found"):
         client.pull("org/curlew")
     lines = list(operator.pull("org/curlew:latest", stream=True))
@@ -181,7 +185,7 @@ def test_what_is_pulled_can_be_used(operator: ollama.Client, client: ollama.Clie
         ("tests/faults", "tests/faults is a folder of the server"),
     ],
 )
-def test_what_cannot_be_pulled_says_why(operator: ollama.Client, server: Server, name: str, says: str) -> None:
+def test_G19_what_cannot_be_pulled_says_why(operator: ollama.Client, server: Server, name: str, says: str) -> None:
     if "gguf" in name:
         with pytest.raises(ollama.ResponseError, match=says):
             list(operator.pull(name, stream=True))
@@ -205,13 +209,13 @@ def test_what_cannot_be_pulled_says_why(operator: ollama.Client, server: Server,
         ("org/\0", "is no valid hub id"),
     ],
 )
-def test_a_name_that_is_no_hub_id_is_asked_of_no_hub(name: str, says: str) -> None:
+def test_G19_a_name_that_is_no_hub_id_is_asked_of_no_hub(name: str, says: str) -> None:
     with pytest.raises(SetupError, match=says):
-        downloads.fetch_model(name, lambda *_: None)
+        fetch_model(name, lambda *_: None)
 
 
 @pytest.mark.parametrize("name", [None, "", " ", ":latest", "a\nb/c", "x" * 10_000])
-def test_a_name_that_is_none_is_refused(server: Server, name: str | None) -> None:
+def test_G19_a_name_that_is_none_is_refused(server: Server, name: str | None) -> None:
     with http(server) as client:
         answer = client.post("/api/pull", json={"model": name})
         assert (answer.status_code, answer.json()["error"][:7]) == (400, "model: ")
@@ -219,6 +223,12 @@ def test_a_name_that_is_none_is_refused(server: Server, name: str | None) -> Non
         assert (refused.status_code, refused.json()["error"][:10]) == (400, "insecure: ")
         elsewhere = client.post("/api/pull", json={"model": "org/late"}, headers={"origin": "https://a.example"})
         assert elsewhere.status_code == 403
+
+
+def answers(server: Server) -> bool:
+    with http(server) as client, suppress(httpx2.HTTPError):
+        return client.get("/health/ready").status_code == 200
+    return False
 
 
 def slow(hub: FakeHub) -> None:
@@ -229,7 +239,7 @@ def fast(hub: FakeHub) -> None:
     hub.faults.piece, hub.faults.pause = 65_536, 0.0
 
 
-def test_two_pulls_at_once_are_one(operator: ollama.Client, server: Server, hub: FakeHub) -> None:
+def test_G19_two_pulls_at_once_are_one(operator: ollama.Client, server: Server, hub: FakeHub) -> None:
     slow(hub)
     with ThreadPoolExecutor(2) as threads:
         pulls = [threads.submit(operator.pull, "org/twice") for _ in range(2)]
@@ -242,9 +252,7 @@ def test_two_pulls_at_once_are_one(operator: ollama.Client, server: Server, hub:
     assert not server.children("download")
 
 
-def test_a_pull_ends_with_its_client_or_its_time_and_goes_on_later(
-    operator: ollama.Client, server: Server, hub: FakeHub
-) -> None:
+def test_G19_a_pull_ends_with_its_client_its_time_or_its_worker(operator: ollama.Client, server: Server, hub: FakeHub) -> None:
     slow(hub)
     lines = operator.pull("org/left", stream=True)
     first = next(line for line in lines if line.completed and line.completed < (line.total or 0))
@@ -254,6 +262,13 @@ def test_a_pull_ends_with_its_client_or_its_time_and_goes_on_later(
         answer = client.post("/api/pull", json={"model": "org/left"}, headers={"x-request-timeout": "3"})
     assert (answer.status_code, "time that the request gave is over" in answer.text) == (200, True)
     assert wait_for(lambda: not server.children("download"))
+    lines = operator.pull("org/left", stream=True)
+    next(line for line in lines if line.completed)
+    os.kill(server.children("worker")[0], signal.SIGKILL)
+    with pytest.raises(httpx.HTTPError):
+        list(lines)
+    assert wait_for(lambda: not server.children("download"))
+    assert wait_for(lambda: answers(server))
     asked = len(hub.requests)
     fast(hub)
     assert operator.pull("org/left").status == "success"
@@ -261,7 +276,7 @@ def test_a_pull_ends_with_its_client_or_its_time_and_goes_on_later(
     assert int(range_.removeprefix("bytes=").removesuffix("-")) >= (first.completed or 0)
 
 
-def test_a_broken_download_and_a_hub_in_trouble(operator: ollama.Client, hub: FakeHub) -> None:
+def test_G19_a_broken_download_and_a_hub_in_trouble(operator: ollama.Client, hub: FakeHub) -> None:
     hub.faults.content[LARGE] = b"x" * 10
     try:
         with pytest.raises(ollama.ResponseError, match=r"of the .* bytes that it states|SHA-256 is"):
@@ -276,7 +291,7 @@ def test_a_broken_download_and_a_hub_in_trouble(operator: ollama.Client, hub: Fa
         hub.faults.status = 0
 
 
-def test_a_pull_ends_with_its_server(operator: ollama.Client, server: Server, hub: FakeHub) -> None:
+def test_G19_a_pull_ends_with_its_server(operator: ollama.Client, server: Server, hub: FakeHub) -> None:
     """The last test of this server."""
     slow(hub)
     lines = operator.pull("org/late", stream=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Residence:
-    """By default that of a model which is always loaded, of unknown size."""
+    """State of a model in memory; by default that of one which is always loaded, of unknown size."""
 
     state: Literal["loaded", "loading", "unloaded", "failed"] = "loaded"
     memory_bytes: int = 0

@@ -29,7 +29,7 @@ def main() -> None:
     elif sys.argv[1] == "worker":
         from whimbrel.server.processes.worker import main as run
     else:
-        from whimbrel.server.processes.downloads import main as run
+        from whimbrel.server.processes.download_process import main as run
     run()
 
 
