@@ -46,7 +46,7 @@ async def answer_pull(command: AdminCommand, pull: Pull, context: RequestContext
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
         status, reason = running.result()
         if reason:
-            context.error, context.error_outcome = "pull_failed", "error"
+            context.error, context.error_outcome = "pull_failed", "error" if status >= 500 else "invalid"
         if not pull.opening:
             await start(status)
         await send({"type": "http.response.body", "body": pull.failure(reason) if reason else pull.closing})

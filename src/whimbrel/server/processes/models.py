@@ -141,7 +141,8 @@ class Models(ServedModels):
 
     async def wait_free(self) -> None:
         """Wait until no command changes where names lead."""
-        await self._free.wait()
+        while self._reserved:  # somebody else, who waited too, may have been first
+            await self._free.wait()
 
     def switch_all(self, models: Sequence[RunningModel]) -> None:
         """Let names lead to these models, in all workers at once, and let the others end."""
