@@ -101,7 +101,8 @@ def test_G15_of_three_models_the_one_that_differs_is_replaced(
     others = {"y": models["y"] | {"names": ["y2"]}, "k": {"source": folders["a"], "keep": "10m"}, "x": models["x"]}
     assert server.reload(models=others, keys=keys) in SERVES
     assert {name: model["state"] for name, model in server.models().items()} == {"x": "ready", "y": "ready", "k": "unloaded"}
-    assert engines(server.models())["x"] == engines(before)["x"]
+    assert [engines(server.models())[name] for name in ("x", "y")] == [engines(before)[name] for name in ("x", "y")]
+    assert server.models()["y"]["names"] == ["y", "y2"]
     assert [server.ask(name).status_code for name in ("x", "y", "y2", "k", "z")] == [200, 200, 200, 200, 404]
     assert server.reload(models=models, keys=keys) in SERVES
 

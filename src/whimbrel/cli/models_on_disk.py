@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -104,7 +104,14 @@ def list_models(*, as_json: AsJson = False) -> None:
         "To fetch one: whimbrel pull MODEL. To remove one: whimbrel rm MODEL. Models that tests have verified: whimbrel models"
     )
     for text in (f"{total}.", *([legend] if models else []), others):
-        typer.echo(fill(text, console.screen_width(), break_on_hyphens=False, break_long_words=False))
+        _echo(text)
+
+
+def _echo(text: str, indent: int = 0) -> None:
+    """Print a text in lines that break no name, so that a command in it can be copied."""
+    further = " " * (indent + 2 if indent else 0)
+    wrapper = TextWrapper(console.screen_width(), " " * indent, further, break_on_hyphens=False, break_long_words=False)
+    typer.echo(wrapper.fill(text))
 
 
 def _as_json(found: "CachedModel") -> dict[str, Any]:
@@ -124,7 +131,7 @@ def _print_table(models: Sequence["CachedModel"]) -> None:
         for index, cells in enumerate(own):
             write(name if index == 0 else "", cells)
         for note in _notes(found):
-            typer.echo(fill(note, console.screen_width(), initial_indent=" " * 6, subsequent_indent=" " * 8))
+            _echo(note, indent=6)
 
 
 def _cells(revision: "CachedRevision", now: float) -> tuple[str, ...]:

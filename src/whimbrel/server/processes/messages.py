@@ -243,7 +243,8 @@ class Prepared(_Message):
 class Served(_Message):
     """The models to which their names lead from now on, in order."""
 
-    models: list[int]
+    models: dict[int, tuple[str, ...]]
+    """Names beside the first one, by id."""
     num_expected: int
     """Number of models when all are there that the server begins with."""
 

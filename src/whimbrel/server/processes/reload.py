@@ -3,11 +3,13 @@
 import asyncio
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 from whimbrel.errors import SetupError
 from whimbrel.server.processes.messages import ModelOptions
 from whimbrel.server.processes.models import LEAST_AGREEMENT, Models
 from whimbrel.server.processes.running_model import RunningModel
+from whimbrel.types.plan import Options
 
 
 async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
@@ -21,7 +23,7 @@ async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
     current = {model.options.names[0]: model for model in models.served}
     added = [model for name, model in current.items() if model.stated is None and all(name != each.names[0] for each in wanted)]
     _refuse_shared_names(wanted, added)
-    changed = [each for each in wanted if each.names[0] not in current or current[each.names[0]].stated != each]
+    changed = [each for each in wanted if each.names[0] not in current or _differ(current[each.names[0]].stated, each)]
     with models.reserving({*current, *(name for each in wanted for name in each.names)}):
         new: dict[str, RunningModel] = {}
         try:
@@ -37,6 +39,9 @@ async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
         except BaseException:
             await asyncio.shield(asyncio.gather(*(models.retire(model) for model in new.values())))
             raise
+        for each in wanted:
+            if each not in changed:
+                current[each.names[0]].restate(each)
         models.switch_all([*((current | new)[each.names[0]] for each in wanted), *added])
 
 
@@ -45,6 +50,15 @@ def _refuse_shared_names(wanted: Sequence[ModelOptions], added: Sequence[Running
     names.update(name for model in added for name in {*model.names})
     if twice := [name for name, number in names.items() if number > 1]:
         raise SetupError(f"two models are named {twice[0]}.", hint="give every model names of its own")
+
+
+def _differ(stated: ModelOptions | None, wanted: ModelOptions) -> bool:
+    """Return whether a model has to be loaded anew: whether more than its further names is stated otherwise."""
+    return stated is None or _without_further_names(stated) != _without_further_names(wanted)
+
+
+def _without_further_names(options: ModelOptions) -> ModelOptions:
+    return replace(options, options=options.options | Options(aliases=()))
 
 
 def _source(options: ModelOptions) -> str:

@@ -13,6 +13,7 @@ from whimbrel.server.processes.children import Backoff, EngineChild
 from whimbrel.server.processes.messages import ModelOptions, Planned, Resides, Usage
 from whimbrel.server.processes.probe import Probe
 from whimbrel.server.processes.quarantine import QuarantineList
+from whimbrel.types.plan import Options
 from whimbrel.types.residence import Residence
 
 ModelState: TypeAlias = Literal["planning", "loading", "connecting", "ready", "unloading", "unloaded", "failed"]
@@ -31,10 +32,7 @@ class RunningModel:
     engines: list[EngineChild] = field(init=False)
     state: ModelState = "loading"
     stated: ModelOptions | None = None
-    """Options that the file or the command line states for its name, which a request may have replaced.
-
-    None: a request added it.
-    """
+    """Options that file or command line state for its name; a request may have replaced them. None: a request added it."""
     is_retiring: bool = False
     """True if no name leads to it any more, and its last requests are answered."""
     planned: Planned | None = None
@@ -72,8 +70,8 @@ class RunningModel:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names for clients, its own first; without a plan those that the options state."""
-        if self.planned is None:
+        """The names for clients, its own first: those that the options state, else those of the plan."""
+        if self.planned is None or self.options.names[0]:
             return self.options.names
         return (self.planned.plan.served_name, *self.planned.plan.aliases)
 
@@ -118,6 +116,12 @@ class RunningModel:
             of_hub = planned.plan.commit and not is_there
             options = replace(options, model=f"{planned.card_name}@{planned.plan.commit}" if of_hub else planned.folder)
         return replace(options, options={**options.options, "replica": engine.replica, "num_replicas": options.num_replicas})
+
+    def restate(self, stated: ModelOptions) -> None:
+        """Take further names that are stated now, if nothing else has changed."""
+        if stated != self.stated:
+            self.options = replace(self.options, options=self.options.options | Options(aliases=stated.names[1:]))
+            self.stated = stated
 
     def note_use(self, worker: int, now: float, use: Usage) -> None:
         self.uses[worker] = now, use

@@ -63,7 +63,7 @@ class ServedModels:
 
     def names(self) -> messages.Served:
         """Return the message that tells a worker to which models names lead."""
-        return messages.Served([model.id for model in self.served if model.planned is not None], len(self.served))
+        return messages.Served({each.id: each.names[1:] for each in self.served if each.planned is not None}, len(self.served))
 
     def configs(self) -> list[messages.ModelConfig]:
         """Return what a worker that starts has to know of the models."""

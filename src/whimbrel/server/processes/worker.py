@@ -7,6 +7,7 @@ import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from mmap import mmap
@@ -180,14 +181,18 @@ class Worker:
 
     def _switch(self) -> None:
         """Let the names of models lead to those that are served now."""
-        known = [self._engines[model] for model in self._names.models if model in self._engines]
+        known: list[RemoteEngine] = []
+        for model, further in self._names.models.items():
+            if (engine := self._engines.get(model)) is not None:
+                engine.plan = replace(engine.plan, aliases=further)
+                known.append(engine)
         self._served.switch(known, num_models=self._names.num_expected)
 
     def _attach(self, message: messages.EngineUp, channel: int, board: int) -> None:
         if (engine := self._engines.get(message.model)) is None:  # it was forgotten meanwhile
             close_fds((channel, board))
             return
-        engine.plan = message.plan
+        engine.plan = replace(message.plan, aliases=engine.plan.aliases)
         engine.attach(message.replica, socket.socket(fileno=channel), StatusBoard(map_memory(board)))
         self._control.send(messages.Connected(message.model, message.replica))
 
