@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.operations import Operation
 from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Locate, Location, WhimbrelError
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
@@ -117,6 +118,8 @@ class Route:
     """Return whether a model is made for a body; the others may answer it too."""
     made_for: ModelKind = "any"
     """The kind of model whose answers the route is for. Other models may answer it too."""
+    operate: Callable[[Any], Operation | None] = lambda body: None
+    """Return what a body asks of the server itself, where an operator sends it. Raises InvalidRequest."""
     accepts: Mapping[str, Parse] = field(default_factory=dict[str, Parse])
     """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
     parse_by: Callable[[Mapping[bytes, bytes]], Parse] | None = None

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
+from whimbrel.dialects.common.operations import Pull
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMediaType, WhimbrelError
@@ -28,6 +29,7 @@ from whimbrel.server.app.admin import ADMIN_METHODS, AdminCommand, admin_templat
 from whimbrel.server.app.guards import GuardMiddleware, no_route
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
+from whimbrel.server.app.operations import answer_pull, keep_body
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import (
@@ -68,6 +70,7 @@ class App:
         pages = _Pages(served, limits)
         self._pages = pages.by_path
         self._command = command
+        self._tasks: set[asyncio.Future[tuple[int, bytes]]] = set()
         self.methods: dict[str, tuple[str, ...]] = dict.fromkeys(self._pages, ("GET", "HEAD"))
         """Methods that each path takes, in order."""
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
@@ -135,8 +138,7 @@ class App:
             check_body(int(headers.get(b"content-length", b"0")))
             body = await context.read_body(deadline=deadline, gzipped=gzipped)
             check_body(len(body))
-        seconds = None if deadline == inf else max(0.0, deadline - time.perf_counter())
-        status, answer = await run_admin(self._command, scope["method"], scope["path"], body, seconds)
+        status, answer = await run_admin(self._command, scope["method"], scope["path"], body, _seconds_until(deadline))
         return HTTPResponse(answer, status_code=status, media_type=JSON)
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
@@ -157,14 +159,24 @@ class App:
             context.closes = self._served.draining
             await send_error(error, scope, send, body=body)
         else:
-            await send_response(response, scope, send)
+            if isinstance(response, Response):
+                await send_response(response, scope, send)
+                return
+            assert self._command is not None
+            answering = answer_pull(self._command, response, context, send, seconds=_seconds_until(deadline))
+            await _run_while_connected(answering, scope, context.receive)
 
-    async def _respond(self, route: Route, body: bytes, deadline: float, scope: Scope) -> Response:
-        context = context_of(scope)
+    async def _respond(self, route: Route, body: bytes, deadline: float, scope: Scope) -> Response | Pull:
+        """Return the answer, or the download that is the answer to an operator."""
+        context, operation = context_of(scope), None
         with Timer("read", into=context.stages):
             parsed = _parser(route, context.request_headers)(body)
             context.model = "other"
+            if context.is_operator and self._command is not None:
+                operation = route.operate(parsed.body)
             name = scope.get(DEPLOYMENT, parsed.body.model)
+            if isinstance(operation, Pull):
+                return operation
             embedder = self._served.find(name, route, parsed, key=context.key)
             check_version(scope, embedder)
             context.model, context.revision = embedder.plan.served_name, embedder.plan.revision
@@ -183,9 +195,18 @@ class App:
             result = await _run_while_connected(embedder.tokenize(request), scope, context.receive)
         elif request is not None:
             result = await _run_while_connected(embedder.decode(request), scope, context.receive)
+        if operation is not None:
+            self._tell(keep_body(embedder.plan.served_name, operation))
         with Timer("write", into=context.stages):
             answer = route.render_response(parsed.body, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
+
+    def _tell(self, body: bytes) -> None:
+        """Have a model kept as an operator says, without waiting for it."""
+        assert self._command is not None
+        task = asyncio.ensure_future(self._command("keep", body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _with_named_adapter(request: Request, name: str | None, embedder: AsyncEmbedder) -> Request:
@@ -225,6 +246,10 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
     if not seconds >= 0:
         raise InvalidRequest(f"is {text[:40]!r}; it takes seconds, e.g. 2.5.", param="X-Request-Timeout")
     return time.perf_counter() + seconds
+
+
+def _seconds_until(deadline: float) -> float | None:
+    return None if deadline == inf else max(0.0, deadline - time.perf_counter())
 
 
 def _seconds_waited(headers: Mapping[bytes, bytes]) -> float:

@@ -101,6 +101,8 @@ class RequestContext:
         """Served name of the model; "other" if the client asks for a model that is not served."""
         self.revision = ""
         """Revision of the model that answers, as its plan has it."""
+        self.is_operator = False
+        """True if the key has `admin`, and no page of another site brings it."""
         self.route: DialectRoute | None = None
         """The dialect's route, once the body has chosen it."""
         self.num_texts = 0

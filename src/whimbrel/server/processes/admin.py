@@ -1,7 +1,8 @@
-"""Commands of an operator, as the supervisor carries them out: list, load, replace and unload models."""
+"""Commands of an operator, as the supervisor carries them out: list, load, replace, unload, keep and fetch models."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from math import inf
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -14,6 +15,8 @@ from whimbrel.server.processes.models import LEAST_AGREEMENT, Models
 
 _log = logging.getLogger("whimbrel")
 
+_KEEP: Final = "5m"
+"""The time for which a model that was pulled is kept, if the file states no other: Ollama's."""
 _STATUS: Final = 422
 """Status of a model that cannot be loaded: the request is well formed."""
 
@@ -33,14 +36,28 @@ class _Named(msgspec.Struct):
     model: str
 
 
+class _Keep(_Named):
+    """The body of the action "keep"."""
+
+    seconds: float | None
+    """None: the model stays."""
+    loads: bool
+
+
 async def run_command(
-    models: Models, options: ServeOptions, command: Command, *, start: Callable[[Any], object], draining: bool
+    models: Models,
+    options: ServeOptions,
+    command: Command,
+    *,
+    start: Callable[[Any], object],
+    fetch: Callable[[str], Awaitable[None]],
+    draining: bool,
 ) -> tuple[int, bytes]:
-    """Return the status and the body of the answer to a command."""
+    """Return the status and the body of the answer to a command. `start` starts a task, `fetch` downloads a model."""
     try:
         if draining:
             raise Unavailable("the server is about to stop.", retry_after=5.0)
-        return await _answer(models, options, command, start)
+        return await _answer(models, options, command, start, fetch)
     except SetupError as error:
         told = WhimbrelError(f"{error.message.removesuffix('.')}{f' ({error.hint})' if error.hint else ''}.")
         return error.status if error.status != SetupError.status else _STATUS, openai_errors.render_error(told)
@@ -51,7 +68,13 @@ async def run_command(
         return 500, openai_errors.render_error(WhimbrelError(f"{type(error).__name__} in Whimbrel. This is a bug."))
 
 
-async def _answer(models: Models, options: ServeOptions, command: Command, start: Callable[[Any], object]) -> tuple[int, bytes]:
+async def _answer(
+    models: Models,
+    options: ServeOptions,
+    command: Command,
+    start: Callable[[Any], object],
+    fetch: Callable[[str], Awaitable[None]],
+) -> tuple[int, bytes]:
     match command.action:
         case "put":
             return await _put(models, options, command.body, start)
@@ -61,6 +84,10 @@ async def _answer(models: Models, options: ServeOptions, command: Command, start
             told = _delete(models, command.body.decode())
         case "load" | "unload":
             told = _load_or_unload(models, command)
+        case "keep":
+            told = _keep(models, msgspec.json.decode(command.body, type=_Keep))
+        case "pull":
+            told = await _pull(models, options, command.body.decode(), fetch)
     return 200, msgspec.json.encode(told)
 
 
@@ -91,6 +118,23 @@ def _load_or_unload(models: Models, command: Command) -> dict[str, Any]:
     else:
         models.unload(model)
     return {"success": True}
+
+
+def _keep(models: Models, asked: _Keep) -> dict[str, Any]:
+    if (model := models.named(asked.model)) is not None:
+        models.keep(model, inf if asked.seconds is None else asked.seconds, loads=asked.loads)
+    return {"success": True}
+
+
+async def _pull(models: Models, options: ServeOptions, name: str, fetch: Callable[[str], Awaitable[None]]) -> dict[str, Any]:
+    """Fetch a model from the hub and serve it under its id, unless a model has that name. Raises SetupError."""
+    if models.named(name) is None:
+        await fetch(name)
+        await models.wait_free()
+        if models.named(name) is None:  # by another command meanwhile
+            keep = {"keep": _KEEP} if options.defaults.keep_seconds is None else {}
+            await models.put(read_model(name, {"source": name} | keep, defaults=options.defaults))
+    return {"name": name}
 
 
 async def _put(models: Models, options: ServeOptions, body: bytes, start: Callable[[Any], object]) -> tuple[int, bytes]:

@@ -46,7 +46,7 @@ _MAX_SECONDS: Final = 30.0
 _FAILING_DEATHS: Final = 14
 _FAILING_LOADS: Final = 3
 _HUB_TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""Variables that huggingface_hub reads. Only engines download."""
+"""Variables that huggingface_hub reads. Workers download nothing."""
 
 
 class Backoff:

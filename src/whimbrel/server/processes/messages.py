@@ -19,6 +19,7 @@ from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import Card
 from whimbrel.types.choices import PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
+from whimbrel.types.residence import Residence
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,16 @@ class Attach(_Message):
     worker: int
 
 
+# Between the supervisor and the process of a download, which ends with code 0 or says CannotStart.
+
+
+class Fetch(_Message):
+    """The model to fetch from the hub; the only message to the process. Its command has this uid."""
+
+    uid: int
+    model: str
+
+
 # Between the supervisor and a worker.
 
 
@@ -268,6 +279,13 @@ class Wanted(_Message):
     model: int
 
 
+class Resides(_Message):
+    """The residence of a model, as the supervisor knows it."""
+
+    model: int
+    residence: Residence
+
+
 class Usage(msgspec.Struct, array_like=True):
     """Use of a model in a worker."""
 
@@ -289,6 +307,21 @@ class Command(_Message):
     uid: int
     action: AdminAction
     body: bytes
+
+
+class Abandoned(_Message):
+    """The client of a download has left."""
+
+    uid: int
+
+
+class Fetched(_Message):
+    """The bytes of a file that a download has on the disk; from its process to the supervisor, and on to the worker."""
+
+    uid: int
+    digest: str
+    total: int
+    completed: int
 
 
 class Outcome(_Message):
@@ -353,10 +386,10 @@ ToEngine: TypeAlias = Submit | Cancel
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Notice
 ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart
-ControlWorker: TypeAlias = (
-    WorkerConfig | ModelConfig | Served | Limits | Release | EngineUp | EngineDown | Quarantine | Outcome | Notice
-)
-ReportWorker: TypeAlias = Prepared | Connected | Released | Wanted | Quarantine | Alive | Command | Notice
+OfModel: TypeAlias = ModelConfig | EngineDown | Quarantine | Release | Resides
+ControlWorker: TypeAlias = WorkerConfig | OfModel | Served | Limits | EngineUp | Fetched | Outcome | Notice
+ReportWorker: TypeAlias = Prepared | Connected | Released | Wanted | Quarantine | Alive | Command | Abandoned | Notice
+ReportDownload: TypeAlias = Fetched | CannotStart
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

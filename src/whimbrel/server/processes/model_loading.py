@@ -75,6 +75,7 @@ class Loading:
                 self._room.release()
         model.state, model.ready_since = "ready", perf_counter()
         model.backoff.ready()
+        self._models.tell_workers(model.resides)
 
     async def plan(self, model: RunningModel) -> None:
         """Have the first engine make the plan, without the weights. Raises SetupError."""

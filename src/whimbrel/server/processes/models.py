@@ -141,7 +141,8 @@ class Models(ServedModels):
 
     async def wait_free(self) -> None:
         """Wait until no command changes where names lead."""
-        await self._free.wait()
+        while self._reserved:  # somebody else, who waited too, may have been first
+            await self._free.wait()
 
     def switch_all(self, models: Sequence[RunningModel]) -> None:
         """Let names lead to these models, in all workers at once, and let the others end."""
@@ -179,12 +180,21 @@ class Models(ServedModels):
             if model.has_been_idle(workers):
                 self.unload(model)
 
+    def keep(self, model: RunningModel, seconds: float, *, loads: bool) -> None:
+        """Keep a model for other seconds than its options state, until it is unloaded. One that is always kept stays so."""
+        is_needed = loads or (model.is_loaded and model.state != "unloading")
+        if model.options.keep_seconds is not None and is_needed:
+            model.kept_for = seconds
+            if loads:
+                self.want(model)
+            self.tell_workers(model.resides)
+
     def unload(self, model: RunningModel) -> None:
         """Begin to unload a model that its next request loads again. Raises AlwaysKept."""
         if model.options.keep_seconds is None:
             raise AlwaysKept(f"{model.names[0]} is always kept.", hint='give it a time: keep = "10m"')
         if model.state == "ready":
-            model.state = "unloading"
+            model.note_unloading()
             self._start_task(self._unload(model))
 
     async def _unload(self, model: RunningModel) -> None:
@@ -192,7 +202,7 @@ class Models(ServedModels):
         async with model.lock:
             if model.state not in ("ready", "unloading"):  # somebody else has unloaded it
                 return
-            model.state = "unloading"
+            model.note_unloading()
             await self.release(model, forget=False)
             await self.loading.end(model)
             model.state = "unloaded"
@@ -251,8 +261,9 @@ class Models(ServedModels):
     def handle_worker(self, worker: WorkerChild, message: messages.ReportWorker) -> None:
         if isinstance(message, messages.Alive):
             for number, use in message.models.items():
-                if number in self.by_id:
-                    self.by_id[number].note_use(worker.index, message.now, use)
+                if (model := self.by_id.get(number)) is not None:
+                    model.note_use(worker.index, message.now, use)
+                    worker.send(model.resides)
             return
         if not isinstance(message, messages.Prepared | messages.Connected | messages.Released | messages.Wanted):
             return

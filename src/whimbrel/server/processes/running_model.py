@@ -2,17 +2,19 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Literal, TypeAlias
 
 from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
 from whimbrel.server.processes.children import Backoff, EngineChild
-from whimbrel.server.processes.messages import ModelOptions, Planned, Usage
+from whimbrel.server.processes.messages import ModelOptions, Planned, Resides, Usage
 from whimbrel.server.processes.probe import Probe
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.types.plan import Options
+from whimbrel.types.residence import Residence
 
 ModelState: TypeAlias = Literal["planning", "loading", "connecting", "ready", "unloading", "unloaded", "failed"]
 
@@ -46,6 +48,8 @@ class RunningModel:
     last_used: float = 0.0
     uses: dict[int, tuple[float, Usage]] = field(default_factory=dict[int, tuple[float, Usage]])
     """The last report of each worker, with its time."""
+    kept_for: float | None = None
+    """Seconds that an operator's client has stated in place of `keep`, until it is unloaded; infinite: it stays."""
     is_wanted: bool = False
     """True if a request came while it was being unloaded."""
     there: asyncio.Future[None] | None = None
@@ -84,6 +88,22 @@ class RunningModel:
         return sum(use.in_flight for _, use in self.uses.values())
 
     @property
+    def keep_seconds(self) -> float | None:
+        """Seconds without a request after which it is unloaded; None or infinite: never."""
+        return self.options.keep_seconds if self.kept_for is None else self.kept_for
+
+    @property
+    def resides(self) -> Resides:
+        return Resides(self.id, self._residence())
+
+    def _residence(self) -> Residence:
+        if self.state not in ("ready", "unloading"):
+            return Residence("loading" if self.is_loaded else "failed" if self.state == "failed" else "unloaded")
+        keep, now = self.keep_seconds, perf_counter()
+        since = now if self.in_flight else max(self.last_used, self.ready_since)
+        return Residence("loaded", self.memory, None if keep is None or keep == inf else time() + since + keep - now)
+
+    @property
     def memory(self) -> int:
         """Bytes that its engines take, or are about to take."""
         return sum(engine.memory for engine in self.engines)
@@ -109,11 +129,16 @@ class RunningModel:
 
     def has_been_idle(self, workers: list[int]) -> bool:
         """Return whether every worker has reported that the model was not used for as long as it is kept."""
-        keep = self.options.keep_seconds
+        keep = self.keep_seconds
         if keep is None or self.state != "ready" or self.is_retiring or not workers or not self.uses.keys() >= set(workers):
             return False
         since = max(self.last_used, self.ready_since)
         return not self.in_flight and min(self.uses[worker][0] for worker in workers) - since >= keep
+
+    def note_unloading(self) -> None:
+        """Note that it is about to be unloaded. What a client has stated for this load is forgotten, once."""
+        if self.state == "ready":
+            self.state, self.kept_for = "unloading", None
 
     def fail_load(self, error: SetupError) -> None:
         """End the load that is going on with an error."""
@@ -132,7 +157,7 @@ class RunningModel:
             "revision": self.revision,
             "dtype": plan.dtype if plan is not None else "",
             "device": plan.device if plan is not None else "",
-            "keep_seconds": self.options.keep_seconds,
+            "keep_seconds": None if self.keep_seconds == inf else self.keep_seconds,
             "memory_bytes": self.memory,
             "in_flight": self.in_flight,
             "idle_seconds": round(now - self.last_used, 1) if self.last_used else None,

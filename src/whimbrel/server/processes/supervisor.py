@@ -24,6 +24,7 @@ from whimbrel.server.processes import messages
 from whimbrel.server.processes.admin import run_command
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
+from whimbrel.server.processes.downloads import Downloads
 from whimbrel.server.processes.models import Models
 from whimbrel.server.processes.reload import apply_models
 from whimbrel.server.processes.running_model import RunningModel
@@ -78,6 +79,7 @@ class Supervisor:
             on_load=lambda model, step: None if self._was_ready.is_set() else on_load(model, step),
             on_change=self._report_ready,
         )
+        self._downloads = Downloads()
         self._first = list(self._models.served)
         """The models with which the server begins."""
         self._was_ready = asyncio.Event()
@@ -182,6 +184,7 @@ class Supervisor:
             self._models.loading.report_down(child, reason, blame, delay)
         else:
             self._budgets.clear_column(child.index)
+            self._downloads.end("its worker has ended", worker=child.index)
             count("worker_restarts")
             self._models.forget_worker(child)
         return delay
@@ -221,14 +224,20 @@ class Supervisor:
                 self._end_if_drained()
             case messages.Quarantine():
                 self._quarantine(message, worker)
+            case messages.Abandoned(uid):
+                self._downloads.end("its client has left", worker=worker.index, uid=uid)
             case messages.Command():
                 self._start_task(self._run_command(worker, message))
             case _:
                 self._models.handle_worker(worker, message)
 
     async def _run_command(self, worker: WorkerChild, command: messages.Command) -> None:
+        fetch = partial(
+            self._downloads.fetch, worker, command.uid,
+            metrics_folder=self._metrics_folder, secrets=self._options.limits.api_keys,
+        )  # fmt: skip
         start, draining = self._start_task, self._draining
-        status, body = await run_command(self._models, self._options, command, start=start, draining=draining)
+        status, body = await run_command(self._models, self._options, command, start=start, fetch=fetch, draining=draining)
         worker.send(messages.Outcome(command.uid, status, body))
 
     def _end_if_drained(self) -> None:
@@ -322,6 +331,7 @@ class Supervisor:
         self._draining = True
         self._manager.tell(STOPPING)
         self._models.stop_loading("the server is about to stop.")
+        self._downloads.end("the server is about to stop")
         if not any(worker.ready for worker in self._workers):
             self._finish(0)
             return

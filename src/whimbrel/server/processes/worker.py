@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -18,7 +19,7 @@ import uvloop
 
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import CheckpointError, SetupError, Unavailable, WhimbrelError
-from whimbrel.server.app.admin import AdminAction
+from whimbrel.server.app.admin import AdminAction, Tell
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.guards import OPEN_ROUTES
 from whimbrel.server.app.routing import ModelRegistry, render_error
@@ -54,8 +55,8 @@ class Worker:
         """Names of models whose queues were reported."""
         self._forgotten: set[int] = set()
         """Models that were released before they were prepared."""
-        self._commands: dict[int, asyncio.Future[messages.Outcome]] = {}
-        self._uids = count()
+        self._commands: dict[int, tuple[asyncio.Future[messages.Outcome], Tell | None]] = {}
+        self._uids = count(random.getrandbits(48))  # the lives of a worker must not share uids
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -112,10 +113,16 @@ class Worker:
                     self._renew(message)
                 case messages.EngineUp():
                     self._attach(message, *fds)
-                case messages.ModelConfig() | messages.EngineDown() | messages.Quarantine() | messages.Release():
+                case (
+                    messages.ModelConfig()
+                    | messages.EngineDown()
+                    | messages.Quarantine()
+                    | messages.Release()
+                    | messages.Resides()
+                ):
                     self._handle_model(message)
-                case messages.Outcome():
-                    self._answer_command(message)
+                case messages.Fetched() | messages.Outcome():
+                    self._note_command(message)
                 case messages.Notice("drain"):
                     self._start_task(self._drain())
                 case messages.Notice("abort"):
@@ -123,9 +130,7 @@ class Worker:
                 case _:
                     self._server.stop()
 
-    def _handle_model(
-        self, message: messages.ModelConfig | messages.EngineDown | messages.Quarantine | messages.Release
-    ) -> None:
+    def _handle_model(self, message: messages.OfModel) -> None:
         engine = self._engines.get(message.model)
         match message:
             case messages.ModelConfig():
@@ -138,6 +143,9 @@ class Worker:
             case messages.Quarantine(_, digest):
                 if engine is not None:
                     engine.quarantine(digest)
+            case messages.Resides(_, residence):
+                if engine is not None:
+                    engine.told = residence
 
     def _abort(self, error: Unavailable) -> None:
         self._app.refuse_line(error)
@@ -204,18 +212,29 @@ class Worker:
         self._engines.pop(model, None)
         released()
 
-    async def _command(self, action: AdminAction, body: bytes) -> tuple[int, bytes]:
+    async def _command(self, action: AdminAction, body: bytes, tell: Tell | None = None) -> tuple[int, bytes]:
         """Have the supervisor carry out an operator's command. Return the status and the body of the answer."""
         uid, answer = next(self._uids), asyncio.get_running_loop().create_future()
-        self._commands[uid] = answer
+        self._commands[uid] = answer, tell
         self._control.send(messages.Command(uid, action, body))
-        outcome = await answer
+        try:
+            outcome = await answer
+        except asyncio.CancelledError:
+            if tell is not None:
+                self._control.send(messages.Abandoned(uid))
+            raise
         return outcome.status, outcome.body
 
-    def _answer_command(self, outcome: messages.Outcome) -> None:
-        answer = self._commands.pop(outcome.uid)
-        if not answer.done():  # the client may have left
-            answer.set_result(outcome)
+    def _note_command(self, message: messages.Fetched | messages.Outcome) -> None:
+        if message.uid not in self._commands:  # it was of an earlier life of this worker
+            return
+        answer, tell = self._commands[message.uid]
+        if isinstance(message, messages.Outcome):
+            del self._commands[message.uid]
+            if not answer.done():  # the client may have left
+                answer.set_result(message)
+        elif tell is not None:
+            tell(message.digest, message.total, message.completed)
 
     def _refuse_text(self, model: int, digest: bytes) -> None:
         self._control.send(messages.Quarantine(model, digest))
