@@ -188,7 +188,7 @@ def test_G5_an_engine_is_killed_while_its_model_drains(
     (old,) = server.children("engine")
     before = server.models()["m"]["revision"]
     with ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(server.ask, [SOME[0], "@@sleep:3"])
+        answer = threads.submit(server.ask, [SOME[0], "@@sleep:10"])
         time.sleep(0.5)
         assert server.put("m", source=str(folders["near"])).status_code == 200
         assert not answer.done()
