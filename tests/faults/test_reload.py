@@ -228,6 +228,42 @@ def test_G17_a_hundred_signals_under_load_lose_nothing(
     assert server.reload(models=models, keys=OPERATOR | {"client": {}}) in SERVES
 
 
+def test_G15_a_time_to_keep_changes_without_a_load(server: Reloading, models: dict[str, Any], folders: dict[str, str]) -> None:
+    keys = OPERATOR | {"client": {}}
+    lazy = {"source": folders["a"], "keep": "10m"}
+    assert server.reload(models=models | {"k": lazy, "never": lazy}, keys=keys) in SERVES
+    assert server.ask("k").status_code == 200
+    before = engines(server.models())
+    assert server.reload(models=models | {"k": lazy | {"keep": "2h"}, "never": lazy | {"max_length": 9}}, keys=keys) in SERVES
+    after = server.models()
+    assert engines(after) == before
+    assert (after["k"]["keep_seconds"], after["never"]["state"]) == (7200.0, "unloaded")
+    assert server.reload(models=models, keys=keys) in SERVES
+
+
+def test_G18_a_model_that_is_put_during_a_reload_stays(
+    server: Reloading, models: dict[str, Any], folders: dict[str, str]
+) -> None:
+    """Names that the file states are busy meanwhile, also those that it states no more."""
+    keys = OPERATOR | {"client": {}}
+    assert server.reload(models=models | {"y": models["y"] | {"names": ["y2"]}}, keys=keys) in SERVES
+    before = len(server.told())
+    write_settings(server.file, models=models | {"z": {"source": folders["b"], "max_batch_tokens": 32}}, keys=keys)
+    server.hang_up()
+    assert wait_for(lambda: len(server.children("engine")) == 4)
+    lazy = {"source": folders["a"], "keep": "10m"}
+    assert [server.operate("POST", json={"name": name} | lazy).status_code for name in ("z", "y2")] == [409, 409]
+    assert server.operate("POST", json={"name": "z", "wait": False} | lazy).status_code == 409
+    assert server.operate("DELETE", "/admin/models/y").status_code == 409
+    assert server.operate("POST", json={"name": "q"} | lazy).status_code == 200
+    assert wait_for(lambda: len(server.told()) > before)
+    assert server.told()[-1] in SERVES
+    assert list(server.models()) == ["x", "y", "z", "q"]
+    assert [server.ask(name).status_code for name in ("q", "y2")] == [200, 404]
+    assert server.operate("DELETE", "/admin/models/q").status_code == 200
+    assert server.reload(models=models, keys=keys) in SERVES
+
+
 def test_G15_a_typo_is_one_line_in_the_log(server: Reloading, models: dict[str, Any]) -> None:
     before, num_lines = engines(server.models()), len(server.log.splitlines())
     server.file.write_text("[models.x")

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -145,6 +146,8 @@ class Supervisor:
                     await self._start_engine(child)
                 else:
                     await self._start_worker(child)
+                if child.ending.is_set():  # since its process began
+                    child.kill()
                 code = await child.wait()
             except OSError as error:  # no process, file or memory is free
                 child.kill()
@@ -156,8 +159,8 @@ class Supervisor:
                 return
             if (delay := self._handle_death(child, code)) is None:
                 return
-            await asyncio.sleep(max(delay, 0.0 if child.error is None else 1.0))
-            if isinstance(child, EngineChild) and child.is_ending:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.ending.wait(), max(delay, 0.0 if child.error is None else 1.0))
                 return
 
     def _handle_death(self, child: EngineChild | WorkerChild, code: int) -> float | None:
@@ -227,9 +230,10 @@ class Supervisor:
                 self._models.handle_worker(worker, message)
 
     async def _run_command(self, worker: WorkerChild, command: messages.Command) -> None:
-        start, draining = self._start_task, self._draining
+        start, draining, asked = self._start_task, self._draining, worker.process
         status, body = await run_command(self._models, self._options, command, start=start, draining=draining)
-        worker.send(messages.Outcome(command.uid, status, body))
+        if worker.process is asked:  # the next life has commands of its own
+            worker.send(messages.Outcome(command.uid, status, body))
 
     def _end_if_drained(self) -> None:
         if all(worker.drained or worker.channel is None for worker in self._workers):
