@@ -100,7 +100,6 @@ class Models(ServedModels):
             others = [model for model in self.served if model is not old]
             place = len(others) if old is None else self.served.index(old)
             self.switch_all([*others[:place], new, *others[place:]])
-        self.failed.pop(options.names[0], None)
         self._load_if_wanted(new)
         return new
 
@@ -164,6 +163,7 @@ class Models(ServedModels):
         for model in self.served:
             if model not in before:
                 _log.info("%s is served now, revision %s", model.names[0], model.revision)
+                self.failed.pop(model.names[0], None)
         for model in before:
             if model not in self.served:
                 _log.info("%s ends with its last request, revision %s", model.names[0], model.revision)
