@@ -116,6 +116,7 @@ def test_G15_what_is_half_right_is_refused_whole(
     (late / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     other_keys = OPERATOR | {"client": {}, "new": {}}
     for wrong, says in (
+        ({}, "no model is stated any more"),
         ({"x": models["x"], "new": {"sauce": "x"}}, "models.new.sauce is not known. (did you mean source?)"),
         ({"x": models["x"] | {"names": ["y"]}, "y": models["y"]}, "has the name y already"),
         ({"x": models["x"], "new": {"source": str(tmp_path)}}, "config.json"),
@@ -269,8 +270,11 @@ def test_G15_a_typo_is_one_line_in_the_log(server: Reloading, models: dict[str, 
     server.file.write_text("[models.x")
     server.hang_up()
     assert wait_for(lambda: "whimbrel.toml:1" in server.told()[-1])
+    server.file.write_text("[models.x]")
+    server.hang_up()
+    assert wait_for(lambda: "opens no server" in server.told()[-1])
     assert "the key clients names the model q" in server.reload(models=models, keys=OPERATOR | {"clients": {"models": ["q"]}})
-    assert len(server.log.splitlines()) == num_lines + 2
+    assert len(server.log.splitlines()) == num_lines + 3
     assert engines(server.models()) == before
     assert [server.ask(name).status_code for name in "xyz"] == [200] * 3
 
@@ -293,6 +297,16 @@ def test_G18_models_of_requests_stay_until_the_file_names_them(
     assert server.operate("DELETE", "/admin/models/x").status_code == 200
     assert server.reload(models=models, keys=keys) in SERVES
     assert server.ask("x").status_code == 200
+
+
+@pytest.mark.extended
+def test_G14_sigterm_while_the_file_is_read_again(folders: dict[str, str], tmp_path: Path) -> None:
+    with Reloading(tmp_path / "whimbrel.toml", models={"x": {"source": folders["a"]}}, keys=OPERATOR) as server:
+        write_settings(server.file, models={"x": {"source": folders["b"]}}, keys=OPERATOR)
+        server.hang_up()
+        assert wait_for(lambda: len(server.children("engine")) == 2)
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
 
 
 @pytest.mark.extended

@@ -12,7 +12,7 @@ it loaded again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
@@ -93,7 +93,7 @@ class Models(ServedModels):
                 await self.wait_until_there(new)  # a worker may have started meanwhile
             except BaseException as error:
                 self.failed[options.names[0]] = str(error)
-                await asyncio.shield(self.retire(new))
+                await self.give_up([new])
                 raise
             old = self.named(options.names[0])
             new.stated = None if old is None else old.stated
@@ -177,6 +177,11 @@ class Models(ServedModels):
             await self.release(model, forget=True)
         await self.loading.end(model)
         self.by_id.pop(model.id, None)
+
+    async def give_up(self, models: Iterable[RunningModel]) -> None:
+        """End models to which no name has led. Their ends go on if this is cancelled."""
+        if ends := [self._start_task(self.retire(model)) for model in models]:
+            await asyncio.wait(ends)
 
     def stop_loading(self, reason: str) -> None:
         """End all loads of models to which no name leads yet, as the server is about to stop."""

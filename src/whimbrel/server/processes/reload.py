@@ -1,6 +1,5 @@
 """Reload: the models of a server become those that are stated now, and only what differs is done."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,7 +41,7 @@ async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
             for model in new.values():
                 await models.wait_until_there(model)  # a worker may have started meanwhile
         except BaseException:
-            await asyncio.shield(asyncio.gather(*(models.retire(model) for model in new.values())))
+            await models.give_up(new.values())
             raise
         for each in wanted:
             if each not in changed:

@@ -279,6 +279,8 @@ class Supervisor:
 
     async def _apply(self, new: messages.ServeOptions) -> None:
         """Serve the models, keys, limits and certificate of new options. Raises SetupError; then all is as before."""
+        if self._options.limits.needs_key and not new.limits.needs_key:
+            raise SetupError("no API key is stated any more; a reload opens no server to everybody.", hint="restart it")
         self._budgets.renew(new.limits.keys)
         loading, memory = self._models.loading, self._models.loading.memory
         loading.memory = new.memory
