@@ -69,7 +69,7 @@ def unload(name: Name, *, url: Url = _URL, as_json: AsJson = False) -> None:
     if as_json:
         console.print_json(told)
     else:
-        in_flight = f" once {console.count(told['in_flight'], 'request')} are answered" if told.get("in_flight") else ""
+        in_flight = f" after {console.count(told['in_flight'], 'request')} in flight" if told.get("in_flight") else ""
         typer.echo(f"{name} is served no more, and ends{in_flight}.")
 
 
