@@ -151,7 +151,7 @@ class Models(ServedModels):
             raise Busy(f"{taken[0]} is being loaded.", hint="wait for it")
 
     async def wait_until_free(self, names: Callable[[], set[str]]) -> None:
-        """Wait until nobody changes where these names lead. They are asked for again whenever somebody has."""
+        """Wait until no other changes where these names lead. They are asked for again after each change."""
         while names() & self._reserved:
             self._freed.clear()
             await self._freed.wait()
