@@ -16,13 +16,15 @@ from asgi import Answer, call
 from checkpoints.variants import change_weights, write_variant
 from fake_embedder import FakeEmbedder, FakePlan
 from whimbrel.checkpoint.fingerprint import fingerprint, weight_bytes
+from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.errors import SetupError
 from whimbrel.server.app.admin import AdminAction, Tell
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.server.keys import ApiKey, digest_of
-from whimbrel.server.processes.messages import ModelOptions, Planned, Usage
+from whimbrel.server.processes.admin import run_command
+from whimbrel.server.processes.messages import Command, ModelOptions, Planned, Usage
 from whimbrel.server.processes.model_memory import next_to_unload
 from whimbrel.server.processes.model_table import read_model
 from whimbrel.server.processes.probe import TEXTS, Probe, compare, refusal
@@ -220,11 +222,36 @@ def test_a_model_without_a_source_is_the_one_that_it_replaces() -> None:
         ({"revision": "x"}, "revision is stated without a hub id"),
         ({"names": [""]}, "names holds an empty text"),
         ({"names": [" x"]}, "' x' is no name of a model"),
+        ({"names": ["a//b"]}, "'a//b' is no name of a model"),
+        ({"names": ["../x"]}, "'../x' is no name of a model"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(table: dict[str, Any], says: str) -> None:
     with pytest.raises(SetupError, match=says):
         read_model("m", table, defaults=DEFAULTS)
+
+
+@pytest.mark.parametrize("name", ["", ".", "/x", "x/", "a\nb"])
+def test_a_name_has_to_fit_into_a_path(name: str) -> None:
+    with pytest.raises(SetupError, match="is no name of a model"):
+        read_model(name, {}, defaults=DEFAULTS)
+
+
+def test_a_home_that_nobody_has_is_a_folder_that_is_not_there() -> None:
+    stated = {"source": "~no-such-user/x", "revision": "v", "adapters": {"a": "~no-such-user/y"}}
+    model = read_model("m", stated, defaults=DEFAULTS)
+    assert model.model == "~no-such-user/x@v"
+    assert model.options.get("adapters", {})["a"].endswith("/~no-such-user/y")
+    with pytest.raises(SetupError, match="no folder ~no-such-user/x"):
+        resolve_checkpoint("~no-such-user/x")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"name":"m","min_cosine":NaN}', b'{"name":"\xff"}', b'{"a":' * 2**17])
+@pytest.mark.parametrize("action", ["put", "load", "unload"])
+def test_H15_a_body_that_is_no_command_is_refused(action: AdminAction, body: bytes) -> None:
+    nothing: Any = None
+    status, told = asyncio.run(run_command(nothing, nothing, Command(0, action, body), start=print, draining=False))
+    assert (status, orjson.loads(told)["error"]["code"]) == (400, "invalid_value")
 
 
 @pytest.mark.parametrize(

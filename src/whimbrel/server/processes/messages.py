@@ -9,8 +9,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from whimbrel import errors
+from whimbrel.checkpoint.fingerprint import revision_of
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
+from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, SetupError, Unavailable, WhimbrelError
 from whimbrel.server.app.admin import AdminAction
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
@@ -380,6 +381,13 @@ def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
         prompts=model.options.get("prompts"),
         tokenizer=model.options.get("tokenizer"),
     )
+
+
+def check_files(planned: Planned) -> None:
+    """Raise SetupError if the files of a model are not those of its plan any more."""
+    plan = planned.plan
+    if (now := revision_of(Path(planned.folder), plan.commit, plan.adapters)) != plan.revision:
+        raise SetupError(f"its files are others than when it was first loaded: {plan.revision} before, {now} now.")
 
 
 ToEngine: TypeAlias = Submit | Cancel

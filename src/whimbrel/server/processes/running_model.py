@@ -30,6 +30,8 @@ class RunningModel:
     id: int
     options: ModelOptions
     engines: list[EngineChild] = field(init=False)
+    slot: int = 0
+    """Number in the names of its engines, under which they count: the least that no other model has."""
     state: ModelState = "loading"
     stated: ModelOptions | None = None
     """Options that file or command line state for its name; a request may have replaced them. None: a request added it."""
@@ -66,7 +68,7 @@ class RunningModel:
 
     def __post_init__(self) -> None:
         numbers = range(self.options.num_replicas)
-        self.engines = [EngineChild(f"engine-{self.id}-{number}", model=self.id, replica=number) for number in numbers]
+        self.engines = [EngineChild(f"engine-{self.slot}-{number}", model=self.id, replica=number) for number in numbers]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -118,9 +120,13 @@ class RunningModel:
         return replace(options, options={**options.options, "replica": engine.replica, "num_replicas": options.num_replicas})
 
     def restate(self, stated: ModelOptions) -> None:
-        """Take further names that are stated now, if nothing else has changed."""
+        """Take the further names and the time of `keep` that are stated now, if they have changed and nothing else has."""
         if stated != self.stated:
-            self.options = replace(self.options, options=self.options.options | Options(aliases=stated.names[1:]))
+            options = self.options.options | Options(aliases=stated.names[1:])
+            keep = self.options.keep_seconds
+            if keep is not None and stated.keep_seconds is not None:
+                keep = stated.keep_seconds
+            self.options = replace(self.options, options=options, keep_seconds=keep)
             self.stated = stated
 
     def note_use(self, worker: int, now: float, use: Usage) -> None:

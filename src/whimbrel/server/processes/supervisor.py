@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -147,6 +148,8 @@ class Supervisor:
                     await self._start_engine(child)
                 else:
                     await self._start_worker(child)
+                if child.ending.is_set():  # since its process began
+                    child.kill()
                 code = await child.wait()
             except OSError as error:  # no process, file or memory is free
                 child.kill()
@@ -158,8 +161,8 @@ class Supervisor:
                 return
             if (delay := self._handle_death(child, code)) is None:
                 return
-            await asyncio.sleep(max(delay, 0.0 if child.error is None else 1.0))
-            if isinstance(child, EngineChild) and child.is_ending:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.ending.wait(), max(delay, 0.0 if child.error is None else 1.0))
                 return
 
     def _handle_death(self, child: EngineChild | WorkerChild, code: int) -> float | None:
@@ -232,11 +235,11 @@ class Supervisor:
                 self._models.handle_worker(worker, message)
 
     async def _run_command(self, worker: WorkerChild, command: messages.Command) -> None:
+        start, draining = self._start_task, self._draining
         fetch = partial(
             self._downloads.fetch, worker, command.uid,
             metrics_folder=self._metrics_folder, secrets=self._options.limits.api_keys,
         )  # fmt: skip
-        start, draining = self._start_task, self._draining
         status, body = await run_command(self._models, self._options, command, start=start, fetch=fetch, draining=draining)
         worker.send(messages.Outcome(command.uid, status, body))
 
@@ -284,6 +287,8 @@ class Supervisor:
 
     async def _apply(self, new: messages.ServeOptions) -> None:
         """Serve the models, keys, limits and certificate of new options. Raises SetupError; then all is as before."""
+        if self._options.limits.needs_key and not new.limits.needs_key:
+            raise SetupError("no API key is stated any more; a reload opens no server to everybody.", hint="restart it")
         self._budgets.renew(new.limits.keys)
         loading, memory = self._models.loading, self._models.loading.memory
         loading.memory = new.memory

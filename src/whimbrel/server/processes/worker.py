@@ -38,6 +38,8 @@ from whimbrel.telemetry.trace import gauge
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 5.0
+"""Time until a tokenizer that could not be loaded is tried again."""
 _LEAST_CHANNELS: Final = 8
 """Channels among which a worker shares its segments of shared memory at least, as models may be added."""
 _NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 3, messages.EngineUp: 2}
@@ -70,10 +72,10 @@ class Worker:
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), config.name)
         self._served = ModelRegistry()
         self._names = config.served
+        self._switch()
         for each in config.models:
             if each.model in config.served.models:
-                await self._add_model(each)
-        self._switch()
+                await self._prepare(each)
         listener, connections, self._budgets_fd = fds  # the last stays open: closing it would end its locks
         self._budgets = Budgets(
             options.limits.keys, mmap(self._budgets_fd, 0), fd=self._budgets_fd, places=config.places,
@@ -153,16 +155,19 @@ class Worker:
             engine.fail_all(error)
 
     async def _prepare(self, config: messages.ModelConfig) -> None:
+        """Load the tokenizer of a model, and tell the supervisor. If that fails it is tried again, until the model has gone."""
         try:
             await self._add_model(config)
         except (WhimbrelError, OSError) as error:
             _log.error("the tokenizer of %s cannot be loaded: %s", config.options.names[0], error)
             self._control.send(messages.Prepared(config.model, str(error)))
+            if config.model not in self._forgotten:
+                asyncio.get_running_loop().call_later(_RETRY_SECONDS, lambda: self._start_task(self._prepare(config)))
         else:
             self._switch()
 
     async def _add_model(self, config: messages.ModelConfig) -> None:
-        """Load the tokenizer of a model that no name leads to yet. Raises CheckpointError, OSError."""
+        """Load the tokenizer of a model, of the files that its engines have. Raises WhimbrelError, OSError."""
         model, own, planned = config.model, config.options, config.planned
         if model not in self._engines:
             card = await asyncio.to_thread(messages.read_planned_card, own, planned)
@@ -174,7 +179,9 @@ class Worker:
                 on_crash=partial(self._refuse_text, model),
                 on_wanted=None if own.keep_seconds is None else partial(self._control.send, messages.Wanted(model)),
             )
-            self._engines[model] = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
+            engine = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
+            await asyncio.to_thread(messages.check_files, planned)
+            self._engines[model] = engine
         self._control.send(messages.Prepared(model))
         if model in self._forgotten:
             self._release(model, forget=True)
@@ -272,6 +279,7 @@ class Worker:
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
         self._background.add(task)
+        task.add_done_callback(self._background.discard)
         task.add_done_callback(_end_if_failed)
 
 
