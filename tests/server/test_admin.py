@@ -250,7 +250,9 @@ def test_a_home_that_nobody_has_is_a_folder_that_is_not_there() -> None:
 @pytest.mark.parametrize("action", ["put", "load", "unload"])
 def test_H15_a_body_that_is_no_command_is_refused(action: AdminAction, body: bytes) -> None:
     nothing: Any = None
-    status, told = asyncio.run(run_command(nothing, nothing, Command(0, action, body), start=print, draining=False))
+    status, told = asyncio.run(
+        run_command(nothing, nothing, Command(0, action, body), start=print, fetch=nothing, draining=False)
+    )
     assert (status, orjson.loads(told)["error"]["code"]) == (400, "invalid_value")
 
 
