@@ -416,12 +416,11 @@ def test_G13_a_model_that_cannot_be_loaded_harms_no_other(
 
 
 def test_G12_models_make_room_for_each_other(
-    folders: Mapping[str, Path], expected: Mapping[str, Float32Array], tmp_path: Path
+    server: Operated, folders: Mapping[str, Path], expected: Mapping[str, Float32Array], tmp_path: Path
 ) -> None:
     """Memory has room for two of three models, as measured; one that is always kept stays."""
-    with Operated(folders["a"], "--set", "memory=500000000", file=tmp_path / "whimbrel.toml") as server:
-        taken = server.models()["m"]["memory_bytes"]
-        assert 100e6 < taken < 240e6
+    limit = round(2.3 * server.models()["m"]["memory_bytes"])  # processes share libraries: two take less than twice as much
+    with Operated(folders["a"], "--set", f"memory={limit}", file=tmp_path / "whimbrel.toml") as server:
         for name in ("near", "far"):
             assert server.put(name, source=str(folders[name]), keep="1h").status_code == 200
         for name in ("near", "far", "near"):
@@ -434,7 +433,7 @@ def test_G12_models_make_room_for_each_other(
             assert len(server.children("engine")) == 2
         refused = server.put("m", source=str(folders["near"]), replicas=2)
         assert refused.status_code == 507
-        assert "memory is 500,000,000 bytes" in refused.json()["error"]["message"]
+        assert f"memory is {limit:,} bytes" in refused.json()["error"]["message"]
         assert right(server.ask(SOME[:3]), SOME[:3], expected)
 
 

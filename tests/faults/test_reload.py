@@ -15,7 +15,7 @@ import pytest
 
 import fault_injection
 from checkpoints.variants import write_variant
-from raw_http import Connection, post
+from raw_http import hold
 from serving import Server
 from settings_file import key_of, write_settings
 from waiting import wait_for
@@ -164,17 +164,11 @@ def test_G16_requests_in_flight_are_counted_on(server: Reloading, models: dict[s
     def reload(most: int) -> None:
         assert server.reload(models=models, keys=OPERATOR | {"client": {}, "two": {"requests_in_flight": most}}) in SERVES
 
-    def held(connection: Connection) -> bool:
-        """Send a request whose body lacks its end until it is counted: another may have come between."""
-        request = post({"input": "x", "model": "x"}, authorization=f"Bearer {key_of('two')}")
-        connection.send(request[:-1])
-        return server.ask(key="two").status_code == 429
-
     reload(2)
     assert server.soon(200, key="two")
-    with Connection(server.port) as first, Connection(server.port) as second:
-        assert not held(first)
-        assert held(second)
+    body, headers = {"input": "x", "model": "x"}, {"authorization": f"Bearer {key_of('two')}"}
+    with hold(server.port, body, **headers) as first, hold(server.port, body, **headers) as second:
+        assert server.ask(key="two").status_code == 429
         reload(3)
         assert server.soon(200, key="two")  # a third
         reload(2)

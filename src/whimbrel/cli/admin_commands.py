@@ -11,7 +11,7 @@ import typer
 from whimbrel.cli import console
 from whimbrel.cli.models_on_disk import size
 from whimbrel.cli.shared_options import SERVER_PANEL, AsJson, flag, option
-from whimbrel.errors import SetupError
+from whimbrel.errors import ModelNotFound, SetupError
 from whimbrel.server.app.admin import ADMIN_MODELS
 from whimbrel.server.settings_table import MODEL_TABLE, nearest
 
@@ -140,11 +140,10 @@ def call(url: str, method: str, path: str, body: Any = None) -> dict[str, Any]:
         told = cast(dict[str, Any], answer.json())
         if answer.is_success:
             return told
-        message = str(told["error"]["message"])
+        message, code = str(told["error"]["message"]), told["error"].get("code")
     except (ValueError, LookupError, TypeError):
-        message = f"status {answer.status_code}"
-    no_model = answer.status_code == 404 and not message.startswith("no route")
-    hint = "whimbrel ps lists the models" if no_model else _HINTS.get(answer.status_code)
+        message, code = f"status {answer.status_code}", None
+    hint = "whimbrel ps lists the models" if code == ModelNotFound.code else _HINTS.get(answer.status_code)
     raise SetupError(f"{url}: {message.removesuffix('.')}.", hint=hint)
 
 
