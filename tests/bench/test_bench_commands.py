@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from whimbrel_bench import clients
 from whimbrel_bench.backends import Sample, find_backend, read_rows
 from whimbrel_bench.clients import choose_processes
 from whimbrel_bench.offline import cosines
+from whimbrel_bench.processes import Worker
 from whimbrel_bench.target import Target, TargetOptions
 
 BENCH = [sys.executable, "-m", "whimbrel", "bench"]
@@ -346,6 +348,24 @@ def test_a_server_that_fails_in_a_comparison_leaves_the_rounds_before() -> None:
         out, err = bench("compare", fake.url, fake.url, *args, code=1)
     assert "ratio of medians over 3 rounds" in out
     assert re.search(r"error: \w+: \d of \d requests failed: HTTP 500: broken. The rounds before are above.", err)
+
+
+class _CtrlC:
+    """An argument that a process reads before it calls anything; then Ctrl-C comes."""
+
+    def __reduce__(self) -> tuple[Callable[[int], None], tuple[int]]:
+        return signal.raise_signal, (signal.SIGINT,)
+
+
+def _echo(_: object) -> Callable[[Any], Any]:
+    return lambda message: message
+
+
+def test_a_worker_does_not_hear_ctrl_c_while_it_starts() -> None:
+    worker = Worker(_echo, _CtrlC())
+    assert worker.ask("still here") == "still here"
+    worker.stop()
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "the parent hears it"
 
 
 def test_ctrl_c_ends_an_offline_run_at_once() -> None:

@@ -24,9 +24,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     keys = {"operator": {"admin": True}, "client": {}}
-    file = write_settings(
-        tmp_path_factory.mktemp("settings") / "whimbrel.toml", models={"m": {"source": str(folder)}}, keys=keys
-    )
+    models = {"m": {"source": str(folder)}, "late": {"source": str(folder), "keep": "1h"}}
+    file = write_settings(tmp_path_factory.mktemp("settings") / "whimbrel.toml", models=models, keys=keys)
     with Server("--config", str(file), "--dtype", "float32") as server:
         yield server
 
@@ -40,12 +39,16 @@ def out(here: Here, server: Server, *args: str) -> str:
     return here.run(*args, "--url", server.url)[0].decode()
 
 
+def test_the_banner_says_what_is_loaded_later(server: Server) -> None:
+    assert server.log.count("by its first request, and unloaded when idle for 3600 s") == 1
+
+
 def test_a_model_comes_and_goes(here: Here, server: Server, folder: Path) -> None:
     assert " ready " in out(here, server, "ps")
     told = out(
         here, server, "load", "n", str(folder), "--set", "names=n2,n3", "--set", 'prompts={"query": "q: "}', "--set", "keep=1h"
     )
-    assert told.startswith("n is unloaded: revision files-")
+    assert told.startswith("n is loaded by its first request: revision files-")
     (found,) = [each for each in json.loads(out(here, server, "ps", "--json"))["models"] if each["name"] == "n"]
     assert (found["names"], found["keep_seconds"], found["source"]) == (["n", "n2", "n3"], 3600.0, str(folder))
     table = out(here, server, "ps")
@@ -54,7 +57,9 @@ def test_a_model_comes_and_goes(here: Here, server: Server, folder: Path) -> Non
     assert "Memory of models: " in table
     assert out(here, server, "load", "m", "--set", "max_batch_tokens=64").startswith("m is ready: revision files-")
     assert out(here, server, "unload", "n").startswith("n is served no more, and ends")
-    assert "no model 'n'" in here.error("unload", "n", "--url", server.url)
+    gone = here.error("unload", "n", "--url", server.url)
+    assert "no model 'n'" in gone
+    assert "whimbrel ps lists the models" in gone
     assert out(here, server, "load", "w", str(folder), "--no-wait") == "w is being loaded; whimbrel ps shows it.\n"
     assert wait_for(lambda: "\n  w " in out(here, server, "ps") and out(here, server, "ps").count(" ready ") == 2)
     headers = {"authorization": f"Bearer {key_of('client')}"}

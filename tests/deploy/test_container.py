@@ -99,57 +99,74 @@ def test_sigterm_to_process_1_ends_with_0_and_leaves_no_process(container: Conta
 
 
 PODMAN = shutil.which("podman")
+RUNTIME = ["--runtime=runc"] if shutil.which("runc") else []
 BASE = os.environ.get("WHIMBREL_TEST_BASE", "")
+BUILD = ("build", "--layers=false", "--format=docker", "--isolation=chroot", "--network=host")
+SMALLEST = "localhost/whimbrel-smallest"
+LIMITS = ("--ulimit=nofile=8192:8192", "--ulimit=nproc=8192:8192")
 
 
-def podman(*arguments: str, check: bool = True) -> str:
+def podman(*arguments: str) -> str:
     done = subprocess.run([PODMAN or "podman", *arguments], capture_output=True, text=True, check=False)
-    assert not check or done.returncode == 0, (arguments, done.stdout[-2000:], done.stderr[-4000:])
+    assert done.returncode == 0, (arguments, done.stdout[-2000:], done.stderr[-4000:])
     return done.stdout.strip()
 
 
+def debian(folder: Path) -> str:
+    """Make a base image from Debian's archive."""
+    base, packages = "localhost/whimbrel-base", "--include=python3,python3-venv,ca-certificates"
+    subprocess.run(["debootstrap", "--variant=minbase", packages, "bookworm", folder / "root"], check=True, capture_output=True)
+    subprocess.run(["tar", "-C", folder / "root", "-cf", folder / "root.tar", "."], check=True)
+    podman("import", str(folder / "root.tar"), base)
+    return base
+
+
 @pytest.fixture(scope="module")
-def image(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Build the image, on a base from Debian's archive where no registry of images is reached."""
-    if PODMAN is None or os.getuid() != 0:
-        pytest.skip("no podman, or no root: apt install podman runc")
-    base = BASE
-    if not base:
-        if shutil.which("debootstrap") is None:
-            pytest.skip("no base image: apt install debootstrap, or name one in WHIMBREL_TEST_BASE")
-        base, folder = "localhost/whimbrel-base", tmp_path_factory.mktemp("base")
-        packages = "--include=python3,python3-venv,ca-certificates"
-        subprocess.run(
-            ["debootstrap", "--variant=minbase", packages, "bookworm", folder / "root"], check=True, capture_output=True
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Find an image to build on, and try whether this machine builds and runs images at all."""
+    if PODMAN is None or os.getuid() != 0 or (not BASE and shutil.which("debootstrap") is None):
+        pytest.skip(
+            "no podman, no debootstrap or no root: apt install podman runc debootstrap, or name a base in WHIMBREL_TEST_BASE"
         )
-        subprocess.run(["tar", "-C", folder / "root", "-cf", folder / "root.tar", "."], check=True)
-        podman("import", str(folder / "root.tar"), base)
-    mounts = [f"--volume={path}:{path}:ro" for path in ("/opt/wheels", "/etc/ssl/certs") if Path(path).is_dir()]
+    try:
+        base = BASE or debian(tmp_path_factory.mktemp("base"))
+        smallest = tmp_path_factory.mktemp("smallest") / "Containerfile"
+        smallest.write_text(f"FROM {base}\nRUN apt-get update\n")
+        podman(*BUILD, f"--tag={SMALLEST}", f"--file={smallest}", str(smallest.parent))
+        podman(*RUNTIME, "run", "--rm", "--network=none", "--read-only", *LIMITS, base, "true")
+    except (AssertionError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"this machine builds and runs no image: {error}")
+    yield base
+    podman("image", "rm", "--force", SMALLEST, *(() if BASE else (base,)))
+
+
+@pytest.fixture(scope="module")
+def image(base: str, tmp_path_factory: pytest.TempPathFactory) -> str:
+    wheels = os.environ.get("PIP_FIND_LINKS", "")  # a folder that this machine's pip looks into, so that of the image does too
+    mounts = [f"--volume={path}:{path}:ro" for path in (wheels, "/etc/ssl/certs") if path and Path(path).is_dir()]
     pip = tmp_path_factory.mktemp("pip") / "pip.conf"
-    pip.write_text("[global]\nfind-links = /opt/wheels\n" if Path("/opt/wheels").is_dir() else "")
+    pip.write_text(f"[global]\nfind-links = {wheels}\n" if wheels else "")
     podman(
-        *("build", "--format=docker", "--isolation=chroot", "--network=host", "--tag=localhost/whimbrel-test"),
+        *BUILD, "--tag=localhost/whimbrel-test",
         *(f"--file={DEPLOY / 'Containerfile'}", f"--ignorefile={DEPLOY / 'Containerfile.dockerignore'}"),
         *(f"--build-arg=BASE={base}", "--build-arg=TORCH_INDEX=", *mounts, f"--volume={pip}:/etc/pip.conf:ro", str(ROOT)),
-    )
+    )  # fmt: skip
     return "localhost/whimbrel-test"
 
 
-@pytest.mark.extended
 @pytest.mark.timeout(1800)
 def test_the_image_is_built_and_serves(image: str) -> None:
     """Read-only, without capabilities, as a user id of OpenShift's: health, an answer, and the end by SIGTERM."""
-    runtime = ["--runtime=runc"] if shutil.which("runc") else []
     name = podman(
-        *(*runtime, "run", "--detach", "--network=none", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"),
-        *(f"--user={OPENSHIFT}", "--ulimit=nofile=8192:8192", "--ulimit=nproc=8192:8192", image),
+        *(*RUNTIME, "run", "--detach", "--network=none", "--read-only", "--cap-drop=all", "--security-opt=no-new-privileges"),
+        *(f"--user={OPENSHIFT}", *LIMITS, image),
     )
 
     def inside(*command: str) -> str:
-        return podman(*runtime, "exec", name, *command)
+        return podman(*RUNTIME, "exec", name, *command)
 
     def healthy() -> bool:
-        command = [str(PODMAN), *runtime, "healthcheck", "run", name]
+        command = [str(PODMAN), *RUNTIME, "healthcheck", "run", name]
         return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
     try:
@@ -157,7 +174,8 @@ def test_the_image_is_built_and_serves(image: str) -> None:
         assert inside("python", "-c", ASK) == "384"
         assert "Read-only" in inside("sh", "-c", "touch /etc/x 2>&1 || true")
         assert not inside("sh", "-c", "grep -l '^State:.Z' /proc/[0-9]*/status || true")
-        podman(*runtime, "stop", "--time=30", name)
+        podman(*RUNTIME, "stop", "--time=30", name)
         assert podman("inspect", "--format={{.State.ExitCode}}", name) == "0"
     finally:
-        podman(*runtime, "rm", "--force", name, check=False)
+        podman(*RUNTIME, "rm", "--force", name)
+        podman("image", "rm", "--force", image)

@@ -216,7 +216,8 @@ def test_every_route_is_here() -> None:
         "PullRequest",
         "VertexRequest",
         "RankingRequest",
-    }  # no model, no inputs, bodies of /, objects
+        "InferRequest",
+    }  # no model, no inputs, bodies of /, objects, tensors
     all_of_them = {(route.path, route.request_type.__name__) for route in ROUTES}
     left = {name for path, name in all_of_them - asked if path not in ("/", "/invocations")}
     assert left == others

@@ -18,7 +18,7 @@ import orjson
 import pytest
 
 import fault_injection
-from raw_http import Answer, Connection, ask, head, post
+from raw_http import Answer, ask, head, hold, post
 from serving import Server
 from settings_file import write_settings
 from waiting import wait_for
@@ -83,14 +83,10 @@ def test_H2_one_of_ten_thousand_keys(server: Server) -> None:
 
 
 def test_E14_requests_in_flight_of_workers_that_are_killed_come_back(server: Server) -> None:
-    held = post({"input": "a"}, authorization="Bearer two-s3cret")[:-1]  # a body that lacks its end
     with ExitStack() as connections:
-
-        def all_are_held() -> bool:
-            connections.enter_context(Connection(server.port)).send(held)  # refused if another came between
-            return send(server, "two").status == 429
-
-        assert wait_for(all_are_held)
+        for _ in range(2):
+            connections.enter_context(hold(server.port, TEXT, authorization="Bearer two-s3cret"))
+        assert send(server, "two").status == 429
         for pid in (workers := server.children("worker")):
             os.kill(pid, signal.SIGKILL)
         assert wait_for(lambda: len(now := server.children("worker")) == 2 and not {*now} & {*workers})

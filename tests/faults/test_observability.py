@@ -420,7 +420,7 @@ def test_H4_log_lines_cannot_be_forged(server: Server, client: httpx2.Client) ->
 class Failing:
     """An embedder with a bug."""
 
-    plan = SimpleNamespace(served_name="m", aliases=(), max_length=9, max_batch_tokens=512)
+    plan = SimpleNamespace(served_name="m", aliases=(), adapters={}, revision="", max_length=9, max_batch_tokens=512)
     card = SimpleNamespace(outputs={"dense": None})
     ready = True
     status = "ready"

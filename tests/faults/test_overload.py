@@ -261,7 +261,7 @@ def test_E12_who_gives_up_and_comes_back_is_served_before_those_that_came_later(
             sent = [threads.submit(send, f"later {i}", {}) for i in range(8)]
             assert wait_for(lambda: queued_tokens(client) >= 8 * 219)  # the tokens of SOME
             sent.append(threads.submit(send, "returning", returning))
-            time.sleep(0.5)
+            assert wait_for(lambda: queued_tokens(client) >= 9 * 219)
         for future in sent:
             future.result()
     assert done.index("returning") <= 3  # there are two lanes, and a batch has room for two of these requests

@@ -15,7 +15,7 @@ import pytest
 
 import fault_injection
 from checkpoints.variants import write_variant
-from raw_http import Connection, post
+from raw_http import hold
 from serving import Server
 from settings_file import key_of, write_settings
 from waiting import wait_for
@@ -116,6 +116,7 @@ def test_G15_what_is_half_right_is_refused_whole(
     (late / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     other_keys = OPERATOR | {"client": {}, "new": {}}
     for wrong, says in (
+        ({}, "no model is stated any more"),
         ({"x": models["x"], "new": {"sauce": "x"}}, "models.new.sauce is not known. (did you mean source?)"),
         ({"x": models["x"] | {"names": ["y"]}, "y": models["y"]}, "has the name y already"),
         ({"x": models["x"], "new": {"source": str(tmp_path)}}, "config.json"),
@@ -163,17 +164,11 @@ def test_G16_requests_in_flight_are_counted_on(server: Reloading, models: dict[s
     def reload(most: int) -> None:
         assert server.reload(models=models, keys=OPERATOR | {"client": {}, "two": {"requests_in_flight": most}}) in SERVES
 
-    def held(connection: Connection) -> bool:
-        """Send a request whose body lacks its end until it is counted: another may have come between."""
-        request = post({"input": "x", "model": "x"}, authorization=f"Bearer {key_of('two')}")
-        connection.send(request[:-1])
-        return server.ask(key="two").status_code == 429
-
     reload(2)
     assert server.soon(200, key="two")
-    with Connection(server.port) as first, Connection(server.port) as second:
-        assert not held(first)
-        assert held(second)
+    body, headers = {"input": "x", "model": "x"}, {"authorization": f"Bearer {key_of('two')}"}
+    with hold(server.port, body, **headers) as first, hold(server.port, body, **headers) as second:
+        assert server.ask(key="two").status_code == 429
         reload(3)
         assert server.soon(200, key="two")  # a third
         reload(2)
@@ -228,13 +223,52 @@ def test_G17_a_hundred_signals_under_load_lose_nothing(
     assert server.reload(models=models, keys=OPERATOR | {"client": {}}) in SERVES
 
 
+def test_G15_a_time_to_keep_changes_without_a_load(server: Reloading, models: dict[str, Any], folders: dict[str, str]) -> None:
+    keys = OPERATOR | {"client": {}}
+    lazy = {"source": folders["a"], "keep": "10m"}
+    assert server.reload(models=models | {"k": lazy, "never": lazy}, keys=keys) in SERVES
+    assert server.ask("k").status_code == 200
+    before = engines(server.models())
+    assert server.reload(models=models | {"k": lazy | {"keep": "2h"}, "never": lazy | {"max_length": 9}}, keys=keys) in SERVES
+    after = server.models()
+    assert engines(after) == before
+    assert (after["k"]["keep_seconds"], after["never"]["state"]) == (7200.0, "unloaded")
+    assert server.reload(models=models, keys=keys) in SERVES
+
+
+def test_G18_a_model_that_is_put_during_a_reload_stays(
+    server: Reloading, models: dict[str, Any], folders: dict[str, str]
+) -> None:
+    """Names that the file states are busy meanwhile, also those that it states no more."""
+    keys = OPERATOR | {"client": {}}
+    assert server.reload(models=models | {"y": models["y"] | {"names": ["y2"]}}, keys=keys) in SERVES
+    before = len(server.told())
+    write_settings(server.file, models=models | {"z": {"source": folders["b"], "max_batch_tokens": 32}}, keys=keys)
+    server.hang_up()
+    assert wait_for(lambda: len(server.children("engine")) == 4)
+    lazy = {"source": folders["a"], "keep": "10m"}
+    assert [server.operate("POST", json={"name": name} | lazy).status_code for name in ("z", "y2")] == [409, 409]
+    assert server.operate("POST", json={"name": "z", "wait": False} | lazy).status_code == 409
+    assert server.operate("DELETE", "/admin/models/y").status_code == 409
+    assert server.operate("POST", json={"name": "q"} | lazy).status_code == 200
+    assert wait_for(lambda: len(server.told()) > before)
+    assert server.told()[-1] in SERVES
+    assert list(server.models()) == ["x", "y", "z", "q"]
+    assert [server.ask(name).status_code for name in ("q", "y2")] == [200, 404]
+    assert server.operate("DELETE", "/admin/models/q").status_code == 200
+    assert server.reload(models=models, keys=keys) in SERVES
+
+
 def test_G15_a_typo_is_one_line_in_the_log(server: Reloading, models: dict[str, Any]) -> None:
     before, num_lines = engines(server.models()), len(server.log.splitlines())
     server.file.write_text("[models.x")
     server.hang_up()
     assert wait_for(lambda: "whimbrel.toml:1" in server.told()[-1])
+    server.file.write_text("[models.x]")
+    server.hang_up()
+    assert wait_for(lambda: "opens no server" in server.told()[-1])
     assert "the key clients names the model q" in server.reload(models=models, keys=OPERATOR | {"clients": {"models": ["q"]}})
-    assert len(server.log.splitlines()) == num_lines + 2
+    assert len(server.log.splitlines()) == num_lines + 3
     assert engines(server.models()) == before
     assert [server.ask(name).status_code for name in "xyz"] == [200] * 3
 
@@ -257,6 +291,16 @@ def test_G18_models_of_requests_stay_until_the_file_names_them(
     assert server.operate("DELETE", "/admin/models/x").status_code == 200
     assert server.reload(models=models, keys=keys) in SERVES
     assert server.ask("x").status_code == 200
+
+
+@pytest.mark.extended
+def test_G14_sigterm_while_the_file_is_read_again(folders: dict[str, str], tmp_path: Path) -> None:
+    with Reloading(tmp_path / "whimbrel.toml", models={"x": {"source": folders["a"]}}, keys=OPERATOR) as server:
+        write_settings(server.file, models={"x": {"source": folders["b"]}}, keys=OPERATOR)
+        server.hang_up()
+        assert wait_for(lambda: len(server.children("engine")) == 2)
+        assert server.stop() == 0
+        assert "Traceback" not in server.log
 
 
 @pytest.mark.extended

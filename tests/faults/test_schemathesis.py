@@ -25,6 +25,7 @@ EXCLUSIONS = {
     "base64": r"Invalid base64 encoded string|bytes are (no whole numbers|not the shape)",
     "objects with an empty text": r"is empty\.",
     "two names of one flag": r"contradicts normalize",
+    "tensors": r"inputs\[\d\]\.(shape|data|name|parameters\.binary_data_size): |two tensors are pairs|one, or one for each",
     "equal values": r"for [0-9,]+ \w+; there must be one|differs from dimensions|asks for something else than instances",
 }
 """Messages of refusals of requests that fit the document. The names are those of REASONS."""
@@ -34,6 +35,7 @@ REASONS = {
     "base64": "Schemathesis takes any text for base64, and JSON Schema has no rule over the number of its bytes.",
     "objects with an empty text": "A query and a document have one type of object, and only a document's text may be empty.",
     "two names of one flag": "With a rule for them too, Schemathesis gives up on bodies that have so many rules.",
+    "tensors": "JSON Schema has no rule that a shape fits its data, that bytes follow the JSON, or that names differ.",
     "equal values": "JSON Schema has no rule that two fields are equal or that two lists are equally long.",
 }
 CHECKS = {

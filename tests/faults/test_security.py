@@ -101,7 +101,7 @@ def test_H1_with_a_key_every_route_answers(method: str, path: str) -> None:
 
 
 def test_H1_the_open_routes_are_these() -> None:
-    assert sorted(OPEN_PATHS) == ["/health", "/health/live", "/health/ready", "/ping"]
+    assert sorted(OPEN_PATHS) == ["/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"]
     assert sorted(OPEN_PAGES) == ["/", "/docs", "/openapi.json"]
 
 

@@ -61,6 +61,7 @@ def test_the_estimates_of_the_steps_fit_into_the_time_of_a_run_on_a_gpu(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.extended
 def test_the_steps_for_a_gpu_run_on_a_cpu_in_small(tmp_path: Path) -> None:
     """All but the tests for a GPU. The files are few, and those of an earlier run stay."""
     (tmp_path / "results.jsonl").write_text("earlier")

@@ -34,7 +34,8 @@ from whimbrel import Client
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text()
 PROGRAMS = {
     "LangChain": "langchain_openai", "LlamaIndex": "llama_index", "Haystack": "haystack", "Chroma": "chromadb", "LanceDB": "lancedb",
-    "Qdrant": "qdrant_client", "pgvector": "psycopg", "OpenSearch": "opensearchpy", "Open WebUI": None, "LiteLLM": "litellm",
+    "Qdrant": "qdrant_client", "pgvector": "psycopg", "OpenSearch": "opensearchpy", "Open WebUI": None, "Triton's client": "tritonclient",
+    "LiteLLM": "litellm",
     "mteb": "mteb",
 }  # fmt: skip
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -58,7 +59,7 @@ def run(request: pytest.FixtureRequest) -> Iterator[Any]:
         if importlib.util.find_spec(str(PROGRAMS[program])) is None and not request.config.getoption("--recipes"):
             pytest.skip(f"{program} is not installed; `make recipes` installs it")
         block = recipes()[program][number]
-        for old, new in (("http://127.0.0.1:8000", url), *replaced):
+        for old, new in (("127.0.0.1:8000", url.removeprefix("http://")), *replaced):
             assert old in block
             block = block.replace(old, new)
         kept.append({"__name__": "recipe"})
@@ -223,6 +224,13 @@ def test_open_webui_prefixes(server: Server) -> None:
     with Client(server.url) as client:
         prompted = client.embed([f"query: {text}" for text in TEXTS])
     np.testing.assert_allclose([row["embedding"] for row in answer.json()["data"]], prompted, atol=1e-6)
+
+
+def test_tritons_client(run: Any, server: Server, expected: Any) -> None:
+    names = run("Triton's client", 0, server.url)
+    np.testing.assert_allclose(names["vectors"], expected, atol=1e-6)
+    with Client(server.url) as client:
+        np.testing.assert_allclose(names["scores"], client.score("Which bird?", TEXTS), atol=1e-6)
 
 
 def test_litellm(run: Any, server: Server, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:

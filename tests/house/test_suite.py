@@ -134,7 +134,7 @@ def test_a_failure_says_which_promise_it_breaks_and_extended_cases_are_left_out(
     assert [name in output for name in ("[a]", "[b]", "[c]", "at_length")] == [True, False, True, False]
 
 
-@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("processes", ["1", pytest.param("0", marks=pytest.mark.extended)])
 def test_signals_that_the_parent_ignores_reach_the_tests(processes: str, tmp_path: Path) -> None:
     """The suite is the same under nohup, in the background of a shell, and below a parent that blocks signals."""
     (tmp_path / "test_heeds.py").write_text(HEEDS, encoding="utf-8")

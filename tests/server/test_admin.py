@@ -14,21 +14,24 @@ import pytest
 
 from asgi import Answer, call
 from checkpoints.variants import change_weights, write_variant
-from fake_embedder import FakeEmbedder
+from fake_embedder import FakeEmbedder, FakePlan
 from whimbrel.checkpoint.fingerprint import fingerprint, weight_bytes
+from whimbrel.checkpoint.locate import resolve_checkpoint
 from whimbrel.errors import SetupError
-from whimbrel.server.app.admin import AdminAction
+from whimbrel.server.app.admin import AdminAction, Tell
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.routing import AsyncEmbedder, ModelRegistry
 from whimbrel.server.keys import ApiKey, digest_of
-from whimbrel.server.processes.messages import ModelOptions, Planned, Usage
+from whimbrel.server.processes.admin import run_command
+from whimbrel.server.processes.messages import Command, ModelOptions, Planned, Usage
 from whimbrel.server.processes.model_memory import next_to_unload
 from whimbrel.server.processes.model_table import read_model
 from whimbrel.server.processes.probe import TEXTS, Probe, compare, refusal
 from whimbrel.server.processes.running_model import NoRoom, RunningModel
 from whimbrel.server.settings import keep_seconds
 from whimbrel.types.plan import Options, Plan
+from whimbrel.types.residence import Residence
 
 KEY = {"authorization": "Bearer an-operator-s-key"}
 OPERATOR = ApiKey(name="operator", digest=digest_of("an-operator-s-key"), admin=True)
@@ -39,11 +42,14 @@ JSON = {"content_type": "application/json"}
 def app(limits: ServerLimits = LIMITS) -> tuple[Any, list[tuple[str, bytes]]]:
     told: list[tuple[str, bytes]] = []
 
-    async def command(action: AdminAction, body: bytes) -> tuple[int, bytes]:
+    async def command(action: AdminAction, body: bytes, tell: Tell | None = None, /) -> tuple[int, bytes]:
         if body == b"slow":
             await asyncio.sleep(60)
         told.append((action, body))
-        return 200, b"{}"
+        if tell is not None:
+            tell("sha256:0123456789abcdef", 9, 0)
+            tell("sha256:0123456789abcdef", 9, 9)
+        return (422, b'{"error":{"message":"the disk is full."}}') if body == b"owner/large" else (200, b"{}")
 
     return create_app(ModelRegistry(cast(AsyncEmbedder, FakeEmbedder())), guards=limits, command=command), told
 
@@ -89,6 +95,62 @@ def test_H15_no_page_of_another_site_changes_models(method: str, origins: tuple[
     assert (answer.status, told) == (403, [])
 
 
+OPERATES = replace(LIMITS, keys=(replace(OPERATOR, routes=("/api/embed", "/api/embeddings")),), origins=("https://a.example",))
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "seconds", "loads"),
+    [
+        ("embed", {"input": "a", "keep_alive": "10m"}, 600.0, False),
+        ("embed", {"input": ["a"], "keep_alive": 0}, 0.0, False),
+        ("embed", {"input": [], "keep_alive": "1h30m"}, 5400.0, True),
+        ("embed", {"keep_alive": "0"}, 0.0, False),
+        ("embed", {"input": "", "keep_alive": -1}, None, True),
+        ("embeddings", {"prompt": "a", "keep_alive": "-1s"}, None, False),
+        ("embeddings", {"keep_alive": 1e300}, None, True),
+        ("embeddings", {"keep_alive": "1.5h.5m500ms"}, 5430.5, True),
+    ],
+)
+def test_H15_an_operator_says_how_long_a_model_stays(path: str, body: Any, seconds: float | None, loads: bool) -> None:
+    raw, path = orjson.dumps(body | {"model": "fake:latest"}), f"/api/{path}"
+    answer, told = send("POST", path, OPERATES, raw, **KEY)
+    ((action, handed),) = told
+    assert (answer.status, action, orjson.loads(handed)) == (200, "keep", {"model": "fake", "seconds": seconds, "loads": loads})
+    for headers in ({"authorization": "Bearer a-client-s-key"}, KEY | {"origin": "https://a.example"}):
+        answer, told = send("POST", path, OPERATES, raw, **headers)
+        assert (answer.status, told) == (200, [])
+    assert send("POST", path, OPERATES, orjson.dumps(body | {"model": "other"}), **KEY)[0].status == 404
+
+
+def test_H15_an_operator_has_a_model_fetched() -> None:
+    answer, told = send("POST", "/api/pull", body=b'{"model":"owner/name:latest"}', **KEY)
+    assert (answer.status, told) == (200, [("pull", b"owner/name")])
+    file = {"status": "pulling 0123456789ab", "digest": "sha256:0123456789abcdef", "total": 9}
+    ends = ["verifying sha256 digest", "writing manifest", "success"]
+    assert list(map(orjson.loads, answer.body.splitlines())) == [
+        {"status": "pulling manifest"}, file, file | {"completed": 9}, *({"status": end} for end in ends),
+    ]  # fmt: skip
+    answer, _ = send("POST", "/api/pull", body=b'{"name":"owner/large"}', **KEY)
+    assert (answer.status, orjson.loads(answer.body.splitlines()[-1])) == (200, {"error": "the disk is full."})
+    for name, status, body in (("name", 200, {"status": "success"}), ("large", 422, {"error": "the disk is full."})):
+        answer, _ = send("POST", "/api/pull", body=b'{"name":"owner/%b","stream":false}' % name.encode(), **KEY)
+        assert (answer.status, orjson.loads(answer.body)) == (status, body)
+    answer, told = send("POST", "/api/pull", body=b'{"name":"slow","stream":false}', x_request_timeout="0.05", **KEY)
+    assert (answer.status, told) == (504, [])
+
+
+def test_H15_other_keys_fetch_nothing() -> None:
+    body = b'{"model":"owner/name"}'
+    for headers in ({"authorization": "Bearer a-client-s-key"}, KEY | {"origin": "https://a.example"}):
+        answer, told = send("POST", "/api/pull", OPERATES, body, **headers)
+        assert (answer.status, told) == (404, [])
+    assert send("POST", "/api/pull", ServerLimits(), body)[0].status == 404
+    for path, status in (("/api/ps", 200), ("/models", 200), ("/api/tags", 403), ("/v1/models", 403)):
+        assert send("GET", path, **KEY)[0].status == status
+    without = create_app(ModelRegistry(cast(AsyncEmbedder, FakeEmbedder())), guards=LIMITS)  # as asgi.py makes it
+    assert asyncio.run(call(without, "POST", "/api/pull", body=body, headers=dict(KEY))).status == 404
+
+
 def test_H15_bodies_that_are_none() -> None:
     assert send("POST", "/admin/models", body=b"{}", **KEY, content_type="text/plain")[0].status == 415
     assert send("POST", "/admin/models", body=b"x" * (2**20 + 1), **KEY, **JSON)[0].status == 413
@@ -100,6 +162,22 @@ def test_H15_bodies_that_are_none() -> None:
 
 
 DEFAULTS = ModelOptions(None, None, Options(dtype="auto", max_queue_tokens=7), num_replicas=2)
+
+
+def test_states_of_models_as_their_lists_tell_them() -> None:
+    """GET /api/ps has the loaded models, GET /models the states of llama-server's router."""
+    models = [FakeEmbedder() for _ in range(4)]
+    states = Residence("loaded", 2**30, 1_800_000_000.0), Residence("loading"), Residence("unloaded"), Residence("failed")
+    for number, (model, residence) in enumerate(zip(models, states, strict=True)):
+        model.plan, model.residence = FakePlan(f"m{number}", device="cuda:0"), residence
+    app = create_app(ModelRegistry(*cast(list[AsyncEmbedder], models)))
+    (running,) = orjson.loads(asyncio.run(call(app, "GET", "/api/ps")).body)["models"]
+    assert (running["name"], running["expires_at"]) == ("m0:latest", "2027-01-15T08:00:00.000Z")
+    assert (running["size"], running["size_vram"], running["context_length"]) == (2**30, 2**30, 256)
+    told = orjson.loads(asyncio.run(call(app, "GET", "/models")).body)["data"]
+    assert [(each["status"]["value"], each["status"]["failed"]) for each in told] == [
+        ("loaded", False), ("loading", False), ("unloaded", False), ("unloaded", True),
+    ]  # fmt: skip
 
 
 def test_a_table_has_what_a_model_needs() -> None:
@@ -144,11 +222,38 @@ def test_a_model_without_a_source_is_the_one_that_it_replaces() -> None:
         ({"revision": "x"}, "revision is stated without a hub id"),
         ({"names": [""]}, "names holds an empty text"),
         ({"names": [" x"]}, "' x' is no name of a model"),
+        ({"names": ["a//b"]}, "'a//b' is no name of a model"),
+        ({"names": ["../x"]}, "'../x' is no name of a model"),
     ],
 )
 def test_a_wrong_table_says_what_is_wrong(table: dict[str, Any], says: str) -> None:
     with pytest.raises(SetupError, match=says):
         read_model("m", table, defaults=DEFAULTS)
+
+
+@pytest.mark.parametrize("name", ["", ".", "/x", "x/", "a\nb"])
+def test_a_name_has_to_fit_into_a_path(name: str) -> None:
+    with pytest.raises(SetupError, match="is no name of a model"):
+        read_model(name, {}, defaults=DEFAULTS)
+
+
+def test_a_home_that_nobody_has_is_a_folder_that_is_not_there() -> None:
+    stated = {"source": "~no-such-user/x", "revision": "v", "adapters": {"a": "~no-such-user/y"}}
+    model = read_model("m", stated, defaults=DEFAULTS)
+    assert model.model == "~no-such-user/x@v"
+    assert model.options.get("adapters", {})["a"].endswith("/~no-such-user/y")
+    with pytest.raises(SetupError, match="no folder ~no-such-user/x"):
+        resolve_checkpoint("~no-such-user/x")
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{}", b'{"name":"m","min_cosine":NaN}', b'{"name":"\xff"}', b'{"a":' * 2**17])
+@pytest.mark.parametrize("action", ["put", "load", "unload"])
+def test_H15_a_body_that_is_no_command_is_refused(action: AdminAction, body: bytes) -> None:
+    nothing: Any = None
+    status, told = asyncio.run(
+        run_command(nothing, nothing, Command(0, action, body), start=print, fetch=nothing, draining=False)
+    )
+    assert (status, orjson.loads(told)["error"]["code"]) == (400, "invalid_value")
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from whimbrel.cli.serve_options import check_config, models_to_serve
 from whimbrel.errors import SetupError
 from whimbrel.server.config_file import SECTIONS, TABLES, Config, read_config
+from whimbrel.server.keys import hash_of
 from whimbrel.server.settings import ModelTable, Settings, keep_seconds
 from whimbrel.server.settings_table import MODEL_TABLE, OF_MODELS, TABLE
 
@@ -315,3 +316,12 @@ def test_a_file_of_ten_thousand_keys(folder: Path) -> None:
     assert config.sources["models", "m4999", "max_length"].endswith(":15000")
     text = f"{models}[models.m5000]\nnames = ['m1']\n"
     assert "w.toml:15002: models.m5000.names: another model" in refusal(folder, text)
+
+
+@pytest.mark.parametrize(
+    ("more", "warns"), [("", True), ("routes = ['/v1/rerank']", False), (f"[keys.b]\nhash = '{hash_of('b')}'", False)]
+)
+def test_keys_that_open_nothing_for_clients_are_told(more: str, warns: bool, folder: Path) -> None:
+    warnings: list[str] = []
+    check_config(read(folder, f"[keys.a]\nhash = '{hash_of('a')}'\nadmin = true\n{more}"), warnings.append)
+    assert [text.startswith("no key opens the routes of clients") for text in warnings] == [True] * warns

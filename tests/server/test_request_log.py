@@ -110,7 +110,16 @@ def test_K3_an_error_has_one_outcome_in_all_dialects(error: WhimbrelError, outco
 
 
 @pytest.mark.parametrize(
-    ("path", "fails"), [("/health", 0), ("/health/ready", 0), ("/ping", 0), ("/", 0), ("/v1/embeddings", 1)]
+    ("path", "fails"),
+    [
+        ("/health", 0),
+        ("/health/ready", 0),
+        ("/ping", 0),
+        ("/", 0),
+        ("/v2/health/ready", 0),
+        ("/v2/models/{model}/ready", 0),
+        ("/v1/embeddings", 1),
+    ],
 )
 def test_G7_a_probe_that_learns_that_the_server_is_not_ready_is_no_failure(path: str, fails: int, heard: Heard) -> None:
     async def app(scope: Any, receive: Any, send: Any) -> None:

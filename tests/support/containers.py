@@ -85,15 +85,15 @@ def reasons_against() -> str | None:
 
 
 def _reveal(folders: list[str]) -> str:
-    """Return commands that let others than root reach folders that lie below folders of root's own, such as /root."""
+    """Return commands that show folders inside which others than root do not reach, such as those below /root, or in /tmp."""
     lines: list[str] = []
     for folder in folders:
         hidden = next((each for each in reversed(Path(folder).parents) if not each.stat().st_mode & 0o001), None)
-        if hidden is not None:
-            lines += [
-                f'mountpoint -q "$root{hidden}" || mount -t tmpfs -o mode=0755 tmpfs "$root{hidden}"',
-                f'mkdir -p "$root{folder}"; mount --bind {shlex.quote(folder)} "$root{folder}"',
-            ]
+        is_temporary = Path("/tmp") in Path(folder).parents  # the container has a /tmp of its own
+        if hidden is not None and not is_temporary:
+            lines.append(f'mountpoint -q "$root{hidden}" || mount -t tmpfs -o mode=0755 tmpfs "$root{hidden}"')
+        if hidden is not None or is_temporary:
+            lines.append(f'mkdir -p "$root{folder}"; mount --bind {shlex.quote(folder)} "$root{folder}"')
     return "\n".join(dict.fromkeys(lines))
 
 

@@ -109,7 +109,9 @@ def _plain(value: Any, name: str = "") -> Any:
         return f"<{len(value)} numbers>"
     if isinstance(value, list):
         return [_plain(each, name) for each in value]
-    if isinstance(value, float) or (isinstance(value, int) and name.endswith(("index", "tokens", "_duration"))):
+    if isinstance(value, float) or (
+        isinstance(value, int) and (name == "size" or name.endswith(("index", "tokens", "_duration")))
+    ):
         return "<number>"
     if name in _MASKED and isinstance(value, str | int):
         return f"<{name}>"

@@ -22,6 +22,7 @@ from whimbrel.dialects.common.route import Parsed
 from whimbrel.server.app.routing import AsyncEmbedder
 from whimbrel.types.card import Card, Encoder, Output, TokenizerCard
 from whimbrel.types.request import Request
+from whimbrel.types.residence import Residence
 from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import Scheduling
 
@@ -90,6 +91,7 @@ class FakeEmbedder:
         self.plan: Any = FakePlan()
         self.ready = True
         self.status = "ready"
+        self.residence = Residence()
         self.queued_tokens = 0
         self.requests: list[Request] = []
         self.schedulings: list[Scheduling] = []

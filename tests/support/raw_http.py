@@ -27,6 +27,17 @@ def post(body: bytes | object, **headers: object) -> bytes:
     return head(content_length=len(content), **headers) + content
 
 
+def hold(port: int, body: object, **headers: object) -> Connection:
+    """Send a request but the last byte of its body, and return its connection once the server has counted it."""
+    request = post(body, expect="100-continue", **headers)
+    for _ in range(100):
+        connection = Connection(port).send(request[: request.index(b"\r\n\r\n") + 4])
+        if connection.answer().status == 100:
+            return connection.send(request[request.index(b"\r\n\r\n") + 4 : -1])
+        connection.close()  # an answered request may still be counted
+    raise AssertionError("the request is never taken")
+
+
 def chunked(body: bytes, size: int) -> bytes:
     """A body in chunks of `size` bytes."""
     chunks = (body[start : start + size] for start in range(0, len(body), size))

@@ -43,8 +43,9 @@ class Server:
     def children(self, kind: str = "") -> list[int]:
         """Process ids of its engines or workers, or of both."""
         tasks = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        pids = sorted(int(pid) for task in tasks for pid in task.read_text().split())
-        return [pid for pid in pids if f"whimbrel.server.processes.bootstrap\0{kind}" in _command(pid)]
+        pids = sorted(int(pid) for task in tasks for pid in _text(task).split())
+        program = f"whimbrel.server.processes.bootstrap\0{kind}"
+        return [pid for pid in pids if program in _text(Path(f"/proc/{pid}/cmdline"))]
 
     @property
     def port(self) -> int:
@@ -74,8 +75,9 @@ class Server:
             self.log += line
 
 
-def _command(pid: int) -> str:
+def _text(file: Path) -> str:
+    """Return the text of a file of a process or a thread, empty if that has just ended."""
     try:
-        return Path(f"/proc/{pid}/cmdline").read_text()
-    except OSError:  # it has just ended
+        return file.read_text()
+    except OSError:
         return ""

@@ -60,7 +60,7 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
             raise SetupError("no MODEL given, and the packaged default is not installed.", hint=hint)
     if not model.strip():
         raise SetupError("MODEL is empty.", hint="name a folder or a hub id, or leave it out for the packaged model")
-    folder = Path(model).expanduser()
+    folder = expand_home(model)
     if folder.is_dir():
         return Checkpoint(without_links(folder), name_of_folder(folder), commit=commit_of_folder(folder))
     if folder.is_file():
@@ -68,6 +68,11 @@ def resolve_checkpoint(model: str | None, *, weights: bool = True, pickles: bool
     name, revision = read_hub_id(model)
     folder = _download(name, revision or None, file_patterns(weights=weights, pickles=pickles))
     return Checkpoint(folder, name, commit=commit_of_folder(folder), revision=revision)
+
+
+def expand_home(path: Path | str) -> Path:
+    """Return a path with the folder that `~` means. That of an unknown user stays; Path.expanduser would raise RuntimeError."""
+    return Path(os.path.expanduser(path))
 
 
 def read_hub_id(model: str) -> tuple[str, str]:
@@ -102,7 +107,7 @@ def default_names(model: str | None) -> tuple[str, ...]:
     """Return the names for clients of a model that the user gives none: the checkpoint's name, and the id with its revision."""
     if model is None:
         return (packaged.NAME,)
-    folder = Path(model).expanduser()
+    folder = expand_home(model)
     if folder.is_dir():
         return (name_of_folder(folder),)
     name, at, _ = model.partition("@")

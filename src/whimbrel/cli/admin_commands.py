@@ -11,7 +11,7 @@ import typer
 from whimbrel.cli import console
 from whimbrel.cli.models_on_disk import size
 from whimbrel.cli.shared_options import SERVER_PANEL, AsJson, flag, option
-from whimbrel.errors import SetupError
+from whimbrel.errors import ModelNotFound, SetupError
 from whimbrel.server.app.admin import ADMIN_MODELS
 from whimbrel.server.settings_table import MODEL_TABLE, nearest
 
@@ -60,7 +60,8 @@ def load(
         typer.echo(f"{name} is being loaded; whimbrel ps shows it.")
     else:
         replaced = f", in place of {told['replaced_revision']}" if told.get("replaced_revision") else ""
-        typer.echo(f"{told['name']} is {told['state']}: revision {told['revision']}{replaced}.")
+        state = "loaded by its first request" if told["state"] == "unloaded" else told["state"]
+        typer.echo(f"{told['name']} is {state}: revision {told['revision']}{replaced}.")
 
 
 def unload(name: Name, *, url: Url = _URL, as_json: AsJson = False) -> None:
@@ -68,7 +69,7 @@ def unload(name: Name, *, url: Url = _URL, as_json: AsJson = False) -> None:
     if as_json:
         console.print_json(told)
     else:
-        in_flight = f" once {console.count(told['in_flight'], 'request')} are answered" if told.get("in_flight") else ""
+        in_flight = f" after {console.count(told['in_flight'], 'request')} in flight" if told.get("in_flight") else ""
         typer.echo(f"{name} is served no more, and ends{in_flight}.")
 
 
@@ -132,15 +133,18 @@ def call(url: str, method: str, path: str, body: Any = None) -> dict[str, Any]:
             method, f"{url.rstrip('/')}{path}", headers=headers, content=content, timeout=timeout, follow_redirects=False
         )
     except (httpx2.RequestError, httpx2.InvalidURL) as error:
-        raise SetupError(f"{url} does not answer: {error}.", hint="--url takes a server, as http://127.0.0.1:8000") from None
+        raise SetupError(
+            f"{url} does not answer: {str(error).removesuffix('.')}.", hint="--url takes a server, as http://127.0.0.1:8000"
+        ) from None
     try:
         told = cast(dict[str, Any], answer.json())
         if answer.is_success:
             return told
-        message = str(told["error"]["message"])
+        message, code = str(told["error"]["message"]), told["error"].get("code")
     except (ValueError, LookupError, TypeError):
-        message = f"status {answer.status_code}"
-    raise SetupError(f"{url}: {message.removesuffix('.')}.", hint=_HINTS.get(answer.status_code))
+        message, code = f"status {answer.status_code}", None
+    hint = "whimbrel ps lists the models" if code == ModelNotFound.code else _HINTS.get(answer.status_code)
+    raise SetupError(f"{url}: {message.removesuffix('.')}.", hint=hint)
 
 
 _HINTS: Final = {

@@ -41,10 +41,14 @@ def print_banner(
     has_key = options.limits.needs_key
     plans = [planned.plan for planned, _ in models]
     console.print()
-    for planned, card in models:
-        folder = Path(planned.folder)
-        files = {"class": stated_architecture(folder, card), "left out": ", ".join(left_out(folder, card))}
-        _print_fields(console, _summary(card, planned.plan) | with_text(files))
+    for (planned, card), model in zip(models, options.models, strict=True):
+        folder, keep = Path(planned.folder), model.keep_seconds
+        others = {
+            "class": stated_architecture(folder, card),
+            "left out": ", ".join(left_out(folder, card)),
+            "loaded": keep is not None and f"by its first request, and unloaded when idle for {keep:g} s",
+        }
+        _print_fields(console, _summary(card, planned.plan) | with_text(others))
         if len(models) > 1:
             console.print()
     pages = f"playground; docs: {url}/docs" if options.limits.playground else f"docs: {url}/docs"

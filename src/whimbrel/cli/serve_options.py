@@ -81,6 +81,8 @@ class OptionsReader:
         kept = {key: getattr(first, key) for key in _AT_START}
         if (config.settings.ssl_certfile is None) != (first.ssl_certfile is None):
             raise SetupError("ssl_certfile: TLS begins and ends with a start of the server.", hint="restart it")
+        if self.first.models and not config.models:
+            raise SetupError(f"{config.file}: no model is stated any more.", hint="restart the server for the packaged one")
         options = self.options(replace(config, settings=replace(config.settings, **kept)), address, _log.warning)
         if changed := [key for key in _AT_START if getattr(config.settings, key) != kept[key]]:
             _log.warning("SIGHUP: %s: what has changed there needs a restart", ", ".join(changed))

@@ -6,7 +6,21 @@ parts that several share stand in `common`. A dialect that repeats a route of an
 
 from typing import Final
 
-from whimbrel.dialects import cohere, infinity, jina, llama_cpp, mixedbread, native, nvidia, ollama, openai, tei, vllm, voyage
+from whimbrel.dialects import (
+    cohere,
+    infinity,
+    jina,
+    llama_cpp,
+    mixedbread,
+    native,
+    nvidia,
+    ollama,
+    open_inference,
+    openai,
+    tei,
+    vllm,
+    voyage,
+)
 from whimbrel.dialects.common.responses import JSON, Response, ServedModel
 from whimbrel.dialects.common.route import API, MESSAGE_PACK, GetRoute, Route
 
@@ -38,6 +52,12 @@ APIS: Final = (
     API("Mixedbread", "Rerank with texts in `input`. Its `/v1/embeddings` is OpenAI's.", mixedbread.ROUTES),
     API("NVIDIA", "NIM's ranking, also at `/v1/retrieval/{model}/reranking`. Its `/v1/embeddings` is OpenAI's.", nvidia.ROUTES),
     API("llama.cpp", "Its own path of embeddings and its paths of rerank. Its `/v1/embeddings` is OpenAI's.", llama_cpp.ROUTES),
+    API(
+        "Open Inference Protocol",
+        "Version 2 over REST, of KServe and Triton: texts, vectors and scores as tensors, in JSON or as bytes behind it.",
+        open_inference.ROUTES,
+        open_inference.GET_ROUTES,
+    ),
 )
 """The APIs in the order of /docs. Of several that share a path, the first takes a body that has fields of more than one."""
 ROUTES: Final[tuple[Route, ...]] = tuple(route for api in APIS for route in api.routes)

@@ -60,11 +60,15 @@ InfinityClassifyResponse: Final = answer_type(
 )  # fmt: skip
 
 
+LlamaStatus: Final = answer_type(
+    "LlamaStatus", "The state of a model, as llama-server's router tells it.",
+    value=Literal["loaded", "loading", "unloaded"], failed=(bool, False),
+)  # fmt: skip
 InfinityModel: Final = answer_type(
     "InfinityModel", "One model of GET /models. Infinity's clients take no other owner.",
     id=str, created=int, max_model_len=described(int, "The maximum of tokens per text."), object=word("model"),
     owned_by=(str, "infinity"), capabilities=list[Literal["embed", "rerank", "classify"]], backend=(str, "torch"),
-    stats=described(dict[str, float], "Empty; /metrics has figures."),
+    stats=described(dict[str, float], "Empty; /metrics has figures."), status=LlamaStatus,
 )  # fmt: skip
 InfinityModels: Final = answer_type("InfinityModels", "Answer of GET /models.", data=list[InfinityModel], object=word("list"))
 
@@ -110,6 +114,8 @@ def render_models(models: Sequence[ServedModel]) -> bytes:
     entries: list[Any] = []
     for model in models:
         about: dict[str, Any] = {"max_model_len": model.plan.max_length, "capabilities": _capabilities(model), "stats": {}}
+        has_failed = model.residence.state == "failed"
+        about["status"] = LlamaStatus(value="unloaded" if has_failed else model.residence.state, failed=has_failed)
         names, now = responses.served_names(model.plan), responses.created()
         entries += [InfinityModel(id=name, created=now, **about) for name in names]
     return msgspec.json.encode({"data": entries, "object": "list"})

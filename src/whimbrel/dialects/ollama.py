@@ -4,16 +4,20 @@ Options of text generation are ignored. Unlike Ollama, /api/embed refuses `dimen
 /api/embeddings refuses texts that exceed the limit. Source: ollama/ollama, api/types.go and server/routes.go.
 """
 
+import re
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
+from math import inf
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from whimbrel.dialects.common.answers import answer_type, described
 from whimbrel.dialects.common.bodies import count, decode, holds, schema
-from whimbrel.dialects.common.responses import Response, ServedModel, json_answer, served_names
+from whimbrel.dialects.common.operations import Keep, Pull
+from whimbrel.dialects.common.responses import JSON, Response, ServedModel, json_answer, served_names
 from whimbrel.dialects.common.route import ANY, ErrorTerms, GetRoute, Parsed, Route, ready
 from whimbrel.dialects.common.schemas import MAX_INPUTS
 from whimbrel.errors import InvalidRequest, Location, ModelNotFound, Overloaded, RateLimited, TooLong, WhimbrelError
@@ -27,6 +31,14 @@ VERSION: Final = "0.12.0"
 
 _LINES: Final = "application/x-ndjson"
 _CHANGES_NUMBERS: Final = ("rope_frequency_base", "rope_frequency_scale")
+_NEVER: Final = "2318-01-01T00:00:00Z"
+"""The time at which a model that stays is unloaded; Ollama says some 292 years from now."""
+_FOREVER: Final = 2**63 / 1e9
+"""Seconds above which Ollama has no duration."""
+_UNITS: Final = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION_PART: Final = re.compile(rf"(\d+(?:\.\d*)?|\.\d+)({'|'.join(_UNITS)})", re.ASCII)
+_DURATION: Final = re.compile(rf"[+-]?(?:0|(?:{_DURATION_PART.pattern})+)", re.ASCII)
+_MAX_NAME: Final = 200
 _LEVELS: Final = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int8": "Q8_0"}
 
 
@@ -41,7 +53,13 @@ class OllamaFields(msgspec.Struct, frozen=True, kw_only=True):
             properties={"num_ctx": {"type": ["integer", "null"], "minimum": 0}} | dict.fromkeys(_CHANGES_NUMBERS, False),
         ),
     ] = None
-    keep_alive: Annotated[float | str | None, schema("Accepted and ignored: models stay loaded.")] = None
+    keep_alive: Annotated[
+        float | str | None,
+        schema(
+            "With an operator's key: seconds, or a text as `10m`, for which a model stays loaded after its last request; 0 "
+            "unloads it, less keeps it. Ignored with other keys, and for models that are always kept."
+        ),
+    ] = None
 
 
 class OllamaEmbedRequest(OllamaFields, frozen=True, kw_only=True):
@@ -85,10 +103,14 @@ class ShowRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PullRequest(ShowRequest, frozen=True, kw_only=True):
-    stream: Annotated[bool | None, schema("Answer in two lines of JSON. Default: true.")] = None
+    stream: Annotated[bool | None, schema("Answer in lines of JSON. Default: true.")] = None
+    insecure: Annotated[bool | None, schema("`true` is refused with an operator's key, and ignored with others.")] = None
 
 
-PullResponse: Final = answer_type("PullResponse", "Answer of POST /api/pull, or a line of it.", status=str)
+PullResponse: Final = answer_type(
+    "PullResponse", "Answer of POST /api/pull, or a line of it; lines over a file have its digest and sizes in bytes.",
+    status=str, digest=(str, ""), total=(int, 0), completed=(int, 0),
+)  # fmt: skip
 ModelDetails: Final = answer_type(
     "ModelDetails", "The kind of a model.",
     family=str, families=list[str], quantization_level=str, parameter_size=(str, ""), format=(str, "safetensors"),
@@ -101,11 +123,13 @@ ShowResponse: Final = answer_type(
 )  # fmt: skip
 _LISTED: Final = {"name": str, "model": str, "digest": str, "details": ModelDetails, "size": (int, 0)}
 ListedModel: Final = answer_type(
-    "ListedModel", "A model that is served. `size` is always 0; `digest` is made from the model's card.", **_LISTED
+    "ListedModel", "A model that is served. `size` is 0; `digest` is made from the model's card.", **_LISTED
 )
 RunningModel: Final = answer_type(
-    "RunningModel", "A model that is loaded.", **_LISTED, size_vram=(int, 0), context_length=(int, 0)
-)
+    "RunningModel", "A model that is loaded.", **_LISTED,
+    size_vram=described(int, "Bytes of `size` that are on a GPU.", 0), context_length=(int, 0),
+    expires_at=described(str, "Time at which it is unloaded if no request comes; in 2318 if it stays.", _NEVER),
+)  # fmt: skip
 ListResponse: Final = answer_type("ListResponse", "Answer of GET /api/tags.", models=list[ListedModel])
 ProcessResponse: Final = answer_type("ProcessResponse", "Answer of GET /api/ps.", models=list[RunningModel])
 VersionResponse: Final = answer_type("VersionResponse", "Answer of GET /api/version.", version=str)
@@ -147,13 +171,63 @@ def parse_show(raw: bytes) -> Parsed[ShowRequest]:
 
 def parse_pull(raw: bytes) -> Parsed[PullRequest]:
     body = decode(PullRequest, raw)
-    return ready(PullRequest(model=body.model or body.name, stream=body.stream), None)
+    return ready(msgspec.structs.replace(body, model=body.model or body.name), None)
 
 
 def render_pull(body: PullRequest, result: None, model: ServedModel) -> bytes | Response:
-    """Return the answer for a model that is there; nothing is ever pulled."""
-    lines = [msgspec.json.encode({"status": status}) for status in ("pulling manifest", "success")]
-    return lines[-1] if body.stream is False else Response([b"%b\n" % line for line in lines], _LINES)
+    """Return the answer for a model that is there; nothing is pulled."""
+    return _SUCCESS if body.stream is False else Response([_line("pulling manifest"), b"%b\n" % _SUCCESS], _LINES)
+
+
+def pull_of(body: PullRequest) -> Pull:
+    """Return the model that an operator wants to have. Raises InvalidRequest."""
+    name = (body.model or "").strip().removesuffix(":latest")
+    if not name or len(name) > _MAX_NAME or not name.isprintable():
+        raise InvalidRequest(f"must be a hub id, as owner/name, of at most {_MAX_NAME} characters.", param="model")
+    if body.insecure:
+        raise InvalidRequest(
+            "is not possible here: the variable HF_ENDPOINT says which hub is asked, and how.", param="insecure"
+        )
+    if body.stream is False:
+        return Pull(name, JSON, b"", _file_line, _SUCCESS, _failure)
+    closing = b"".join(map(_line, ("verifying sha256 digest", "writing manifest", "success")))
+    return Pull(name, _LINES, _line("pulling manifest"), _file_line, closing, _failure)
+
+
+def _file_line(digest: str, total: int, completed: int) -> bytes:
+    name = digest.removeprefix("sha256:")[:12]
+    return _line(f"pulling {name}", digest=digest, total=total, **({"completed": completed} if completed else {}))
+
+
+def _failure(reason: str) -> bytes:
+    return b"%b\n" % render_error(WhimbrelError(reason))
+
+
+def _line(status: str, **more: Any) -> bytes:
+    return b"%b\n" % msgspec.json.encode({"status": status} | more)
+
+
+_SUCCESS: Final = msgspec.json.encode({"status": "success"})
+
+
+def keep_of(body: OllamaEmbedRequest | OllamaEmbeddingsRequest) -> Keep | None:
+    """Return the time for which an operator wants a model to stay. Raises InvalidRequest."""
+    if body.keep_alive is None:
+        return None
+    seconds = _seconds(body.keep_alive)
+    texts = body.input if isinstance(body, OllamaEmbedRequest) else body.prompt
+    return Keep(seconds, loads=not texts and seconds > 0)
+
+
+def _seconds(stated: float | str) -> float:
+    """Return the seconds of a number or of a duration as Go writes it; infinite if it is negative. Raises InvalidRequest."""
+    if isinstance(stated, str):
+        if not _DURATION.fullmatch(stated):
+            text = f"is {stated[:40]!r}; it takes seconds as a number, or a text as 10m or 1h30m."
+            raise InvalidRequest(text, param="keep_alive")
+        parts = _DURATION_PART.findall(stated)
+        stated = sum(float(number) * _UNITS[unit] for number, unit in parts) * (-1 if stated.startswith("-") else 1)
+    return inf if stated < 0 or stated > _FOREVER else float(stated)
 
 
 def render_embed(body: OllamaEmbedRequest, result: Result | None, model: ServedModel) -> bytes | Response:
@@ -187,9 +261,23 @@ def render_tags(models: Sequence[ServedModel]) -> bytes:
 
 
 def render_running(models: Sequence[ServedModel]) -> bytes:
-    """Return the models that are loaded: all that are served."""
-    limits = [(model.plan.max_length, each) for model in models for each in _listed(model)]
-    return msgspec.json.encode({"models": [RunningModel(**each, context_length=limit) for limit, each in limits]})
+    """Return the models that are loaded now."""
+    loaded = [model for model in models if model.residence.state == "loaded"]
+    return msgspec.json.encode(
+        {"models": [RunningModel(**each, **_running(model)) for model in loaded for each in _listed(model)]}
+    )
+
+
+def _running(model: ServedModel) -> dict[str, Any]:
+    residence, plan = model.residence, model.plan
+    until = None if residence.expires_at is None else datetime.fromtimestamp(residence.expires_at, UTC)
+    size = residence.memory_bytes
+    return {
+        "size": size,
+        "size_vram": 0 if plan.device == "cpu" else size,
+        "context_length": plan.max_length,
+        "expires_at": _NEVER if until is None else until.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
+    }
 
 
 def render_version(models: Sequence[ServedModel]) -> bytes:
@@ -239,27 +327,27 @@ ROUTES: Final = (
     _OLLAMA(
         "/api/embed", "Dense vectors of texts, of norm 1 (Ollama).",
         parse_embed, render_embed, response_type=OllamaEmbedResponse,
-        made_for="dense", example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}',
+        made_for="dense", example='{"input": ["A whimbrel is a wader.", "It has a curved bill."]}', operate=keep_of,
     ),
     _OLLAMA(
         "/api/embeddings", "The dense vector of a text (Ollama, before /api/embed).",
         parse_embeddings, render_embeddings, response_type=OllamaEmbeddingsResponse,
-        made_for="dense", example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS,
+        made_for="dense", example='{"prompt": "A whimbrel is a wader."}', terms=_PROMPT_TERMS, operate=keep_of,
     ),
     _OLLAMA(
         "/api/show", "The kind and the limits of a model (Ollama).", parse_show, render_show, response_type=ShowResponse,
         example="{}",
     ),
     _OLLAMA(
-        "/api/pull", "Success for a model that is served; nothing is pulled (Ollama).", parse_pull, render_pull,
-        response_type=PullResponse, example='{"stream": false}',
+        "/api/pull", "Success for a model that is served; an operator's key has others fetched from the hub (Ollama).",
+        parse_pull, render_pull, response_type=PullResponse, example='{"stream": false}', operate=pull_of,
     ),
 )  # fmt: skip
 
 GET_ROUTES: Final = (
     GetRoute("/api/tags", "The models that are served (Ollama).", render_tags, render_error, OllamaError, ListResponse),
     GetRoute(
-        "/api/ps", "The models that are loaded, with the maximum length of texts (Ollama).",
+        "/api/ps", "The models that are loaded now, with their memory, and the time at which they are unloaded (Ollama).",
         render_running, render_error, OllamaError, ProcessResponse,
     ),
     GetRoute(

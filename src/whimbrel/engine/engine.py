@@ -50,6 +50,7 @@ from whimbrel.types.machine_limits import usable_processors
 from whimbrel.types.options import copy_signature, warn_of_truncation
 from whimbrel.types.plan import Options, Plan, make_plan, max_length_for
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
+from whimbrel.types.residence import Residence
 from whimbrel.types.result import Outputs, Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import Seq, TokenInfo
@@ -358,6 +359,10 @@ class AsyncEngine:
     @property
     def status(self) -> str:
         return "ready" if self.ready else "closed"
+
+    @property
+    def residence(self) -> Residence:
+        return Residence()
 
     @property
     def queued_tokens(self) -> int:

@@ -22,6 +22,8 @@ ADMIN_PREFIX: Final = "/admin/"
 """The prefix of routes that only keys with `admin` open."""
 ADMIN_ROUTES: Final = frozenset({"/models/load", "/models/unload"})
 """Other routes for them, llama-server's."""
+MIXED_ROUTES: Final = frozenset({"/api/ps", "/api/pull", "/models"})
+"""Routes of clients that keys with `admin` open too: Ollama's and llama-server's lists, and Ollama's download."""
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@:/+-]{0,63}")
 _NAME_RULE: Final = "a name has up to 64 letters, digits and . _ @ : / + -, the first a letter or a digit"
@@ -68,6 +70,8 @@ class ApiKey:
         """Return whether the key opens a route, by the template of its path."""
         if is_admin_route(route):
             return self.admin
+        if self.admin and route in MIXED_ROUTES:
+            return True
         return not self.admin if self.routes is None else route in self.routes
 
     def may_use(self, names: Iterable[str]) -> bool:

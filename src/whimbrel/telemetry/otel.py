@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from opentelemetry.sdk.trace import SpanProcessor
     from opentelemetry.trace import Tracer
 
-_PROBES: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/metrics"})
+_PROBES: Final = frozenset(
+    {"/health", "/health/live", "/health/ready", "/ping", "/metrics", "/v2/health/live", "/v2/health/ready"}
+)
 """Routes without spans: monitoring calls them so often that their spans would hide the others."""
 
 

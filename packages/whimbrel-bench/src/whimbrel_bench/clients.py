@@ -21,6 +21,7 @@ import uvloop
 from whimbrel.errors import WhimbrelError
 from whimbrel.types.machine_limits import usable_processors
 from whimbrel_bench.load import Driver, Job, Report
+from whimbrel_bench.processes import start_deaf
 
 Progress = Callable[[int, int], None]
 """Called with the numbers of requests that have ended and that have failed, of all processes."""
@@ -54,7 +55,7 @@ def run_load(job: Job, *, processes: int = 1, progress: Progress | None = None) 
         for number, part in enumerate(parts):
             pipe, theirs = context.Pipe(duplex=False)
             process = context.Process(target=_work, args=(theirs, _share(job, part, number, processes), ready), daemon=True)
-            process.start()
+            start_deaf(process)
             theirs.close()
             workers[cast(Connection, pipe)] = process
         reports = _collect(workers, progress)
@@ -124,7 +125,6 @@ def _receive(pipe: Connection, process: Any, *, is_stopped: bool) -> Report | tu
 
 
 def _work(pipe: Connection, job: Job, ready: Any) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _raise_file_limit()
     tls = None if job.verify_tls is None else _tls_context(verify=job.verify_tls)
     gc.collect()

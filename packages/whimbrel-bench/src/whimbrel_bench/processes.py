@@ -5,6 +5,7 @@ import signal
 from collections.abc import Callable
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
+from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from time import perf_counter
 from typing import Any, Final
@@ -24,7 +25,7 @@ class Worker:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(target=_work, args=(theirs, make, args), daemon=True)
-        self._process.start()
+        start_deaf(self._process)
         theirs.close()
 
     def ask(self, message: Any = None) -> Any:
@@ -46,8 +47,17 @@ class Worker:
         self._pipe.close()
 
 
+def start_deaf(process: Any) -> None:
+    """Start a spawned process that never hears Ctrl-C, also while its interpreter starts: its parent alone heeds it."""
+    ensure_running()  # it would unblock the signal
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         function = make(*args)
         while True:

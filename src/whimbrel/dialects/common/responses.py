@@ -27,6 +27,7 @@ from whimbrel.wire.raw import join_blocks, npy_chunks
 if TYPE_CHECKING:
     from whimbrel.types.card import Card
     from whimbrel.types.plan import Plan
+    from whimbrel.types.residence import Residence
 
 
 JSON: Final = "application/json"
@@ -51,6 +52,8 @@ class ServedModel(Protocol):
     def card(self) -> Card: ...
     @property
     def plan(self) -> Plan: ...
+    @property
+    def residence(self) -> Residence: ...
 
 
 def served_names(plan: Plan) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, Final, Generic, Literal, Self, TypeAlias, TypeVar, cast, get_args, get_type_hints
 
 from whimbrel.dialects.common.bodies import decode
+from whimbrel.dialects.common.operations import Operation
 from whimbrel.dialects.common.responses import ARROW, JSON, NPY, OCTETS, Response, ServedModel
 from whimbrel.errors import InvalidRequest, Locate, Location, WhimbrelError
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
@@ -117,8 +118,12 @@ class Route:
     """Return whether a model is made for a body; the others may answer it too."""
     made_for: ModelKind = "any"
     """The kind of model whose answers the route is for. Other models may answer it too."""
+    operate: Callable[[Any], Operation | None] = lambda body: None
+    """Return what a body asks of the server itself, where an operator sends it. Raises InvalidRequest."""
     accepts: Mapping[str, Parse] = field(default_factory=dict[str, Parse])
     """Media types that a client may accept in place of JSON, each with the parser for bodies that name no format."""
+    parse_by: Callable[[Mapping[bytes, bytes]], Parse] | None = None
+    """Return the parser by the headers of a request, where they say how the body is to be read."""
     body_type: type | None = None
     """The type of the JSON, where `parse` returns something else."""
 
@@ -133,7 +138,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class GetRoute:
-    """A GET route over the models that are served."""
+    """A GET route over the models that are served, or over the one that `{model}` in its path stands for."""
 
     path: str
     summary: str
@@ -141,6 +146,8 @@ class GetRoute:
     render_error: Callable[[WhimbrelError], bytes]
     error_type: type
     response_type: Any
+    if_ready: bool = False
+    """Answer 503 while these models are not ready."""
 
 
 @dataclass(frozen=True, slots=True)

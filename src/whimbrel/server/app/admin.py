@@ -1,19 +1,29 @@
 """Admin routes: an operator lists, loads, replaces and unloads models. They exist where there is a key for them.
 
 Those of llama-server load and unload a model that is served, and leave its name. The app hands commands on, to the supervisor
-in `whimbrel serve`, and their answers back.
+in `whimbrel serve`, and their answers back. So are those operations that routes of Ollama have beside or in place of an answer.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Final, Literal, TypeAlias
+from typing import Final, Literal, Protocol, TypeAlias
 
 from whimbrel.errors import DeadlineExceeded, TooLarge
 from whimbrel.server.keys import is_admin_route
 
-AdminAction: TypeAlias = Literal["put", "delete", "list", "load", "unload"]
-AdminCommand: TypeAlias = Callable[[AdminAction, bytes], Awaitable[tuple[int, bytes]]]
-"""Carries out an action and returns the status and the body of its answer. The body of "delete" is a name."""
+AdminAction: TypeAlias = Literal["put", "delete", "list", "load", "unload", "keep", "pull"]
+Tell: TypeAlias = Callable[[str, int, int], None]
+"""Function that is told of a download's file: its digest, its size and the bytes that are on the disk."""
+
+
+class AdminCommand(Protocol):
+    def __call__(self, action: AdminAction, body: bytes, tell: Tell | None = None, /) -> Awaitable[tuple[int, bytes]]:
+        """Carry out an action and return the status and the body of its answer. The body of "delete" and "pull" is a name.
+
+        With `tell`, the action ends when the call is cancelled; without, it goes on.
+        """
+        ...
+
 
 ADMIN_MODELS: Final = "/admin/models"
 ADMIN_MODEL: Final = "/admin/models/{model}"

@@ -21,6 +21,7 @@ from starlette.types import Receive, Scope, Send
 
 from whimbrel import __version__
 from whimbrel.dialects import GET_ROUTES, JSON, GetRoute, Response, Route, openai, tei
+from whimbrel.dialects.common.operations import Pull
 from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, served_names
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMediaType, WhimbrelError
@@ -28,9 +29,18 @@ from whimbrel.server.app.admin import ADMIN_METHODS, AdminCommand, admin_templat
 from whimbrel.server.app.guards import GuardMiddleware, no_route
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
+from whimbrel.server.app.operations import answer_pull, keep_body
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
-from whimbrel.server.app.routing import DEPLOYMENT, ROUTES_BY_PATH, AsyncEmbedder, ModelRegistry, PathRoutes, canonical
+from whimbrel.server.app.routing import (
+    DEPLOYMENT,
+    ROUTES_BY_PATH,
+    AsyncEmbedder,
+    ModelRegistry,
+    PathRoutes,
+    canonical,
+    check_version,
+)
 from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import DISCONNECT_EXTENSION
 from whimbrel.server.pages.files import ASSET_PATHS, HTML, PLAYGROUND, PageFile, page_files
@@ -60,6 +70,7 @@ class App:
         pages = _Pages(served, limits)
         self._pages = pages.by_path
         self._command = command
+        self._tasks: set[asyncio.Future[tuple[int, bytes]]] = set()
         self.methods: dict[str, tuple[str, ...]] = dict.fromkeys(self._pages, ("GET", "HEAD"))
         """Methods that each path takes, in order."""
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
@@ -127,8 +138,7 @@ class App:
             check_body(int(headers.get(b"content-length", b"0")))
             body = await context.read_body(deadline=deadline, gzipped=gzipped)
             check_body(len(body))
-        seconds = None if deadline == inf else max(0.0, deadline - time.perf_counter())
-        status, answer = await run_admin(self._command, scope["method"], scope["path"], body, seconds)
+        status, answer = await run_admin(self._command, scope["method"], scope["path"], body, _seconds_until(deadline))
         return HTTPResponse(answer, status_code=status, media_type=JSON)
 
     async def _post(self, routes: PathRoutes, scope: Scope, send: Send) -> None:
@@ -149,15 +159,26 @@ class App:
             context.closes = self._served.draining
             await send_error(error, scope, send, body=body)
         else:
-            await send_response(response, scope, send)
+            if isinstance(response, Response):
+                await send_response(response, scope, send)
+                return
+            assert self._command is not None
+            answering = answer_pull(self._command, response, context, send, seconds=_seconds_until(deadline))
+            await _run_while_connected(answering, scope, context.receive)
 
-    async def _respond(self, route: Route, body: bytes, deadline: float, scope: Scope) -> Response:
-        context = context_of(scope)
+    async def _respond(self, route: Route, body: bytes, deadline: float, scope: Scope) -> Response | Pull:
+        """Return the answer, or the download that is the answer to an operator."""
+        context, operation = context_of(scope), None
         with Timer("read", into=context.stages):
             parsed = _parser(route, context.request_headers)(body)
             context.model = "other"
+            if context.is_operator and self._command is not None:
+                operation = route.operate(parsed.body)
             name = scope.get(DEPLOYMENT, parsed.body.model)
+            if isinstance(operation, Pull):
+                return operation
             embedder = self._served.find(name, route, parsed, key=context.key)
+            check_version(scope, embedder)
             context.model, context.revision = embedder.plan.served_name, embedder.plan.revision
             request = parsed.request(embedder)
         result: Any = None
@@ -174,9 +195,18 @@ class App:
             result = await _run_while_connected(embedder.tokenize(request), scope, context.receive)
         elif request is not None:
             result = await _run_while_connected(embedder.decode(request), scope, context.receive)
+        if operation is not None:
+            self._tell(keep_body(embedder.plan.served_name, operation))
         with Timer("write", into=context.stages):
             answer = route.render_response(parsed.body, result, embedder)
         return Response([answer], size=len(answer)) if isinstance(answer, bytes) else answer
+
+    def _tell(self, body: bytes) -> None:
+        """Have a model kept as an operator says, without waiting for it."""
+        assert self._command is not None
+        task = asyncio.ensure_future(self._command("keep", body))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
 
 def _with_named_adapter(request: Request, name: str | None, embedder: AsyncEmbedder) -> Request:
@@ -218,6 +248,10 @@ def _deadline(headers: Mapping[bytes, bytes]) -> float:
     return time.perf_counter() + seconds
 
 
+def _seconds_until(deadline: float) -> float | None:
+    return None if deadline == inf else max(0.0, deadline - time.perf_counter())
+
+
 def _seconds_waited(headers: Mapping[bytes, bytes]) -> float:
     """Return the seconds that the caller has waited in earlier tries, as far as OpenAI's clients and ours say it."""
     try:
@@ -246,7 +280,9 @@ def _check_type(headers: Mapping[bytes, bytes], media_types: Sequence[str]) -> b
 
 
 def _parser(route: Route, headers: Mapping[bytes, bytes]) -> Parse:
-    """Return the parser of the body, by the media type that the client accepts."""
+    """Return the parser of the body, by its headers or by the media type that the client accepts."""
+    if route.parse_by is not None:
+        return route.parse_by(headers)
     accept = headers.get(b"accept", b"*/*")
     if accept == b"*/*" or not route.accepts:
         return route.parse
@@ -338,7 +374,15 @@ class _Pages:
         self._metrics.name_keys([key.name for key in limits.all_keys])
 
     def _page(self, page: GetRoute, http: HTTPRequest) -> bytes:
-        return page.render_response(self._models_of(http))
+        if "{model}" not in page.path:
+            models, ready, status = self._models_of(http), self._served.ready, self._served.status
+        else:
+            embedder = self._served.find(http.scope.get(DEPLOYMENT), key=context_of(http.scope).key)
+            check_version(http.scope, embedder)
+            models, ready, status = [embedder], embedder.ready, embedder.status
+        if page.if_ready and not ready:
+            raise Unavailable(f"{status}.")
+        return page.render_response(models)
 
     def _models_of(self, http: HTTPRequest) -> list[AsyncEmbedder]:
         """Return the models that the key of a request may use."""

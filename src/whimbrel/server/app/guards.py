@@ -5,7 +5,7 @@ refused malformed heads. `RequestContext` limits the sizes of bodies, `server/ht
 """
 
 import hmac
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import chain
@@ -29,10 +29,10 @@ from whimbrel.server.app.limits import ServerLimits, host_name, origin_name
 from whimbrel.server.app.request_context import RequestContext, context_of, sanitize, send_error
 from whimbrel.server.budgets import Budgets
 from whimbrel.server.http.exchange import KEPT_EXTENSION
-from whimbrel.server.keys import ADMIN_PREFIX, ApiKey, is_admin_route
+from whimbrel.server.keys import ADMIN_PREFIX, MIXED_ROUTES, ApiKey, is_admin_route
 from whimbrel.server.pages.files import ASSET_PATHS
 
-OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping"})
+OPEN_PATHS: Final = frozenset({"/health", "/health/live", "/health/ready", "/ping", "/v2/health/live", "/v2/health/ready"})
 """Routes that need no key, for probes."""
 OPEN_PAGES: Final = frozenset({"/", "/docs", "/openapi.json"})
 """Pages whose GET needs no key, since they are the same on every server. They ask for a key themselves and send it."""
@@ -41,7 +41,8 @@ OPEN_ROUTES: Final = frozenset((*OPEN_PATHS, *OPEN_PAGES, *ASSET_PATHS))
 
 _SAFE_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _ANSWER_HEADERS: Final = (
-    "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry", "x-whimbrel-listwise", "x-whimbrel-revision",
+    "inference-header-content-length", "metadata", "retry-after", "server-timing", "x-request-id", "x-should-retry",
+    "x-whimbrel-listwise", "x-whimbrel-revision",
     "x-whimbrel-tokens", "x-whimbrel-truncated", "x-ratelimit-limit-requests", "x-ratelimit-remaining-requests",
     "x-ratelimit-reset-requests", "x-ratelimit-limit-tokens", "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens",
 )  # fmt: skip
@@ -182,6 +183,7 @@ class GuardMiddleware:
                 raise Unauthorized("the API key is missing or wrong; send it as `Authorization: Bearer KEY`.")
             return
         context.key, context.tenant = key, key.name
+        context.is_operator = key.admin and _other_site(context.request_headers) is None
         if self._has_limits and not self._is_open(scope):
             self._admit(key, scope["path"], context)
 
@@ -205,14 +207,21 @@ class GuardMiddleware:
         No page of another site may do so by an admin route.
         """
         headers, origins = context_of(scope).request_headers, () if of_admin else self._limits.origins
-        if b"origin" not in headers or scope["method"] in _SAFE_METHODS or "*" in origins:
+        if scope["method"] in _SAFE_METHODS or "*" in origins:
             return
-        origin = headers[b"origin"].decode("latin-1")
-        scheme, _, authority = origin.lower().partition("://")
-        served_here = scheme in ("http", "https") and authority == headers.get(b"host", b"").decode("latin-1").lower()
-        if origin not in origins and not served_here:  # the scheme may differ, since a proxy may have removed TLS
+        if (origin := _other_site(headers)) is not None and origin not in origins:
             hint = f"; --set cors_origin={sanitize(origin)} allows it" if origin_name(origin) and not of_admin else ""
             raise Forbidden(f"pages of {sanitize(origin)} may not call this server{hint}.")
+
+
+def _other_site(headers: Mapping[bytes, bytes]) -> str | None:
+    """Return the origin of the page that sends a request, None if it is this server's or none."""
+    if b"origin" not in headers:
+        return None
+    origin = headers[b"origin"].decode("latin-1")
+    scheme, _, authority = origin.lower().partition("://")
+    is_own = scheme in ("http", "https") and authority == headers.get(b"host", b"").decode("latin-1").lower()
+    return None if is_own else origin  # the scheme may differ, since a proxy may have removed TLS
 
 
 def no_route(path: str) -> NotFound:
@@ -220,7 +229,7 @@ def no_route(path: str) -> NotFound:
 
 
 def _allowed_routes(key: ApiKey) -> str:
-    routes = [*(key.routes or ()), *([f"{ADMIN_PREFIX}..."] if key.admin else [])]
+    routes = [*(key.routes or ()), *([f"{ADMIN_PREFIX}...", *sorted(MIXED_ROUTES)] if key.admin else [])]
     return f"it may use {', '.join(routes)}" if routes else "it may use all but the admin's"
 
 

@@ -87,6 +87,8 @@ def read_server_limits(
         max_inflight_bytes=max(max_inflight_bytes, max_body_bytes) if stated is None else stated,
     )
     check_distinct(limits.all_keys)
+    if keys and all(key.admin and key.routes is None for key in limits.all_keys):
+        warn("no key opens the routes of clients: one with admin opens those of operators, and others only by its routes")
     return limits
 
 

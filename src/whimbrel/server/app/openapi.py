@@ -184,6 +184,7 @@ def post_operation(routes: Sequence[Route], schemas: JSON) -> JSON:
     binary: JSON = {kind: {} for route in routes for kind in binary_types(_formats(route, schemas))}
     content = {JSON_TYPE: {"schema": _schema([route.response_type for route in routes])}} | binary
     return {
+        **_parameters(routes[0].path),
         "summary": " Or: ".join(route.summary for route in routes),
         "requestBody": {"required": True, "content": body},
         "responses": {"200": {"description": "The answer.", "content": content}} | _errors(routes),
@@ -241,10 +242,13 @@ def _get(page: Page) -> JSON:
         if not (page.path in OPEN_PATHS and isinstance(error, errors.Unauthorized)):
             _described(refusals, str(error.status), text)["content"] = {JSON_TYPE: {"schema": _schema([page.error_type])}}
     operation["responses"] |= dict(sorted(refusals.items()))
-    if "{model}" in page.path:
-        name: JSON = {"type": "string", "minLength": 1}
-        operation["parameters"] = [{"name": "model", "in": "path", "required": True, "schema": name}]
-    return operation
+    return operation | _parameters(page.path)
+
+
+def _parameters(path: str) -> JSON:
+    """Return the parameters of a path, if it has any."""
+    name: JSON = {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+    return {"parameters": [name]} if "{model}" in path else {}
 
 
 @lru_cache(maxsize=4)

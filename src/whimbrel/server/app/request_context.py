@@ -66,7 +66,7 @@ _OUTCOMES: Final[dict[int, Outcome]] = {
 """Outcome by the status of the error itself: dialects answer the same error with other statuses."""
 _GIVEN_BACK: Final[frozenset[Outcome]] = frozenset({"error", "unavailable", "overloaded", "lost"})
 """Outcomes that are the server's fault, so that the tokens of the request go back to the budgets of its key."""
-_PROBES: Final = frozenset({"/", "/health", "/health/ready", "/ping"})
+_PROBES: Final = frozenset({"/", "/health", "/health/ready", "/ping", "/v2/health/ready", "/v2/models/{model}/ready"})
 """Routes whose status 503 is the answer to a question, and no failure."""
 _METHODS: Final = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT"})
 _OTHER: Final = "other"
@@ -101,6 +101,8 @@ class RequestContext:
         """Served name of the model; "other" if the client asks for a model that is not served."""
         self.revision = ""
         """Revision of the model that answers, as its plan has it."""
+        self.is_operator = False
+        """True if the key has `admin`, and no page of another site brings it."""
         self.route: DialectRoute | None = None
         """The dialect's route, once the body has chosen it."""
         self.num_texts = 0

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import msgspec
 from starlette.types import Scope
 
-from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama
+from whimbrel.dialects import GET_ROUTES, ROUTES, Route, ollama, open_inference
 from whimbrel.dialects.common import openai_errors
 from whimbrel.dialects.common.bodies import is_packed
 from whimbrel.dialects.common.responses import served_names
@@ -61,15 +61,20 @@ class PathRoutes:
 ROUTES_BY_PATH: Final = {
     path: PathRoutes([route for route in ROUTES if route.path == path]) for path in dict.fromkeys(each.path for each in ROUTES)
 }
-_OLLAMA: Final = "/api/"
-"""The prefix of the paths whose errors are Ollama's, also where there is no route."""
+_PREFIXES: Final = {"/api/": ollama, "/v2/": open_inference}
+"""The prefixes of paths whose errors are those of one dialect where there is no route."""
 _GET_ROUTES: Final = {page.path: page for page in GET_ROUTES}
 DEPLOYMENT: Final = "whimbrel.deployment"
+_VERSION: Final = "whimbrel.version"
 _NAMING: Final = {
     re.compile(r"/openai/deployments/(.+)/embeddings"): "/v1/embeddings",
     re.compile(r"/v1/retrieval/(.+)/reranking"): "/v1/ranking",
+    **{
+        re.compile(rf"/v2/models/(.+?)(?:/versions/([^/]+))?{end}"): f"/v2/models/{{model}}{end}"
+        for end in ("/infer", "/ready", "")
+    },
 }
-"""Azure's path of embeddings and NVIDIA's of rankings, which name the model -> the route."""
+"""Azure's path of embeddings, NVIDIA's of rankings and KServe's, which name the model, and perhaps its version -> the route."""
 _AZURE: Final = "/openai/v1/"
 _SLASHES: Final = re.compile(r"/{2,}")
 
@@ -78,18 +83,27 @@ def canonical(scope: Scope) -> Scope:
     """Return the scope of a request with the path that its route has here.
 
     Slashes are merged, and the last one is dropped. `/openai/v1/...` is `/v1/...`. `/openai/deployments/NAME/embeddings` is
-    `/v1/embeddings` of the model NAME, which the scope then names under DEPLOYMENT; so is NVIDIA's path of rankings.
+    `/v1/embeddings` of the model NAME, which the scope then names under DEPLOYMENT; so are NVIDIA's and KServe's paths.
     """
     path: str = scope["path"]
-    if path in ROUTES_BY_PATH:
+    if path in ROUTES_BY_PATH or path in _GET_ROUTES:
         return scope
     plain = _SLASHES.sub("/", path).rstrip("/") or "/"
     for pattern, route in _NAMING.items():
         if found := pattern.fullmatch(plain):
-            return {**scope, "path": route, DEPLOYMENT: found[1]}
+            version = {_VERSION: found[2]} if found.lastindex == 2 else {}
+            return {**scope, "path": route, DEPLOYMENT: found[1], **version}
     if plain.startswith(_AZURE):
         plain = plain.removeprefix("/openai")
     return scope if plain == path else {**scope, "path": plain}
+
+
+def check_version(scope: Scope, model: ServedModel) -> None:
+    """Raise ModelNotFound if the path names a version of a model that is not the revision that is served."""
+    version, served = scope.get(_VERSION), model.plan.revision
+    if version is not None and version != served:
+        of_model = f"{model.plan.served_name} here; it has {served or 'none'}"
+        raise ModelNotFound(f"no version {version[:100]!r} of {of_model}, which a path may leave out.", param="model")
 
 
 def render_error(error: WhimbrelError, path: str = "", body: bytes = b"", route: Route | None = None) -> tuple[int, bytes]:
@@ -98,7 +112,7 @@ def render_error(error: WhimbrelError, path: str = "", body: bytes = b"", route:
         route = ROUTES_BY_PATH[path].choose(body)
     if route is not None:
         return route.status(error), route.render_error(error)
-    other = ollama if path.startswith(_OLLAMA) else openai_errors
+    other = next((dialect for prefix, dialect in _PREFIXES.items() if path.startswith(prefix)), openai_errors)
     return error.status, _GET_ROUTES.get(path, other).render_error(error)
 
 

@@ -18,7 +18,7 @@ _PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(name, signal.SIG_IGN)
-    if len(sys.argv) != 3 or sys.argv[1] not in ("engine", "worker"):
+    if len(sys.argv) != 3 or sys.argv[1] not in ("engine", "worker", "download"):
         sys.exit("this is a part of `whimbrel serve`; it cannot be run alone.")
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -26,8 +26,10 @@ def main() -> None:
             sys.exit(1)
     if sys.argv[1] == "engine":
         from whimbrel.server.processes.engine_process import main as run
-    else:
+    elif sys.argv[1] == "worker":
         from whimbrel.server.processes.worker import main as run
+    else:
+        from whimbrel.server.processes.download_process import main as run
     run()
 
 

@@ -46,7 +46,7 @@ _MAX_SECONDS: Final = 30.0
 _FAILING_DEATHS: Final = 14
 _FAILING_LOADS: Final = 3
 _HUB_TOKENS: Final = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-"""Variables that huggingface_hub reads. Only engines download."""
+"""Variables that huggingface_hub reads. Workers download nothing."""
 
 
 class Backoff:
@@ -101,6 +101,8 @@ class Child:
     """Set at the end of the channel, when all its messages are handled."""
     ready: bool = False
     ready_since: float = 0.0
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set if it is not started again: an engine whose model is unloaded, or could not be loaded."""
     kill_reason: str | None = None
     error: SetupError | None = None
 
@@ -120,7 +122,7 @@ class Child:
             }
             try:
                 self.process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, pass_fds=[fd], env=public | own)
-            except OSError:
+            except BaseException:
                 ours.close()
                 raise
         self.channel = AsyncChannel[Any](ours, self.reports, on_message=on_message, on_end=self._on_end)
@@ -169,8 +171,6 @@ class EngineChild(Child):
     last_down: EngineDown | None = None
     started_at: float = 0.0
     load_seconds: float = 5.0
-    is_ending: bool = False
-    """True if it is not started again: its model is unloaded, or could not be loaded."""
     life: asyncio.Task[None] | None = None
     """All its lives until it is unloaded."""
     memory: int = 0

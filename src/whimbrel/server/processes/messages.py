@@ -9,8 +9,9 @@ from typing import Final, Literal, TypeAlias
 import msgspec
 
 from whimbrel import errors
+from whimbrel.checkpoint.fingerprint import revision_of
 from whimbrel.checkpoint.reader import read_card
-from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, Unavailable, WhimbrelError
+from whimbrel.errors import Hint, InvalidRequest, Location, Overloaded, SetupError, Unavailable, WhimbrelError
 from whimbrel.server.app.admin import AdminAction
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.http.tls import TlsFiles
@@ -19,6 +20,7 @@ from whimbrel.telemetry.logs import LogOptions
 from whimbrel.types.card import Card
 from whimbrel.types.choices import PoolingOption, RerankerName
 from whimbrel.types.plan import Options, Plan
+from whimbrel.types.residence import Residence
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +196,16 @@ class Attach(_Message):
     worker: int
 
 
+# Between the supervisor and the process of a download, which ends with code 0 or says CannotStart.
+
+
+class Fetch(_Message):
+    """The model to fetch from the hub; the only message to the process. Its command has this uid."""
+
+    uid: int
+    model: str
+
+
 # Between the supervisor and a worker.
 
 
@@ -268,6 +280,13 @@ class Wanted(_Message):
     model: int
 
 
+class Resides(_Message):
+    """The residence of a model, as the supervisor knows it."""
+
+    model: int
+    residence: Residence
+
+
 class Usage(msgspec.Struct, array_like=True):
     """Use of a model in a worker."""
 
@@ -289,6 +308,21 @@ class Command(_Message):
     uid: int
     action: AdminAction
     body: bytes
+
+
+class Abandoned(_Message):
+    """The client of a download has left."""
+
+    uid: int
+
+
+class Fetched(_Message):
+    """The bytes of a file that a download has on the disk; from its process to the supervisor, and on to the worker."""
+
+    uid: int
+    digest: str
+    total: int
+    completed: int
 
 
 class Outcome(_Message):
@@ -349,14 +383,21 @@ def read_planned_card(model: ModelOptions, planned: Planned) -> Card:
     )
 
 
+def check_files(planned: Planned) -> None:
+    """Raise SetupError if the files of a model are not those of its plan any more."""
+    plan = planned.plan
+    if (now := revision_of(Path(planned.folder), plan.commit, plan.adapters)) != plan.revision:
+        raise SetupError(f"its files are others than when it was first loaded: {plan.revision} before, {now} now.")
+
+
 ToEngine: TypeAlias = Submit | Cancel
 FromEngine: TypeAlias = EngineAnswer | Failed
 ControlEngine: TypeAlias = Load | Attach | Notice
 ReportEngine: TypeAlias = Phase | BytesRead | Planned | Ready | CannotStart
-ControlWorker: TypeAlias = (
-    WorkerConfig | ModelConfig | Served | Limits | Release | EngineUp | EngineDown | Quarantine | Outcome | Notice
-)
-ReportWorker: TypeAlias = Prepared | Connected | Released | Wanted | Quarantine | Alive | Command | Notice
+OfModel: TypeAlias = ModelConfig | EngineDown | Quarantine | Release | Resides
+ControlWorker: TypeAlias = WorkerConfig | OfModel | Served | Limits | EngineUp | Fetched | Outcome | Notice
+ReportWorker: TypeAlias = Prepared | Connected | Released | Wanted | Quarantine | Alive | Command | Abandoned | Notice
+ReportDownload: TypeAlias = Fetched | CannotStart
 
 
 def failed(uid: int, error: WhimbrelError) -> Failed:

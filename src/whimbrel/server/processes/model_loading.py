@@ -75,6 +75,7 @@ class Loading:
                 self._room.release()
         model.state, model.ready_since = "ready", perf_counter()
         model.backoff.ready()
+        self._models.tell_workers(model.resides)
 
     async def plan(self, model: RunningModel) -> None:
         """Have the first engine make the plan, without the weights. Raises SetupError."""
@@ -87,7 +88,8 @@ class Loading:
         model.state = "unloaded"
 
     def _start(self, engine: EngineChild) -> None:
-        engine.is_ending, engine.last_down, engine.planned, engine.ready = False, None, None, False
+        engine.last_down, engine.planned, engine.ready = None, None, False
+        engine.ending.clear()
         for worker in self._models.workers:
             worker.connected.discard((engine.model, engine.replica))
         engine.life = self._start_task(self._live(engine))
@@ -96,17 +98,16 @@ class Loading:
         """End all engines of a model, which have no requests any more."""
         model.fail_load(SetupError(f"{model.names[0]} was unloaded while it was loaded."))
         for engine in model.engines:
-            engine.is_ending = True
+            engine.ending.set()
             if at_once or not engine.ready:
                 engine.kill()
             else:
                 engine.send(messages.Notice("stop"))
         if lives := [engine.life for engine in model.engines if engine.life is not None]:
-            _, late = await asyncio.wait(lives, timeout=_STOP_SECONDS)
+            await asyncio.wait(lives, timeout=_STOP_SECONDS)
             for engine in model.engines:
                 engine.kill()
-            for life in late:  # it waited for its next start
-                life.cancel()
+            await asyncio.wait(lives)
         for engine in model.engines:
             engine.memory, engine.life, engine.ready = 0, None, False
             if engine.board_fd >= 0:
@@ -247,13 +248,13 @@ class Loading:
     def engine_ended(self, engine: EngineChild, error: SetupError, *, was_ready: bool, blame: float) -> bool:
         """Handle the end of an engine's process. Return whether it is to be started again."""
         model = self._models.by_id.get(engine.model)
-        if engine.is_ending or model is None:
+        if engine.ending.is_set() or model is None:
             return False
         if model.state in ("loading", "planning") and not was_ready:
             model.fail_load(error)
             return False
         if model.state == "unloading":  # its requests wait, and have it loaded again
-            engine.is_ending = True
+            engine.ending.set()
             self._models.tell_workers(messages.EngineDown(model.id, engine.replica, error.message, blame, False, 1.0))
             return False
         return True

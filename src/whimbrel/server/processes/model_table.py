@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from whimbrel.checkpoint.locate import expand_home
 from whimbrel.errors import SetupError
 from whimbrel.server.processes.messages import ModelOptions
 from whimbrel.server.settings import keep_seconds
@@ -21,7 +22,7 @@ def with_values(base: ModelOptions, names: Sequence[str], values: Mapping[str, A
         engine["prompts"] = values["prompts"] or {}
     if "adapters" in values:  # an engine that starts again has the same folders
         adapters: Mapping[str, Path | str] = values["adapters"] or {}
-        engine["adapters"] = {name: str(Path(folder).expanduser().resolve()) for name, folder in adapters.items()}
+        engine["adapters"] = {name: str(expand_home(folder).resolve()) for name, folder in adapters.items()}
     source, revision = values.get("source"), values.get("revision")
     return ModelOptions(
         (f"{source}@{revision}" if revision else source) if "source" in values else base.model,
@@ -51,13 +52,18 @@ def read_model(
     if values.get("revision"):
         values["source"] = _source_of_revision(values.get("source", base.model))
     names = (name, *values["names"]) if "names" in values else (name, *(each for each in base.names if each and each != name))
-    if wrong := next((each for each in names if each != each.strip() or not each or not each.isprintable()), None):
-        raise SetupError(f"{wrong!r:.80} is no name of a model.")
+    if (wrong := next((each for each in names if not _is_name(each)), None)) is not None:
+        raise SetupError(f"{wrong!r:.80} is no name of a model.", hint="it stands in paths, such as /admin/models/owner/name")
     return with_values(base, tuple(dict.fromkeys(names)), values)
+
+
+def _is_name(text: str) -> bool:
+    """Return whether a text is fit for the name of a model: for one line, and as the end of a path."""
+    return text == text.strip() and text.isprintable() and {"", ".", ".."}.isdisjoint(text.split("/"))
 
 
 def _source_of_revision(source: str | None) -> str:
     """Return the hub id of which a revision is stated, without the revision that it may name. Raises SetupError."""
-    if source is None or Path(source).expanduser().is_dir():
+    if source is None or expand_home(source).is_dir():
         raise SetupError("revision is stated without a hub id.", hint='"source": "owner/name"')
     return source.partition("@")[0]

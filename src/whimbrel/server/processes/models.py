@@ -12,7 +12,7 @@ it loaded again.
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 from typing import Any, Final
@@ -62,9 +62,8 @@ class Models(ServedModels):
         self._on_change = on_change
         self._reserved: set[str] = set()
         """Names of models that are being put."""
-        self._free = asyncio.Event()
-        """Set while there are none."""
-        self._free.set()
+        self._freed = asyncio.Event()
+        """Set when some of them are free again."""
         self.failed: dict[str, str] = {}
         """Models that could not be put, with the reasons, until they are."""
         self.loading = Loading(
@@ -86,28 +85,39 @@ class Models(ServedModels):
         The old model answers until the new one can, and is let go afterwards. With `least_agreement` None the new model's
         results may be any. Raises SetupError; then all is as before.
         """
+        self.check(options, least_agreement)
         with self.reserving(set(options.names)):
-            self.refuse_taken_names(options)
             new = self.add(options)
             try:
                 await self.prepare(new, self.named(options.names[0]), least_agreement)
                 await self.wait_until_there(new)  # a worker may have started meanwhile
             except BaseException as error:
                 self.failed[options.names[0]] = str(error)
-                await asyncio.shield(self.retire(new))
+                await self.give_up([new])
                 raise
             old = self.named(options.names[0])
             new.stated = None if old is None else old.stated
             others = [model for model in self.served if model is not old]
             place = len(others) if old is None else self.served.index(old)
             self.switch_all([*others[:place], new, *others[place:]])
-        self.failed.pop(options.names[0], None)
         self._load_if_wanted(new)
         return new
 
+    def check(self, options: messages.ModelOptions, least_agreement: float | None) -> None:
+        """Raise SetupError if `put` would, before anything is loaded."""
+        self._refuse_reserved(set(options.names))
+        self.refuse_taken_names(options)
+        old = self.named(options.names[0])
+        if old is not None and least_agreement is not None and not old.probes:
+            hint = 'send it a request first, or "min_cosine": "any"'
+            raise SetupError(f"{old.names[0]} was never loaded, so no other can be compared with it.", hint=hint)
+
     async def prepare(self, new: RunningModel, old: RunningModel | None, least_agreement: float | None) -> None:
-        """Load a model to which no name leads yet, and check its probe. Raises SetupError."""
-        if old is None and new.options.keep_seconds is not None:
+        """Load a model to which no name leads yet, and check its probe. Raises SetupError.
+
+        A model that its first request loads is only planned, unless it replaces one that has been loaded.
+        """
+        if new.options.keep_seconds is not None and (old is None or not old.probes):
             if new.planned is None:
                 await self.loading.plan(new)
             return
@@ -128,20 +138,23 @@ class Models(ServedModels):
     @contextmanager
     def reserving(self, names: set[str]) -> Generator[None]:
         """Keep others from changing where these names lead. Raises Busy if somebody else does."""
-        if taken := sorted(names & self._reserved):
-            raise Busy(f"{taken[0]} is being loaded.", hint="wait for it")
+        self._refuse_reserved(names)
         self._reserved |= names
-        self._free.clear()
         try:
             yield
         finally:
             self._reserved -= names
-            if not self._reserved:
-                self._free.set()
+            self._freed.set()
 
-    async def wait_free(self) -> None:
-        """Wait until no command changes where names lead."""
-        await self._free.wait()
+    def _refuse_reserved(self, names: set[str]) -> None:
+        if taken := sorted(names & self._reserved):
+            raise Busy(f"{taken[0]} is being loaded.", hint="wait for it")
+
+    async def wait_until_free(self, names: Callable[[], set[str]]) -> None:
+        """Wait until no other changes where these names lead. They are asked for again after each change."""
+        while names() & self._reserved:
+            self._freed.clear()
+            await self._freed.wait()
 
     def switch_all(self, models: Sequence[RunningModel]) -> None:
         """Let names lead to these models, in all workers at once, and let the others end."""
@@ -150,6 +163,7 @@ class Models(ServedModels):
         for model in self.served:
             if model not in before:
                 _log.info("%s is served now, revision %s", model.names[0], model.revision)
+                self.failed.pop(model.names[0], None)
         for model in before:
             if model not in self.served:
                 _log.info("%s ends with its last request, revision %s", model.names[0], model.revision)
@@ -163,6 +177,11 @@ class Models(ServedModels):
             await self.release(model, forget=True)
         await self.loading.end(model)
         self.by_id.pop(model.id, None)
+
+    async def give_up(self, models: Iterable[RunningModel]) -> None:
+        """End models to which no name has led. Their ends go on if this is cancelled."""
+        if ends := [self._start_task(self.retire(model)) for model in models]:
+            await asyncio.wait(ends)
 
     def stop_loading(self, reason: str) -> None:
         """End all loads of models to which no name leads yet, as the server is about to stop."""
@@ -179,12 +198,21 @@ class Models(ServedModels):
             if model.has_been_idle(workers):
                 self.unload(model)
 
+    def keep(self, model: RunningModel, seconds: float, *, loads: bool) -> None:
+        """Keep a model for other seconds than its options state, until it is unloaded. One that is always kept stays so."""
+        is_needed = loads or (model.is_loaded and model.state != "unloading")
+        if model.options.keep_seconds is not None and is_needed:
+            model.kept_for = seconds
+            if loads:
+                self.want(model)
+            self.tell_workers(model.resides)
+
     def unload(self, model: RunningModel) -> None:
         """Begin to unload a model that its next request loads again. Raises AlwaysKept."""
         if model.options.keep_seconds is None:
             raise AlwaysKept(f"{model.names[0]} is always kept.", hint='give it a time: keep = "10m"')
         if model.state == "ready":
-            model.state = "unloading"
+            model.note_unloading()
             self._start_task(self._unload(model))
 
     async def _unload(self, model: RunningModel) -> None:
@@ -192,7 +220,7 @@ class Models(ServedModels):
         async with model.lock:
             if model.state not in ("ready", "unloading"):  # somebody else has unloaded it
                 return
-            model.state = "unloading"
+            model.note_unloading()
             await self.release(model, forget=False)
             await self.loading.end(model)
             model.state = "unloaded"
@@ -220,21 +248,12 @@ class Models(ServedModels):
             await self.loading.load(model)
         except SetupError as error:
             _log.error("%s cannot be loaded: %s", model.names[0], error.message)
-            self.note_failure(model)
+            self._note_failure(model)
 
-    def note_failure(self, model: RunningModel) -> None:
-        """Refuse the requests of a model that could not be loaded, until it is tried again."""
-        model.state = "failed"
+    def _note_failure(self, model: RunningModel) -> None:
+        """Refuse the requests of a model that could not be loaded, until one comes after a while."""
         model.retry_at = perf_counter() + max(_LEAST_RETRY_SECONDS, model.backoff.died(lived=None))
         self._report_failure(model, self.workers)
-        if model.options.keep_seconds is None:
-            self._start_task(self._retry(model))
-
-    async def _retry(self, model: RunningModel) -> None:
-        await asyncio.sleep(model.retry_at - perf_counter())
-        if model.state == "failed" and not model.is_retiring:
-            model.state = "loading"
-            await self._load_for_requests(model)
 
     def _report_failure(self, model: RunningModel, workers: Sequence[WorkerChild]) -> None:
         """Let requests that wait for a model, and further ones, be refused until it is tried again."""
@@ -251,8 +270,9 @@ class Models(ServedModels):
     def handle_worker(self, worker: WorkerChild, message: messages.ReportWorker) -> None:
         if isinstance(message, messages.Alive):
             for number, use in message.models.items():
-                if number in self.by_id:
-                    self.by_id[number].note_use(worker.index, message.now, use)
+                if (model := self.by_id.get(number)) is not None:
+                    model.note_use(worker.index, message.now, use)
+                    worker.send(model.resides)
             return
         if not isinstance(message, messages.Prepared | messages.Connected | messages.Released | messages.Wanted):
             return

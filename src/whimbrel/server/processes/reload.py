@@ -1,6 +1,5 @@
 """Reload: the models of a server become those that are stated now, and only what differs is done."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,12 +18,17 @@ async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
     plans are made before anything is loaded, and all is loaded before a name leads to a new model. Two of one name and source
     have to agree. Raises SetupError if a model cannot be served, or if a name stands twice; then all is as before.
     """
-    await models.wait_free()
-    current = {model.options.names[0]: model for model in models.served}
-    added = [model for name, model in current.items() if model.stated is None and all(name != each.names[0] for each in wanted)]
-    _refuse_shared_names(wanted, added)
+    first = {each.names[0] for each in wanted}
+    stated = {name for each in wanted for name in each.names}
+
+    def others() -> list[RunningModel]:
+        return [model for model in models.served if model.stated is None and model.names[0] not in first]
+
+    await models.wait_until_free(lambda: stated.union(*(model.names for model in models.served)))
+    current = {model.names[0]: model for model in models.served}
+    _refuse_shared_names(wanted, others())
     changed = [each for each in wanted if each.names[0] not in current or _differ(current[each.names[0]].stated, each)]
-    with models.reserving({*current, *(name for each in wanted for name in each.names)}):
+    with models.reserving(stated.union(*(model.names for model in models.served))):
         new: dict[str, RunningModel] = {}
         try:
             for each in changed:
@@ -37,12 +41,12 @@ async def apply_models(models: Models, wanted: Sequence[ModelOptions]) -> None:
             for model in new.values():
                 await models.wait_until_there(model)  # a worker may have started meanwhile
         except BaseException:
-            await asyncio.shield(asyncio.gather(*(models.retire(model) for model in new.values())))
+            await models.give_up(new.values())
             raise
         for each in wanted:
             if each not in changed:
                 current[each.names[0]].restate(each)
-        models.switch_all([*((current | new)[each.names[0]] for each in wanted), *added])
+        models.switch_all([*((current | new)[each.names[0]] for each in wanted), *others()])
 
 
 def _refuse_shared_names(wanted: Sequence[ModelOptions], added: Sequence[RunningModel]) -> None:
@@ -53,12 +57,14 @@ def _refuse_shared_names(wanted: Sequence[ModelOptions], added: Sequence[Running
 
 
 def _differ(stated: ModelOptions | None, wanted: ModelOptions) -> bool:
-    """Return whether a model has to be loaded anew: whether more than its further names is stated otherwise."""
-    return stated is None or _without_further_names(stated) != _without_further_names(wanted)
+    """Return whether a model has to be loaded anew: whether more is stated otherwise than `RunningModel.restate` can take."""
+    return stated is None or _of_engines(stated) != _of_engines(wanted)
 
 
-def _without_further_names(options: ModelOptions) -> ModelOptions:
-    return replace(options, options=options.options | Options(aliases=()))
+def _of_engines(options: ModelOptions) -> ModelOptions:
+    """Return the options without further names, and with any time for that of `keep`."""
+    keep = None if options.keep_seconds is None else 0.0
+    return replace(options, options=options.options | Options(aliases=()), keep_seconds=keep)
 
 
 def _source(options: ModelOptions) -> str:

@@ -42,6 +42,7 @@ from whimbrel.telemetry.trace import count
 from whimbrel.types.card import Card
 from whimbrel.types.plan import Plan
 from whimbrel.types.request import DetokenizeRequest, Request, TokenizeRequest
+from whimbrel.types.residence import Residence
 from whimbrel.types.result import Result, Timings
 from whimbrel.types.scheduling import ORDINARY, Scheduling
 from whimbrel.types.seq import TokenInfo
@@ -86,6 +87,8 @@ class RemoteEngine:
         """True from `release` until an engine is attached."""
         self._retry_at = 0.0
         """Time from which a model that failed to load may be wanted again."""
+        self.told = Residence("unloaded")
+        """The residence that the supervisor has told."""
         self.in_flight = 0
         self.last_used = 0.0
         """Time (perf_counter) at which the last request ended; 0: there was none."""
@@ -105,7 +108,17 @@ class RemoteEngine:
         reasons = [replica.down.reason for replica in self._replicas if replica.down is not None]
         if reasons or any(replica.up for replica in self._replicas):
             return "; ".join(reasons) or "ready"
-        return "unloaded" if self._on_wanted is not None and not self._has_asked else "loading"
+        return self.residence.state
+
+    @property
+    def residence(self) -> Residence:
+        """The state of the engines, as far as this worker sees it, and what the supervisor has told of them."""
+        if any(replica.up for replica in self._replicas):
+            return self.told if self.told.state == "loaded" else Residence()
+        if self._unavailable() is not None:
+            return Residence("failed")
+        asked = self._on_wanted is None or self._has_asked or self.told.state == "loading"
+        return Residence("loading" if asked else "unloaded")
 
     @property
     def queued_tokens(self) -> int:

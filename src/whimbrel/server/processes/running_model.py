@@ -2,17 +2,19 @@
 
 import asyncio
 from dataclasses import dataclass, field, replace
+from math import inf
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any, Literal, TypeAlias
 
 from whimbrel.checkpoint import packaged
 from whimbrel.errors import SetupError
 from whimbrel.server.processes.children import Backoff, EngineChild
-from whimbrel.server.processes.messages import ModelOptions, Planned, Usage
+from whimbrel.server.processes.messages import ModelOptions, Planned, Resides, Usage
 from whimbrel.server.processes.probe import Probe
 from whimbrel.server.processes.quarantine import QuarantineList
 from whimbrel.types.plan import Options
+from whimbrel.types.residence import Residence
 
 ModelState: TypeAlias = Literal["planning", "loading", "connecting", "ready", "unloading", "unloaded", "failed"]
 
@@ -28,6 +30,8 @@ class RunningModel:
     id: int
     options: ModelOptions
     engines: list[EngineChild] = field(init=False)
+    slot: int = 0
+    """Number in the names of its engines, under which they count: the least that no other model has."""
     state: ModelState = "loading"
     stated: ModelOptions | None = None
     """Options that file or command line state for its name; a request may have replaced them. None: a request added it."""
@@ -46,6 +50,8 @@ class RunningModel:
     last_used: float = 0.0
     uses: dict[int, tuple[float, Usage]] = field(default_factory=dict[int, tuple[float, Usage]])
     """The last report of each worker, with its time."""
+    kept_for: float | None = None
+    """Seconds that an operator's client has stated in place of `keep`, until it is unloaded; infinite: it stays."""
     is_wanted: bool = False
     """True if a request came while it was being unloaded."""
     there: asyncio.Future[None] | None = None
@@ -62,7 +68,7 @@ class RunningModel:
 
     def __post_init__(self) -> None:
         numbers = range(self.options.num_replicas)
-        self.engines = [EngineChild(f"engine-{self.id}-{number}", model=self.id, replica=number) for number in numbers]
+        self.engines = [EngineChild(f"engine-{self.slot}-{number}", model=self.id, replica=number) for number in numbers]
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -84,6 +90,22 @@ class RunningModel:
         return sum(use.in_flight for _, use in self.uses.values())
 
     @property
+    def keep_seconds(self) -> float | None:
+        """Seconds without a request after which it is unloaded; None or infinite: never."""
+        return self.options.keep_seconds if self.kept_for is None else self.kept_for
+
+    @property
+    def resides(self) -> Resides:
+        return Resides(self.id, self._residence())
+
+    def _residence(self) -> Residence:
+        if self.state not in ("ready", "unloading"):
+            return Residence("loading" if self.is_loaded else "failed" if self.state == "failed" else "unloaded")
+        keep, now = self.keep_seconds, perf_counter()
+        since = now if self.in_flight else max(self.last_used, self.ready_since)
+        return Residence("loaded", self.memory, None if keep is None or keep == inf else time() + since + keep - now)
+
+    @property
     def memory(self) -> int:
         """Bytes that its engines take, or are about to take."""
         return sum(engine.memory for engine in self.engines)
@@ -98,9 +120,13 @@ class RunningModel:
         return replace(options, options={**options.options, "replica": engine.replica, "num_replicas": options.num_replicas})
 
     def restate(self, stated: ModelOptions) -> None:
-        """Take further names that are stated now, if nothing else has changed."""
+        """Take the further names and the time of `keep` that are stated now, if they have changed and nothing else has."""
         if stated != self.stated:
-            self.options = replace(self.options, options=self.options.options | Options(aliases=stated.names[1:]))
+            options = self.options.options | Options(aliases=stated.names[1:])
+            keep = self.options.keep_seconds
+            if keep is not None and stated.keep_seconds is not None:
+                keep = stated.keep_seconds
+            self.options = replace(self.options, options=options, keep_seconds=keep)
             self.stated = stated
 
     def note_use(self, worker: int, now: float, use: Usage) -> None:
@@ -109,11 +135,16 @@ class RunningModel:
 
     def has_been_idle(self, workers: list[int]) -> bool:
         """Return whether every worker has reported that the model was not used for as long as it is kept."""
-        keep = self.options.keep_seconds
+        keep = self.keep_seconds
         if keep is None or self.state != "ready" or self.is_retiring or not workers or not self.uses.keys() >= set(workers):
             return False
         since = max(self.last_used, self.ready_since)
         return not self.in_flight and min(self.uses[worker][0] for worker in workers) - since >= keep
+
+    def note_unloading(self) -> None:
+        """Note that it is about to be unloaded. What a client has stated for this load is forgotten, once."""
+        if self.state == "ready":
+            self.state, self.kept_for = "unloading", None
 
     def fail_load(self, error: SetupError) -> None:
         """End the load that is going on with an error."""
@@ -132,7 +163,7 @@ class RunningModel:
             "revision": self.revision,
             "dtype": plan.dtype if plan is not None else "",
             "device": plan.device if plan is not None else "",
-            "keep_seconds": self.options.keep_seconds,
+            "keep_seconds": None if self.keep_seconds == inf else self.keep_seconds,
             "memory_bytes": self.memory,
             "in_flight": self.in_flight,
             "idle_seconds": round(now - self.last_used, 1) if self.last_used else None,

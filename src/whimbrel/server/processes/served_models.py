@@ -34,7 +34,9 @@ class ServedModels:
 
     def add(self, options: messages.ModelOptions, *, stated: messages.ModelOptions | None = None) -> RunningModel:
         """Return a new model, to which no name leads yet. `stated` is what the file or the command line states for its name."""
-        model = RunningModel(next(self._ids), options, stated=stated)
+        taken = {model.slot for model in self.by_id.values()}
+        slot = next(number for number in count() if number not in taken)
+        model = RunningModel(next(self._ids), options, slot=slot, stated=stated)
         self.by_id[model.id] = model
         return model
 

@@ -14,6 +14,7 @@ import os
 import signal
 import socket
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from functools import partial
 from time import perf_counter
 from typing import Any, Final
@@ -24,6 +25,7 @@ from whimbrel.server.processes import messages
 from whimbrel.server.processes.admin import run_command
 from whimbrel.server.processes.child_process import CHANNEL_BROKEN
 from whimbrel.server.processes.children import TICK_SECONDS, EngineChild, Watchdog, WorkerChild, describe_exit
+from whimbrel.server.processes.downloads import Downloads
 from whimbrel.server.processes.models import Models
 from whimbrel.server.processes.reload import apply_models
 from whimbrel.server.processes.running_model import RunningModel
@@ -78,6 +80,7 @@ class Supervisor:
             on_load=lambda model, step: None if self._was_ready.is_set() else on_load(model, step),
             on_change=self._report_ready,
         )
+        self._downloads = Downloads()
         self._first = list(self._models.served)
         """The models with which the server begins."""
         self._was_ready = asyncio.Event()
@@ -145,6 +148,8 @@ class Supervisor:
                     await self._start_engine(child)
                 else:
                     await self._start_worker(child)
+                if child.ending.is_set():  # since its process began
+                    child.kill()
                 code = await child.wait()
             except OSError as error:  # no process, file or memory is free
                 child.kill()
@@ -156,8 +161,8 @@ class Supervisor:
                 return
             if (delay := self._handle_death(child, code)) is None:
                 return
-            await asyncio.sleep(max(delay, 0.0 if child.error is None else 1.0))
-            if isinstance(child, EngineChild) and child.is_ending:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(child.ending.wait(), max(delay, 0.0 if child.error is None else 1.0))
                 return
 
     def _handle_death(self, child: EngineChild | WorkerChild, code: int) -> float | None:
@@ -182,6 +187,7 @@ class Supervisor:
             self._models.loading.report_down(child, reason, blame, delay)
         else:
             self._budgets.clear_column(child.index)
+            self._downloads.end("its worker has ended", worker=child.index)
             count("worker_restarts")
             self._models.forget_worker(child)
         return delay
@@ -221,6 +227,8 @@ class Supervisor:
                 self._end_if_drained()
             case messages.Quarantine():
                 self._quarantine(message, worker)
+            case messages.Abandoned(uid):
+                self._downloads.end("its client has left", worker=worker.index, uid=uid)
             case messages.Command():
                 self._start_task(self._run_command(worker, message))
             case _:
@@ -228,7 +236,11 @@ class Supervisor:
 
     async def _run_command(self, worker: WorkerChild, command: messages.Command) -> None:
         start, draining = self._start_task, self._draining
-        status, body = await run_command(self._models, self._options, command, start=start, draining=draining)
+        fetch = partial(
+            self._downloads.fetch, worker, command.uid,
+            metrics_folder=self._metrics_folder, secrets=self._options.limits.api_keys,
+        )  # fmt: skip
+        status, body = await run_command(self._models, self._options, command, start=start, fetch=fetch, draining=draining)
         worker.send(messages.Outcome(command.uid, status, body))
 
     def _end_if_drained(self) -> None:
@@ -275,6 +287,8 @@ class Supervisor:
 
     async def _apply(self, new: messages.ServeOptions) -> None:
         """Serve the models, keys, limits and certificate of new options. Raises SetupError; then all is as before."""
+        if self._options.limits.needs_key and not new.limits.needs_key:
+            raise SetupError("no API key is stated any more; a reload opens no server to everybody.", hint="restart it")
         self._budgets.renew(new.limits.keys)
         loading, memory = self._models.loading, self._models.loading.memory
         loading.memory = new.memory
@@ -322,6 +336,7 @@ class Supervisor:
         self._draining = True
         self._manager.tell(STOPPING)
         self._models.stop_loading("the server is about to stop.")
+        self._downloads.end("the server is about to stop")
         if not any(worker.ready for worker in self._workers):
             self._finish(0)
             return

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import os
+import random
 import socket
 from collections import Counter
 from collections.abc import Callable, Coroutine
@@ -18,7 +19,7 @@ import uvloop
 
 from whimbrel.engine.malloc import tune_glibc_malloc
 from whimbrel.errors import CheckpointError, SetupError, Unavailable, WhimbrelError
-from whimbrel.server.app.admin import AdminAction
+from whimbrel.server.app.admin import AdminAction, Tell
 from whimbrel.server.app.app import create_app
 from whimbrel.server.app.guards import OPEN_ROUTES
 from whimbrel.server.app.routing import ModelRegistry, render_error
@@ -37,6 +38,8 @@ from whimbrel.telemetry.trace import gauge
 _log = logging.getLogger("whimbrel")
 
 _BEAT_SECONDS: Final = 1.0
+_RETRY_SECONDS: Final = 5.0
+"""Time until a tokenizer that could not be loaded is tried again."""
 _LEAST_CHANNELS: Final = 8
 """Channels among which a worker shares its segments of shared memory at least, as models may be added."""
 _NUM_FDS: Final[dict[type, int]] = {messages.WorkerConfig: 3, messages.EngineUp: 2}
@@ -54,8 +57,8 @@ class Worker:
         """Names of models whose queues were reported."""
         self._forgotten: set[int] = set()
         """Models that were released before they were prepared."""
-        self._commands: dict[int, asyncio.Future[messages.Outcome]] = {}
-        self._uids = count()
+        self._commands: dict[int, tuple[asyncio.Future[messages.Outcome], Tell | None]] = {}
+        self._uids = count(random.getrandbits(48))  # the lives of a worker must not share uids
         self._background: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -69,10 +72,10 @@ class Worker:
         metrics.use_directory(Path(os.environ[metrics.DIRECTORY]), config.name)
         self._served = ModelRegistry()
         self._names = config.served
+        self._switch()
         for each in config.models:
             if each.model in config.served.models:
-                await self._add_model(each)
-        self._switch()
+                await self._prepare(each)
         listener, connections, self._budgets_fd = fds  # the last stays open: closing it would end its locks
         self._budgets = Budgets(
             options.limits.keys, mmap(self._budgets_fd, 0), fd=self._budgets_fd, places=config.places,
@@ -112,10 +115,16 @@ class Worker:
                     self._renew(message)
                 case messages.EngineUp():
                     self._attach(message, *fds)
-                case messages.ModelConfig() | messages.EngineDown() | messages.Quarantine() | messages.Release():
+                case (
+                    messages.ModelConfig()
+                    | messages.EngineDown()
+                    | messages.Quarantine()
+                    | messages.Release()
+                    | messages.Resides()
+                ):
                     self._handle_model(message)
-                case messages.Outcome():
-                    self._answer_command(message)
+                case messages.Fetched() | messages.Outcome():
+                    self._note_command(message)
                 case messages.Notice("drain"):
                     self._start_task(self._drain())
                 case messages.Notice("abort"):
@@ -123,9 +132,7 @@ class Worker:
                 case _:
                     self._server.stop()
 
-    def _handle_model(
-        self, message: messages.ModelConfig | messages.EngineDown | messages.Quarantine | messages.Release
-    ) -> None:
+    def _handle_model(self, message: messages.OfModel) -> None:
         engine = self._engines.get(message.model)
         match message:
             case messages.ModelConfig():
@@ -138,6 +145,9 @@ class Worker:
             case messages.Quarantine(_, digest):
                 if engine is not None:
                     engine.quarantine(digest)
+            case messages.Resides(_, residence):
+                if engine is not None:
+                    engine.told = residence
 
     def _abort(self, error: Unavailable) -> None:
         self._app.refuse_line(error)
@@ -145,16 +155,19 @@ class Worker:
             engine.fail_all(error)
 
     async def _prepare(self, config: messages.ModelConfig) -> None:
+        """Load the tokenizer of a model, and tell the supervisor. If that fails it is tried again, until the model has gone."""
         try:
             await self._add_model(config)
         except (WhimbrelError, OSError) as error:
             _log.error("the tokenizer of %s cannot be loaded: %s", config.options.names[0], error)
             self._control.send(messages.Prepared(config.model, str(error)))
+            if config.model not in self._forgotten:
+                asyncio.get_running_loop().call_later(_RETRY_SECONDS, lambda: self._start_task(self._prepare(config)))
         else:
             self._switch()
 
     async def _add_model(self, config: messages.ModelConfig) -> None:
-        """Load the tokenizer of a model that no name leads to yet. Raises CheckpointError, OSError."""
+        """Load the tokenizer of a model, of the files that its engines have. Raises WhimbrelError, OSError."""
         model, own, planned = config.model, config.options, config.planned
         if model not in self._engines:
             card = await asyncio.to_thread(messages.read_planned_card, own, planned)
@@ -166,7 +179,9 @@ class Worker:
                 on_crash=partial(self._refuse_text, model),
                 on_wanted=None if own.keep_seconds is None else partial(self._control.send, messages.Wanted(model)),
             )
-            self._engines[model] = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
+            engine = await asyncio.to_thread(make, self._config.index, card, planned.plan, Path(planned.folder))
+            await asyncio.to_thread(messages.check_files, planned)
+            self._engines[model] = engine
         self._control.send(messages.Prepared(model))
         if model in self._forgotten:
             self._release(model, forget=True)
@@ -204,18 +219,29 @@ class Worker:
         self._engines.pop(model, None)
         released()
 
-    async def _command(self, action: AdminAction, body: bytes) -> tuple[int, bytes]:
+    async def _command(self, action: AdminAction, body: bytes, tell: Tell | None = None) -> tuple[int, bytes]:
         """Have the supervisor carry out an operator's command. Return the status and the body of the answer."""
         uid, answer = next(self._uids), asyncio.get_running_loop().create_future()
-        self._commands[uid] = answer
+        self._commands[uid] = answer, tell
         self._control.send(messages.Command(uid, action, body))
-        outcome = await answer
+        try:
+            outcome = await answer
+        except asyncio.CancelledError:
+            if tell is not None:
+                self._control.send(messages.Abandoned(uid))
+            raise
         return outcome.status, outcome.body
 
-    def _answer_command(self, outcome: messages.Outcome) -> None:
-        answer = self._commands.pop(outcome.uid)
-        if not answer.done():  # the client may have left
-            answer.set_result(outcome)
+    def _note_command(self, message: messages.Fetched | messages.Outcome) -> None:
+        if message.uid not in self._commands:  # it was of an earlier life of this worker
+            return
+        answer, tell = self._commands[message.uid]
+        if isinstance(message, messages.Outcome):
+            del self._commands[message.uid]
+            if not answer.done():  # the client may have left
+                answer.set_result(message)
+        elif tell is not None:
+            tell(message.digest, message.total, message.completed)
 
     def _refuse_text(self, model: int, digest: bytes) -> None:
         self._control.send(messages.Quarantine(model, digest))
@@ -253,6 +279,7 @@ class Worker:
     def _start_task(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)
         self._background.add(task)
+        task.add_done_callback(self._background.discard)
         task.add_done_callback(_end_if_failed)
 
 
