@@ -35,7 +35,8 @@ ROOT_PAGES = {
 _WIDTH = 100
 COMMANDS = (
     "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "pull", "list", "rm", "load", "unload", "ps",
-    "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "config check", "config show", "config schema",
+    "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "eval",
+    "config check", "config show", "config schema",
 )  # fmt: skip
 
 

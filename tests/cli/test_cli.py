@@ -33,7 +33,7 @@ from whimbrel.cli.progress import show_progress
 
 COMMANDS = (
     "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "pull", "list", "rm", "load", "unload", "ps", "verify", "doctor", "top",
-    "bench serve", "bench offline", "bench compare",
+    "bench serve", "bench offline", "bench compare", "eval",
 )  # fmt: skip
 
 
