@@ -1,7 +1,7 @@
 """Models under evaluation: an engine of this process for each dtype, or a server.
 
-Both have the same verbs. A server has a dtype of its own. A server of another API than Whimbrel's does not say which vectors its
-model has, so they count as dense.
+Both have the same verbs. A server has a dtype of its own. A server of another API does not say which vectors its model has, so
+they count as dense.
 """
 
 from __future__ import annotations
