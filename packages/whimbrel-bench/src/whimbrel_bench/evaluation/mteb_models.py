@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import numpy as np
 
-from whimbrel.errors import SetupError
+from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array
 from whimbrel_bench.evaluation.collection import Texts
 from whimbrel_bench.evaluation.models import Model, open_model
@@ -119,6 +119,18 @@ def open_mteb_model(name: str | None = None, output: str | None = None, **option
         yield mteb_model(model, output)
 
 
+def _evaluate(wrapped: Any, task: Any) -> Any:
+    import mteb
+
+    try:
+        return mteb.evaluate(wrapped, task, cache=None, show_progress_bar=False).task_results[0]
+    except WhimbrelError:
+        raise
+    except Exception as error:  # any, of code that is not ours: a download that fails, a task that does not suit
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise SetupError(f"mteb cannot run {task.metadata.name}: {lines[0]}") from error
+
+
 def evaluate_tasks(model: Model, output: str | None, tasks: str) -> list[dict[str, Any]]:
     """Run tasks of mteb by their names, between commas, and return the results. Raises SetupError."""
     wrapped: Any = mteb_model(model, output)
@@ -128,12 +140,13 @@ def evaluate_tasks(model: Model, output: str | None, tasks: str) -> list[dict[st
     try:
         found = list(cast("Iterable[Any]", mteb.get_tasks(tasks=names)))
     except KeyError as error:
-        raise SetupError(f"mteb: {str(error.args[0]).strip()}", hint="mteb.get_tasks() lists the names") from None
+        said = str(error.args[0]).strip().removeprefix("KeyError: ")
+        raise SetupError(f"mteb: {said}", hint="mteb.get_tasks() lists the names") from None
     if not found:
         raise SetupError("--mteb names no task.", hint="for example --mteb NFCorpus,SciFact")
     results: list[dict[str, Any]] = []
     for task in found:
-        done = mteb.evaluate(wrapped, task, cache=None, show_progress_bar=False).task_results[0]
+        done = _evaluate(wrapped, task)
         splits = {split: [dict(each) for each in scores] for split, scores in done.scores.items()}
         results.append(
             {
