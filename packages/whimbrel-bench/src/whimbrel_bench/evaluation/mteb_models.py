@@ -137,13 +137,13 @@ def evaluate_tasks(model: Model, output: str | None, tasks: str) -> list[dict[st
     import mteb
 
     names = [name for name in (each.strip() for each in tasks.split(",")) if name]
+    if not names:
+        raise SetupError("--mteb names no task.", hint="for example --mteb NFCorpus,SciFact")
     try:
         found = list(cast("Iterable[Any]", mteb.get_tasks(tasks=names)))
     except KeyError as error:
         said = str(error.args[0]).strip().removeprefix("KeyError: ")
         raise SetupError(f"mteb: {said}", hint="mteb.get_tasks() lists the names") from None
-    if not found:
-        raise SetupError("--mteb names no task.", hint="for example --mteb NFCorpus,SciFact")
     results: list[dict[str, Any]] = []
     for task in found:
         done = _evaluate(wrapped, task)
