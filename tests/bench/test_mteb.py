@@ -54,7 +54,7 @@ def searched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def test_dense_models_are_encoders(task: str, minilm_model: Model) -> None:
-    """mteb finds each document, and computes the similarity that the card states."""
+    """Each document is found by mteb, which computes the similarity that the card states."""
     assert isinstance(mteb_model(minilm_model), Encoder)
     (result,) = evaluate_tasks(minilm_model, None, task)
     assert (result["task"], result["measure"], result["score"]) == ("Birds", "ndcg_at_1", 1.0)

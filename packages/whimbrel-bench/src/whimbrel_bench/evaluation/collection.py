@@ -130,10 +130,9 @@ def make_collection(
 
 
 def _read_texts(path: Path, *, with_title: bool) -> dict[str, str]:
-    columns = ("id", "text", "title") if with_title else ("id", "text")
     found: dict[str, str] = {}
     lines: dict[str, int] = {}
-    for number, row in read_rows(path, columns, _TEXT_NAMES):
+    for number, row in read_rows(path, ("id", "text"), _TEXT_NAMES):
         name, text, title = row.get("id"), row.get("text"), row.get("title") if with_title else None
         if isinstance(name, int) and not isinstance(name, bool):
             name = str(name)

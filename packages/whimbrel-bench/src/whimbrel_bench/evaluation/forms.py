@@ -1,4 +1,4 @@
-"""Forms of vectors: what is stored of a block of documents, and the scores of all queries with it. numpy only.
+"""Forms of vectors: the arrays that a store keeps of a block of documents, and the scores of all queries. numpy only.
 
 Every score is exact, by products of matrices. A form keeps documents as a store would, in the bytes that it would take, so that
 a result is about these and not about float32. Queries stay in float32; only dense bits are compared with bits.
@@ -36,7 +36,7 @@ class Form:
     store: Callable[[Any], Any]
     """Returns the documents of a block as they are kept: arrays with `nbytes`."""
     score: Callable[[Any], Float32Array]
-    """Returns the scores of all queries with what is kept, (Q, B)."""
+    """Returns the scores of all queries with documents as they are kept, (Q, B)."""
 
 
 def normalized(rows_ND: Float32Array) -> Float32Array:
@@ -49,14 +49,13 @@ def normalized(rows_ND: Float32Array) -> Float32Array:
 def dense_form(queries_QD: Float32Array, similarity: str, precision: Precision = "float32") -> Form:
     """Return the form of dense vectors. In fewer bits they keep their directions alone: raises SetupError if lengths matter."""
     if precision == "float32":
-        compare = _COMPARE[similarity]
-        return Form(lambda block_BD: block_BD, lambda block_BD: compare(queries_QD, block_BD))
+        return Form(lambda block_BD: block_BD, _comparison(queries_QD, similarity))
     if similarity != "cosine" and not (similarity == "dot" and has_unit_norm(queries_QD)):
         kind = "dot product of vectors of any length" if similarity == "dot" else f"{similarity} distance"
         raise SetupError(f"this model compares by {kind}, and int8-vectors and binary keep no lengths.")
     if precision == "int8":
-        cosine = _COMPARE["cosine"]
-        return Form(to_int8, lambda codes: cosine(queries_QD, codes.astype(np.float32)))
+        cosine = _comparison(queries_QD, "cosine")
+        return Form(to_int8, lambda codes: cosine(codes.astype(np.float32)))
     signs_QD = _signs(to_bits(queries_QD), queries_QD.shape[1])
     return Form(to_bits, lambda bits: signs_QD @ _signs(bits, signs_QD.shape[1]).T)
 
@@ -70,6 +69,15 @@ def _signs(bits: NDArray[np.uint8], width: int) -> Float32Array:
     return np.unpackbits(bits, axis=1, count=width).astype(np.float32) * np.float32(2) - np.float32(1)
 
 
+def _comparison(queries_QD: Float32Array, similarity: str) -> Callable[[Float32Array], Float32Array]:
+    """Return the function that scores a block, (Q, B)."""
+    if similarity == "cosine":
+        unit_QD = normalized(queries_QD)
+        return lambda block_BD: unit_QD @ normalized(block_BD).T
+    compare = _COMPARE[similarity]
+    return lambda block_BD: compare(queries_QD, block_BD)
+
+
 def _by_distance(distance: Callable[[Float32Array], Float32Array]) -> Callable[[Float32Array, Float32Array], Float32Array]:
     def compare(queries_QD: Float32Array, block_BD: Float32Array) -> Float32Array:
         return np.stack([-distance(block_BD - query_D) for query_D in queries_QD]).astype(np.float32, copy=False)
@@ -78,7 +86,6 @@ def _by_distance(distance: Callable[[Float32Array], Float32Array]) -> Callable[[
 
 
 _COMPARE: Final[Mapping[str, Callable[[Float32Array, Float32Array], Float32Array]]] = {
-    "cosine": lambda a_QD, b_BD: normalized(a_QD) @ normalized(b_BD).T,
     "dot": lambda a_QD, b_BD: a_QD @ b_BD.T,
     "euclidean": _by_distance(lambda difference_BD: np.sqrt(np.square(difference_BD).sum(axis=1))),
     "manhattan": _by_distance(lambda difference_BD: np.abs(difference_BD).sum(axis=1)),

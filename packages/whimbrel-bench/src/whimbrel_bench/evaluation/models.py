@@ -1,7 +1,7 @@
 """Models under evaluation: an engine of this process for each dtype, or a server.
 
 Both have the same verbs. A server has a dtype of its own. A server of another API does not say which vectors its model has, so
-they count as dense.
+they count as dense, compared by cosine.
 """
 
 from __future__ import annotations
@@ -116,8 +116,7 @@ def _connected(place: str, dialect: DialectName, api_key: str | None) -> Generat
     url, _, name = place.partition("#")
     with Client(url, model=name or None, dialect=dialect, api_key=api_key, progress=False) as client:
         if dialect != "whimbrel":
-            ranks = dialect in ("tei", "cohere")
-            yield Model(place, client, {"dense": "cosine"}, ranks, f"{url}, {dialect}")
+            yield Model(place, client, {"dense": "cosine"}, False, f"{url}, {dialect}")
             return
         served = cast("list[dict[str, Any]]", client.info().get("models", []))
         found = next((each for each in served if not name or name in _names(each)), None)

@@ -28,7 +28,7 @@ def _texts_of(inputs: Iterable[Mapping[str, Sequence[str]]]) -> list[str]:
 
 
 class _Base:
-    """What all of mteb's protocols ask for."""
+    """A model with the metadata that all of mteb's protocols ask for."""
 
     def __init__(self, model: Model, output: str) -> None:
         from mteb.models.model_meta import ModelMeta, ScoringFunction

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from whimbrel.types.arrays import Float32Array, Int64Array
 
 _LAST: Final = 2**31 - 1
+_NUMBERS: Final = 2**21
+"""Scores that are merged at a time: 16 MiB of keys."""
 
 
 def trec_order(ids: Iterable[str]) -> list[str]:
@@ -33,12 +35,22 @@ class Best:
     def add(self, scores_QB: Float32Array, first: int, final_QB: Float32Array | None = None) -> None:
         """Take the scores of a block whose first document has the number `first`. The kept ones are ranked by `final_QB`."""
         numbers_B = np.arange(first, first + scores_QB.shape[1])
-        keys = np.concatenate([self._keys_QK, _keys(scores_QB, numbers_B)], axis=1)
-        final = np.concatenate([self._final_QK, scores_QB if final_QB is None else final_QB], axis=1)
-        if keys.shape[1] > self._depth:
-            place_QK = np.argpartition(keys, -self._depth, axis=1)[:, -self._depth :]
-            keys, final = np.take_along_axis(keys, place_QK, axis=1), np.take_along_axis(final, place_QK, axis=1)
-        self._keys_QK, self._final_QK = keys, final
+        final_QB = scores_QB if final_QB is None else final_QB
+        num_queries, num_kept = self._keys_QK.shape
+        step = max(1, _NUMBERS // (num_kept + len(numbers_B)))
+        some = [slice(start, start + step) for start in range(0, num_queries, step)]
+        parts = [self._merged(rows, _keys(scores_QB[rows], numbers_B), final_QB[rows]) for rows in some]
+        self._keys_QK = np.concatenate([keys for keys, _ in parts])
+        self._final_QK = np.concatenate([final for _, final in parts])
+
+    def _merged(self, rows: slice, keys_qB: Int64Array, final_qB: Float32Array) -> tuple[Int64Array, Float32Array]:
+        """Return the best of some queries after a block."""
+        keys = np.concatenate([self._keys_QK[rows], keys_qB], axis=1)
+        final = np.concatenate([self._final_QK[rows], final_qB], axis=1)
+        if keys.shape[1] <= self._depth:
+            return keys, final
+        place_qK = np.argpartition(keys, -self._depth, axis=1)[:, -self._depth :]
+        return np.take_along_axis(keys, place_qK, axis=1), np.take_along_axis(final, place_qK, axis=1)
 
     def ranked(self, top_k: int) -> tuple[Int64Array, Float32Array]:
         """Return the numbers of each query's best documents, best first, and their scores: (Q, at most `top_k`) both."""

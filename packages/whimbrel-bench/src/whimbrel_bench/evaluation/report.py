@@ -1,4 +1,4 @@
-"""Report of an evaluation: intervals, differences from the first system, tables, JSON and a page. Pure but for the drawing.
+"""Report of an evaluation: intervals, differences from the first system, tables, JSON and a page. Pure except for the drawing.
 
 Shapes: S systems, Q queries, M measures.
 """
