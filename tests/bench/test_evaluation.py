@@ -325,7 +325,7 @@ def test_reports_tell_which_queries_got_worse() -> None:
     assert three.interval.excludes_zero
     assert three.interval.value == pytest.approx(1 / np.log2(3) - 1)
     text, record, page = to_text(report), to_json(report), to_page(report)
-    assert "two and one: these queries show no difference by nDCG@10" in text
+    assert "two and one: these queries do not show which is better by nDCG@10, as the interval holds 0." in text
     assert "three is worse than one by nDCG@10." in text
     assert record["differences"][0]["worst_query_ids"] == ["3"]
     assert record["systems"][1]["values"]["MRR@10"][3] == 0.5

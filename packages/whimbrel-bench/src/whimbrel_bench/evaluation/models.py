@@ -38,6 +38,8 @@ class Model:
     """True if it judges pairs itself."""
     about: str
     """Revision, dtype and device, or the URL."""
+    has_roles: bool = True
+    """False if its API does not say which texts are queries and which are documents."""
 
     def choose(self, output: str | None) -> str:
         """Return the output to search by. Raises SetupError for one that the model does not give."""
@@ -116,7 +118,9 @@ def _connected(place: str, dialect: DialectName, api_key: str | None) -> Generat
     url, _, name = place.partition("#")
     with Client(url, model=name or None, dialect=dialect, api_key=api_key, progress=False) as client:
         if dialect != "whimbrel":
-            yield Model(place, client, {"dense": "cosine"}, False, f"{url}, {dialect}")
+            has_roles = dialect == "cohere"
+            about = f"{url}, {dialect}{'' if has_roles else ', which is not told which texts are queries'}"
+            yield Model(place, client, {"dense": "cosine"}, False, about, has_roles)
             return
         served = cast("list[dict[str, Any]]", client.info().get("models", []))
         found = next((each for each in served if not name or name in _names(each)), None)

@@ -47,8 +47,8 @@ class Encoder(_Base):
     """Dense vectors, by EncoderProtocol."""
 
     def encode(self, inputs: Any, *, prompt_type: Any = None, **_: Any) -> Float32Array:
-        role = None if prompt_type is None else prompt_type.value
-        return self._model.source.embed(_texts_of(inputs), input_type=role)
+        role = {} if prompt_type is None or not self._model.has_roles else {"input_type": prompt_type.value}
+        return self._model.source.embed(_texts_of(inputs), **role)
 
     def similarity(self, embeddings1: Any, embeddings2: Any) -> Any:
         return self._function("similarity")(embeddings1, embeddings2)

@@ -101,7 +101,7 @@ def facts(report: Report) -> dict[str, str]:
         "intervals": "95 %, bootstrap over queries; of differences with the same queries of both",
     }
     found |= {system.name: "; ".join(filter(None, (system.about, *system.notes))) for system in report.systems}
-    return found | {f"note {number}": note for number, note in enumerate(collection.notes, start=1)}
+    return found | ({"notes": "; ".join(collection.notes)} if collection.notes else {})
 
 
 def _range(interval: Interval, sign: str = "") -> str:
@@ -160,17 +160,17 @@ def worst_table(report: Report, number: int) -> tuple[list[str], list[list[str]]
 
 def verdict(report: Report) -> list[str]:
     """Return a sentence for each difference."""
-    name, label = report.systems[0].name, report.measures[0].label
-    lines: list[str] = []
-    for system, each in zip(report.systems[1:], report.differences, strict=True):
-        word = "better" if each.interval.value > 0 else "worse"
-        known = (
-            f"{system.name} is {word} than {name} by {label}."
-            if each.interval.excludes_zero
-            else (f"{system.name} and {name}: these queries show no difference by {label}; the interval has 0.")
-        )
-        lines.append(known)
-    return lines
+    differences = zip(report.systems[1:], report.differences, strict=True)
+    return [_sentence(system.name, report.systems[0].name, report.measures[0].label, each) for system, each in differences]
+
+
+def _sentence(name: str, other: str, label: str, difference: Difference) -> str:
+    if not difference.better and not difference.worse:
+        return f"{name} has the {label} of {other} for every query."
+    word = "better" if difference.interval.value > 0 else "worse"
+    if difference.interval.excludes_zero:
+        return f"{name} is {word} than {other} by {label}."
+    return f"{name} and {other}: these queries do not show which is better by {label}, as the interval holds 0."
 
 
 def _tables(report: Report) -> list[tuple[list[str], list[list[str]]]]:

@@ -112,7 +112,9 @@ class _Pass:
         if self.pool_factor is not None and role == "document":
             options["token_pooling"] = self.pool_factor
         verb: Any = getattr(self.model.source, {"dense": "embed"}.get(self.output, self.output))
-        return verb(list(texts), input_type=role, **options)
+        if self.model.has_roles:
+            options["input_type"] = role
+        return verb(list(texts), **options)
 
     def _forms(self, variant: Variant, queries: Any, texts: Sequence[str]) -> tuple[Form, Form | None]:
         """Return the form of a variant, and the one that ranks its best again."""
