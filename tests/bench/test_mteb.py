@@ -17,13 +17,13 @@ from mteb_tasks import birds_task
 from serving import Server
 from whimbrel import Engine
 from whimbrel.errors import SetupError
-from whimbrel_bench.evaluation.models import Model
+from whimbrel_bench.evaluation.models import Model, similarities_of
 from whimbrel_bench.evaluation.mteb_models import CrossEncoder, Encoder, Search, evaluate_tasks, mteb_model
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # mteb's own
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _needs_mteb(request: pytest.FixtureRequest) -> None:
     """Skip without mteb, unless `make recipes` asks for it."""
     if importlib.util.find_spec("mteb") is None and not request.config.getoption("--recipes"):
@@ -69,7 +69,7 @@ def test_dense_models_are_encoders(task: str, minilm_model: Model) -> None:
 def test_models_without_a_similarity_in_mteb_search_themselves(task: str, searched: tuple[Engine, str]) -> None:
     """Scores are those of the engine's own verb, and mteb's measure is that of their order."""
     engine, output = searched
-    model = Model("m", engine, {output: "maxsim" if output == "multi_vector" else "dot"}, False, "")
+    model = Model("m", engine, similarities_of(engine.card), False, "")
     wrapped: Any = mteb_model(model, output)
     assert isinstance(wrapped, Search)
     task_of = birds_task()

@@ -53,8 +53,8 @@ evaluate.command(
     help=help_text(
         "Evaluate models on judged queries: nDCG@10, recall and intervals, models and precisions side by side.",
         ("whimbrel eval MODEL --data DIR", "a folder in BEIR's layout"),
-        ("whimbrel eval OLD NEW --queries Q --docs D --qrels R", "two models on your data"),
-        ("whimbrel eval MODEL --data DIR --compare float32,int8,binary", "before a change of dtype"),
+        ("whimbrel eval OLD NEW --queries Q --docs D --qrels R", "two models"),
+        ("whimbrel eval MODEL --data DIR --compare float32,int8", "two dtypes of one"),
         ("whimbrel eval RERANKER --data DIR --first-stage MODEL", "a reranker"),
         ("whimbrel eval MODEL --mteb NFCorpus", "a task of mteb"),
     ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from whimbrel.errors import SetupError
 from whimbrel.outputs.requested import SIMILARITIES
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from whimbrel.types.card import Card
 
     Source: TypeAlias = "Engine | Client"
-
-SEARCHED: Final = tuple(SIMILARITIES)
-"""Outputs by whose similarity documents are found."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,10 +91,11 @@ def open_model(
     with Engine(name, progress=tell, max_queue_tokens=2**31, max_request_tokens=2**31, **own) as engine:
         plan, card = engine.plan, engine.card
         about = f"{plan.dtype} on {plan.device}, revision {plan.revision or 'unknown'}"
-        yield Model(short_name(card.name), engine, _similarities_of(card), card.judges_pairs, about)
+        yield Model(short_name(card.name), engine, similarities_of(card), card.judges_pairs, about)
 
 
-def _similarities_of(card: Card) -> dict[str, str]:
+def similarities_of(card: Card) -> dict[str, str]:
+    """Return the similarity of each output of a model that can be searched, the main one first."""
     return _similarities({name: output.similarity for name, output in card.outputs.items()}, card.similarity)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, TextIO
@@ -79,7 +80,7 @@ def _raw(path: Path, stream: TextIO) -> Iterator[str]:
             yield line
     except UnicodeDecodeError as error:
         raise failed(path, number + 1, f"no valid UTF-8 at or after this line ({error.reason}).") from None
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise failed(path, number + 1, f"cannot be read on: {error}.") from None
 
 

@@ -31,7 +31,7 @@ class Evaluation:
     top_k: int
     """Documents that are found for each query, or reranked."""
     output: str | None = None
-    """Output to search by; None: the model's main one."""
+    """Output to search by, or to rerank by; None: the model's main one, as always in a first stage."""
     first_stage: str | None = None
     """Model, or run of TREC, whose best documents the models rerank; None: they search themselves."""
 
@@ -80,7 +80,7 @@ def _of_model(
         variants = list(of_dtype)
         with open_own(dtype) as model:
             if first is None:
-                results = _search(evaluation, model, collection, variants, say)
+                results = _search(model, collection, variants, output=evaluation.output, top_k=evaluation.top_k, say=say)
             else:
                 tell = _teller(f"{model.name}: reranking", "queries", say)
                 options: Mapping[str, Any] = {} if evaluation.output is None else {"score_by": evaluation.output}
@@ -92,16 +92,16 @@ def _of_model(
 
 
 def _search(
-    evaluation: Evaluation, model: Model, collection: Collection, variants: Sequence[Variant], say: Say
+    model: Model, collection: Collection, variants: Sequence[Variant], *, output: str | None, top_k: int, say: Say
 ) -> dict[Variant, Found]:
-    output = model.choose(evaluation.output)
-    if output == "scores":
+    chosen = model.choose(output)
+    if chosen == "scores":
         raise SetupError(
             f"{model.name} scores pairs, and cannot search {len(collection.documents):,} documents.",
             hint="name the model, or the run of TREC, whose best documents it reranks: --first-stage",
         )
-    tell = _teller(f"{model.name}: searching by {output}", "documents", say)
-    return search(model, output, collection.queries, collection.documents, variants, top_k=evaluation.top_k, tell=tell)
+    tell = _teller(f"{model.name}: searching by {chosen}", "documents", say)
+    return search(model, chosen, collection.queries, collection.documents, variants, top_k=top_k, tell=tell)
 
 
 def _first_stage(evaluation: Evaluation, collection: Collection, open_model: Open, say: Say) -> System:
@@ -112,7 +112,7 @@ def _first_stage(evaluation: Evaluation, collection: Collection, open_model: Ope
         return System(f"first stage ({Path(name).name})", f"run of TREC {name}", ranks, None, notes)
     plain = Variant()
     with open_model(name, None) as model:
-        found = _search(evaluation, model, collection, [plain], say)[plain]
+        found = _search(model, collection, [plain], output=None, top_k=evaluation.top_k, say=say)[plain]
         return System(f"first stage ({model.name})", model.about, found.ranks, found.num_bytes, found.notes)
 
 
