@@ -14,6 +14,7 @@ from rich.markup import escape
 from whimbrel.cli.flags import engine_arguments, with_flags
 from whimbrel.cli.shared_options import AsJson, flag, need, option
 from whimbrel.errors import SetupError
+from whimbrel_bench.evaluation.measures import DEFAULT
 
 if TYPE_CHECKING:
     from whimbrel_bench.evaluation.collection import Collection
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 _DATA_PANEL: Final = "Data"
 _RESULTS_PANEL: Final = "Input and output"
-_MEASURES: Final = "ndcg@10,recall@10,recall@100,mrr@10,map@100"
 _MODELS: Final = (
     "Checkpoint folders, Hub ids, or URLs of servers (URL#NAME for one of several models). "
     "[default: the packaged all-MiniLM-L6-v2]"
@@ -54,7 +54,7 @@ def evaluate(
     ] = None,
     first_stage: Annotated[str | None, option("MODEL|FILE", _FIRST_STAGE)] = None,
     top_k: Annotated[int, option("N", "Documents to find for each query, or to rerank.", min=1, max=10_000)] = 100,
-    measures: Annotated[str, _results("LIST", "Measures, the first of which is compared.")] = _MEASURES,
+    measures: Annotated[str, _results("LIST", "Measures, the first of which is compared.")] = DEFAULT,
     page: Annotated[Path | None, _results("FILE.html", "Write a page with a picture and all tables.")] = None,
     dialect: Annotated[Literal["whimbrel", "openai", "tei", "cohere"], option("NAME", "API of the servers.")] = "whimbrel",
     api_key: Annotated[
@@ -68,7 +68,7 @@ def evaluate(
     from whimbrel_bench.evaluation.models import is_url, open_model
 
     names: list[str | None] = [*models] if models else [None]
-    if not all(each is not None and is_url(each) for each in [*names, *([first_stage] if first_stage else [])]):
+    if not all(each is not None and is_url(each) for each in [*names, *_model_of(first_stage)]):
         need("torch")
     arguments = engine_arguments(given)
     dtype = arguments.pop("dtype", None)
@@ -115,6 +115,11 @@ def evaluate(
         typer.echo(text)
     if page is not None:
         screen.print(f"wrote {page}", markup=False)
+
+
+def _model_of(first_stage: str | None) -> list[str]:
+    """Return the model of a first stage, none if it is a file."""
+    return [] if first_stage is None or Path(first_stage).is_file() else [first_stage]
 
 
 def _check_alone(others: Mapping[str, object]) -> None:

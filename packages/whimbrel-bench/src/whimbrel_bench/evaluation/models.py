@@ -34,7 +34,7 @@ class Model:
     ranks: bool
     """True if it judges pairs itself."""
     about: str
-    """Revision, dtype and device, or the URL."""
+    """Name, dtype, device and revision in words."""
     has_roles: bool = True
     """False if its API does not say which texts are queries and which are documents."""
 
@@ -90,7 +90,7 @@ def open_model(
     own = dict(arguments) | ({} if dtype is None else {"dtype": dtype})
     with Engine(name, progress=tell, max_queue_tokens=2**31, max_request_tokens=2**31, **own) as engine:
         plan, card = engine.plan, engine.card
-        about = f"{plan.dtype} on {plan.device}, revision {plan.revision or 'unknown'}"
+        about = f"{card.name}, {plan.dtype} on {plan.device}, revision {plan.revision or 'unknown'}"
         yield Model(short_name(card.name), engine, similarities_of(card), card.judges_pairs, about)
 
 
@@ -128,7 +128,9 @@ def _connected(place: str, dialect: DialectName, api_key: str | None) -> Generat
         card, plan = found["card"], found["plan"]
         outputs = {each: output.get("similarity") for each, output in card["outputs"].items()}
         pairs = bool(card.get("template") or card.get("list_template") or len(card.get("labels", ())) <= 1)
-        about = f"{url}, {plan['dtype']} on {plan['device']}, revision {plan.get('revision') or 'unknown'}"
+        about = (
+            f"{plan['served_name']} at {url}, {plan['dtype']} on {plan['device']}, revision {plan.get('revision') or 'unknown'}"
+        )
         similarities = _similarities(outputs, card.get("similarity"))
         yield Model(place if name else plan["served_name"], client, similarities, "scores" in outputs and pairs, about)
 
