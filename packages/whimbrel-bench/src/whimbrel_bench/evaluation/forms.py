@@ -19,6 +19,7 @@ from whimbrel.errors import SetupError
 from whimbrel.outputs.muvera import encode_muvera
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.late_interaction import MuveraParameters
+from whimbrel.types.request import InputType
 from whimbrel.types.result import Ragged, Sparse
 from whimbrel.wire.dtypes import to_bits, to_int8
 from whimbrel_bench.evaluation.variants import Precision
@@ -158,9 +159,18 @@ _TOKENS: Final[Mapping[str, tuple[Callable[[Any], Any], Callable[[Any, int], Flo
 
 def muvera_form(queries: Ragged) -> Form:
     """Return the form of one MUVERA encoding in place of token vectors, compared by dot product."""
-    parameters = MuveraParameters()
-    form = dense_form(encode_muvera(queries, parameters, "query"), "dot")
-    return Form(lambda block: encode_muvera(block, parameters, "document"), form.score)
+    form = dense_form(_encodings(queries, "query"), "dot")
+    return Form(lambda block: _encodings(block, "document"), form.score)
+
+
+def _encodings(texts: Ragged, role: InputType) -> Float32Array:
+    """Return MUVERA's encodings, (N, E); zeros for a text without token vectors, which has none."""
+    parameters, lengths_N = MuveraParameters(), np.diff(texts.offsets_N1)
+    found_NE = np.zeros((len(texts), parameters.num_dims), np.float32)
+    if texts.rows_XD.size:
+        filled = Ragged(texts.rows_XD, np.cumsum([0, *lengths_N[lengths_N > 0]]))
+        found_NE[lengths_N > 0] = encode_muvera(filled, parameters, role)
+    return found_NE
 
 
 def _reduce(operation: np.ufunc, values_RX: Float32Array, offsets_N1: Int64Array) -> Float32Array:
