@@ -87,7 +87,7 @@ def open_model(
         return
     from whimbrel.engine.engine import Engine
 
-    own = dict(arguments) | ({} if dtype is None else {"dtype": dtype})
+    own: dict[str, Any] = dict(arguments) | ({} if dtype is None else {"dtype": dtype})
     with Engine(name, progress=tell, max_queue_tokens=2**31, max_request_tokens=2**31, **own) as engine:
         plan, card = engine.plan, engine.card
         about = f"{card.name}, {plan.dtype} on {plan.device}, revision {plan.revision or 'unknown'}"

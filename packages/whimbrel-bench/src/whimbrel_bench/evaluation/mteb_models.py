@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Any, Final, cast
 
 import numpy as np
@@ -31,15 +32,14 @@ class _Base:
     """A model with the metadata that all of mteb's protocols ask for."""
 
     def __init__(self, model: Model, output: str) -> None:
-        from mteb.models.model_meta import ModelMeta, ScoringFunction
-
-        known = {"cosine": ScoringFunction.COSINE, "dot": ScoringFunction.DOT_PRODUCT}
+        mteb: Any = import_module("mteb.models.model_meta")
+        known: dict[str, Any] = {"cosine": mteb.ScoringFunction.COSINE, "dot": mteb.ScoringFunction.DOT_PRODUCT}
         if output == "dense" and model.similarities[output] not in known:
             similarity = model.similarities[output]
             raise SetupError(f"{model.name} compares by {similarity} distance; mteb's encoders by cosine or dot product.")
         about = {"name": f"whimbrel/{model.name.replace('/', '_')}", "revision": "local"}
-        similarity = {"similarity_fn_name": known[model.similarities[output]]} if output == "dense" else {}
-        self.mteb_model_meta: Any = ModelMeta.create_empty(about | similarity)
+        chosen = {"similarity_fn_name": known[model.similarities[output]]} if output == "dense" else {}
+        self.mteb_model_meta: Any = mteb.ModelMeta.create_empty(about | chosen)
         self._model, self._output = model, output
 
 
@@ -57,9 +57,8 @@ class Encoder(_Base):
         return self._function("similarity_pairwise")(embeddings1, embeddings2)
 
     def _function(self, name: str) -> Callable[[Any, Any], Any]:
-        from mteb.models.abs_encoder import AbsEncoder
-
-        return getattr(AbsEncoder, name).__get__(self)  # which reads the similarity from `mteb_model_meta`
+        mteb: Any = import_module("mteb.models.abs_encoder")
+        return getattr(mteb.AbsEncoder, name).__get__(self)  # which reads the similarity from `mteb_model_meta`
 
 
 class CrossEncoder(_Base):
@@ -102,7 +101,7 @@ _CLASSES: Final[Mapping[str, type[_Base]]] = {
 def mteb_model(model: Model, output: str | None = None) -> _Base:
     """Return a model as mteb takes it. Raises SetupError if mteb is missing or the model has nothing for it."""
     try:
-        import mteb  # noqa: F401
+        import_module("mteb")
     except ImportError as error:
         raise SetupError(f"mteb is not installed ({error}).", hint="pip install 'whimbrel[mteb]'") from None
     chosen = model.choose(output)
@@ -120,8 +119,7 @@ def open_mteb_model(name: str | None = None, output: str | None = None, **option
 
 
 def _evaluate(wrapped: Any, task: Any) -> Any:
-    import mteb
-
+    mteb: Any = import_module("mteb")
     try:
         return mteb.evaluate(wrapped, task, cache=None, show_progress_bar=False).task_results[0]
     except WhimbrelError:
@@ -133,9 +131,8 @@ def _evaluate(wrapped: Any, task: Any) -> Any:
 
 def evaluate_tasks(model: Model, output: str | None, tasks: str) -> list[dict[str, Any]]:
     """Run tasks of mteb by their names, between commas, and return the results. Raises SetupError."""
-    wrapped: Any = mteb_model(model, output)
-    import mteb
-
+    wrapped = mteb_model(model, output)
+    mteb: Any = import_module("mteb")
     names = [name for name in (each.strip() for each in tasks.split(",")) if name]
     if not names:
         raise SetupError("--mteb names no task.", hint="for example --mteb NFCorpus,SciFact")

@@ -34,7 +34,7 @@ class Best:
 
     def add(self, scores_QB: Float32Array, first: int, final_QB: Float32Array | None = None) -> None:
         """Take the scores of a block whose first document has the number `first`. The kept ones are ranked by `final_QB`."""
-        numbers_B = np.arange(first, first + scores_QB.shape[1])
+        numbers_B = np.arange(first, first + scores_QB.shape[1], dtype=np.int64)
         final_QB = scores_QB if final_QB is None else final_QB
         num_queries, num_kept = self._keys_QK.shape
         step = max(1, _NUMBERS // (num_kept + len(numbers_B)))

@@ -32,6 +32,9 @@ _BLOCK: Final[Mapping[str, int]] = {"dense": 2048, "sparse": 512, "multi_vector"
 """Documents of a block, by output."""
 
 
+def _silent(_done: int, _total: int) -> None: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Found:
     """The best documents of each query."""
@@ -51,7 +54,7 @@ def search(
     variants: Sequence[Variant],
     *,
     top_k: int,
-    tell: Tell = lambda *_: None,
+    tell: Tell = _silent,
 ) -> dict[Variant, Found]:
     """Return what each variant finds. `documents` are in trec_eval's order. Raises WhimbrelError."""
     for variant in variants:
@@ -130,7 +133,11 @@ class _Pass:
         given: Float32Array = self._encode(texts, "query", dimensions=variant.dimensions)
         cut = _cut_as(queries, given)
         form = forms.dense_form(given, similarity, variant.precision)
-        return replace(form, store=lambda block_BD: form.store(cut(block_BD))), full
+
+        def store(block_BD: Float32Array) -> Any:
+            return form.store(cut(block_BD))
+
+        return replace(form, store=store), full
 
 
 def _cut_as(whole_QD: Float32Array, cut_QE: Float32Array) -> Callable[[Float32Array], Float32Array]:
@@ -156,15 +163,12 @@ def _found(
     queries: Texts, documents: Texts, ranked: tuple[Int64Array, Float32Array], num_bytes: float, notes: Sequence[str]
 ) -> Found:
     numbers_QK, scores_QK = ranked
-    ranks = {
-        query: [documents.ids[number] for number in row] for query, row in zip(queries.ids, numbers_QK.tolist(), strict=True)
-    }
+    rows: list[list[int]] = numbers_QK.tolist()
+    ranks = {query: [documents.ids[number] for number in row] for query, row in zip(queries.ids, rows, strict=True)}
     return Found(ranks, dict(zip(queries.ids, scores_QK.tolist(), strict=True)), num_bytes, tuple(notes))
 
 
-def rerank(
-    model: Model, queries: Texts, documents: Texts, first: Ranks, *, tell: Tell = lambda *_: None, **options: Any
-) -> Found:
+def rerank(model: Model, queries: Texts, documents: Texts, first: Ranks, *, tell: Tell = _silent, **options: Any) -> Found:
     """Return the documents of a first stage in the model's order. Documents of equal score are in trec_eval's order.
 
     `options` are those of the verb `rerank`.
