@@ -47,7 +47,7 @@ def minilm_model(engine32: Engine) -> Model:
 @pytest.fixture(scope="module", params=["late", "sparse"])
 def searched(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Engine, str]]:
     """A model of late interaction or of sparse vectors that gives sensible answers, and its output."""
-    folder = tmp_path_factory.mktemp(request.param)
+    folder = tmp_path_factory.mktemp(request.param) / "model"
     (write_late if request.param == "late" else write_sparse)(folder)
     with Engine(str(folder), dtype="float32") as engine:
         yield engine, "multi_vector" if request.param == "late" else "sparse"

@@ -172,7 +172,7 @@ def _read_judgements(path: Path) -> dict[str, dict[str, int]]:
 def _judgement_rows(path: Path) -> Iterator[tuple[int, str, str, Any]]:
     """Yield the number, the query, the document and the grade of each line."""
     if kind_of(path) not in (".jsonl", ".ndjson", ".csv"):
-        first = next((words for _, words in read_words(path)), [])
+        first = next((words for _, words in read_words(path)), list[str]())
         if len(first) == 4 and first[3].lstrip("+-").isdigit():
             yield from _trec_judgements(path)
             return

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import Any, Final, cast
 
-import numpy as np
+import msgspec
 
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.arrays import Float32Array
@@ -144,14 +144,13 @@ def evaluate_tasks(model: Model, output: str | None, tasks: str) -> list[dict[st
     results: list[dict[str, Any]] = []
     for task in found:
         done = _evaluate(wrapped, task)
-        splits = {split: [dict(each) for each in scores] for split, scores in done.scores.items()}
         results.append(
             {
                 "task": task.metadata.name,
                 "type": task.metadata.type,
                 "measure": task.metadata.main_score,
-                "score": float(np.float64(done.get_score())),
-                "scores": splits,
+                "score": float(done.get_score()),
+                "scores": msgspec.to_builtins(done.scores, enc_hook=float),  # of numpy's numbers
             }
         )
     return results
