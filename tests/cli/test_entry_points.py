@@ -19,7 +19,7 @@ from whimbrel.errors import SetupError
 
 ROOT = Path(__file__).parents[2]
 BENCH = ROOT / "packages/whimbrel-bench"
-ENTRY_POINTS = f"[{GROUP}]\nbench = absent:bench\ntop = absent:top\n"
+ENTRY_POINTS = f"[{GROUP}]\nbench = absent:bench\neval = absent:evaluate\ntop = absent:top\n"
 
 
 def whimbrel(*args: str, **env: str) -> subprocess.CompletedProcess[str]:

@@ -28,6 +28,7 @@ import numpy as np
 import pytest
 
 from checkpoints.bge_m3 import write_m3
+from mteb_tasks import birds_task
 from serving import Server
 from whimbrel import Client
 
@@ -238,56 +239,13 @@ def test_litellm(run: Any, server: Server, expected: Any, monkeypatch: pytest.Mo
     np.testing.assert_allclose(run("LiteLLM", 0, server.url)["vectors"], expected, atol=1e-6)
 
 
-def test_mteb_encoder(run: Any, server: Server) -> None:
-    """Retrieval of mteb itself finds each document."""
-    assert _evaluate(run("mteb", 0, server.url)["Encoder"](server.url), _retrieval()) == 1
+def test_mteb(run: Any, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retrieval of mteb itself finds each document; tests/bench/test_mteb.py has the other protocols."""
+    if importlib.util.find_spec("mteb") is not None:
+        import mteb
 
-
-def test_mteb_search(run: Any, server: Server) -> None:
-    assert _evaluate(run("mteb", 0, server.url)["Search"](server.url), _retrieval()) == 1
-
-
-def test_mteb_cross_encoder(run: Any, server: Server) -> None:
-    task = _retrieval(top_ranked={query: list("ab") for query in ("qa", "qb")})
-    assert _evaluate(run("mteb", 0, server.url)["CrossEncoder"](server.url), task) == 1
-
-
-def _evaluate(model: Any, task: Any) -> float:
-    import mteb
-
-    result = mteb.evaluate(model, task, cache=None, show_progress_bar=False)
-    return result.task_results[0].get_score()
-
-
-def _retrieval(top_ranked: dict[str, list[str]] | None = None) -> Any:
-    """A task of two queries and two documents, each the answer to one."""
-    if importlib.util.find_spec("mteb") is None:
-        return None
-    from datasets import Dataset
-    from mteb.abstasks.retrieval import AbsTaskRetrieval
-    from mteb.abstasks.task_metadata import TaskMetadata
-
-    class Birds(AbsTaskRetrieval):
-        metadata = TaskMetadata(
-            name="Birds", description="Two birds.", reference=None, dataset={"path": "none", "revision": "1"}, modalities=["text"],
-            type="Reranking" if top_ranked else "Retrieval", category="t2t", eval_splits=["test"], eval_langs=["eng-Latn"],
-            main_score="ndcg_at_1", date=None, domains=None, task_subtypes=None, license=None, annotations_creators=None,
-            dialect=None, sample_creation=None, bibtex_citation=None,
-        )  # fmt: skip
-
-        def load_data(self, *_: Any, **__: Any) -> None:
-            corpus = [
-                {"id": "a", "title": "Food", "text": "A sandwich with cheese."},
-                {"id": "b", "title": "", "text": "A wader with a bill."},
-            ]
-            queries = [{"id": "qa", "text": "What can I eat?"}, {"id": "qb", "text": "Which bird wades?"}]
-            self.dataset = {"default": {"test": {
-                "corpus": Dataset.from_list(corpus), "queries": Dataset.from_list(queries),
-                "relevant_docs": {"qa": {"a": 1}, "qb": {"b": 1}}, "top_ranked": top_ranked,
-            }}}  # fmt: skip
-            self.data_loaded = True
-
-    return Birds()
+        monkeypatch.setattr(mteb, "get_tasks", lambda **_: [birds_task()])
+    assert run("mteb", 0, server.url)["results"].task_results[0].get_score() == 1
 
 
 def test_qdrant_hybrid(run: Any, tmp_path: Path) -> None:

@@ -54,6 +54,11 @@ def test_import_contracts() -> None:
             [*HEAVY, "numpy", "httpx2"],
         ),
         ("import whimbrel_bench.cli.runs, whimbrel_bench.compare", [each for each in HEAVY if each != "httptools"]),
+        (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['eval', '--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2"],
+        ),
+        ("import whimbrel_bench.evaluation.run", [each for each in HEAVY if each != "httptools"]),
     ],
 )
 def test_light_parts_import_nothing_heavy(code: str, absent: list[str]) -> None:

@@ -16,8 +16,9 @@ GROUP: Final = "whimbrel.commands"
 COMMANDS: Final[Mapping[str, str]] = {
     "top": "Watch servers in the terminal: requests, tokens, queue, times of stages, engines and caches.",
     "bench": "Measure servers and the engine: load, throughput, latency, comparisons.",
+    "eval": "Evaluate models on judged queries: nDCG@10, recall and intervals, models and precisions side by side.",
 }
-"""Commands with their summaries. The extra `bench` of whimbrel installs both."""
+"""Commands with their summaries. The extra `bench` of whimbrel installs them."""
 
 
 class Commands(TyperGroup):

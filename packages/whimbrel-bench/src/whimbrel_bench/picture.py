@@ -1,20 +1,22 @@
 """Picture of a sweep, throughput against latency, by matplotlib: PNG, SVG, or SVG in a self-contained HTML page."""
 
 from collections.abc import Mapping, Sequence
-from html import escape
 from importlib import import_module
-from importlib.resources import files
 from io import StringIO
 from pathlib import Path
 from typing import Any, Final
 
 from whimbrel.errors import SetupError
+from whimbrel_bench import page as pages
 from whimbrel_bench.results import Result, cells, word
 
 SUFFIXES: Final = (".png", ".svg", ".html")
 COLOURS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 """Colours that people with any kind of colour vision tell apart. Source: Okabe and Ito, Color Universal Design (2008)."""
-_PAGE: Final = files("whimbrel_bench").joinpath("picture.html").read_text("utf-8")
+_INTRODUCTION: Final = (
+    "Further right and lower is better. Each point is a run at one rate. "
+    "Latency counts from the moment for which a request was scheduled."
+)
 
 
 def check_path(path: Path) -> None:
@@ -43,10 +45,9 @@ def draw(path: Path, results: Sequence[Result], about: Mapping[str, str]) -> Non
 
 def page(svg: str, results: Sequence[Result], about: Mapping[str, str]) -> str:
     """Return an HTML page that fetches nothing."""
-    facts = "".join(f"<li>{escape(name)}: {escape(value)}</li>" for name, value in about.items())
-    head, *rows = ("".join(f"<td>{escape(cell)}</td>" for cell in row) for row in cells(results))
-    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
-    return _PAGE.format(svg=svg[svg.index("<svg") :], facts=facts, head=head.replace("td>", "th>"), rows=body)
+    head, *rows = cells(results)
+    parts = pages.paragraph_part(_INTRODUCTION), pages.picture_part(svg), pages.facts_part(about), pages.table_part(head, rows)
+    return pages.page("Throughput against latency", *parts)
 
 
 def _draw(out: Path | StringIO, results: Sequence[Result], about: Mapping[str, str]) -> None:

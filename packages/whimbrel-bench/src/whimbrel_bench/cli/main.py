@@ -1,9 +1,10 @@
-"""The commands `whimbrel bench` and `whimbrel top`, which whimbrel finds by their entry points."""
+"""The commands `whimbrel bench`, `whimbrel eval` and `whimbrel top`, which whimbrel finds by their entry points."""
 
 import typer
 
 from whimbrel.cli.shared_options import help_text
 from whimbrel_bench.cli import compare, offline, serve
+from whimbrel_bench.cli import evaluate as evaluation
 from whimbrel_bench.top.command import top as watch
 
 bench = typer.Typer(
@@ -44,6 +45,20 @@ bench.command(
         ("whimbrel bench compare MODEL MODEL --min-cosine 0.99", "models"),
     ),
 )(compare.compare)
+
+evaluate = typer.Typer(name="eval", add_completion=False, rich_markup_mode="rich")
+
+evaluate.command(
+    name="eval",
+    help=help_text(
+        "Evaluate models on judged queries: nDCG@10, recall and intervals, models and precisions side by side.",
+        ("whimbrel eval MODEL --data DIR", "a folder in BEIR's layout"),
+        ("whimbrel eval OLD NEW --queries Q --docs D --qrels R", "two models"),
+        ("whimbrel eval MODEL --data DIR --compare float32,int8", "two dtypes of one"),
+        ("whimbrel eval RERANKER --data DIR --first-stage MODEL", "a reranker"),
+        ("whimbrel eval MODEL --mteb NFCorpus", "a task of mteb"),
+    ),
+)(evaluation.evaluate)
 
 top = typer.Typer(name="top", add_completion=False, rich_markup_mode="rich")
 

@@ -1,0 +1,1 @@
+"""Evaluation of models on judged collections: retrieval, reranking, measures and their intervals."""
