@@ -35,6 +35,7 @@ class FakePlan:
     device: str = "cpu"
     dtype: str = "float32"
     max_batch_tokens: int = 512
+    max_queue_tokens: int = 2**20
     commit: str = ""
     revision: str = ""
     adapters: dict[str, str] = field(default_factory=dict[str, str])

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Final, Literal, NoReturn
 import typer
 
 from whimbrel import __version__
-from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, verb_commands
+from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, run_batch_command, verb_commands
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
@@ -120,6 +120,14 @@ _VERBS: Final = (
 )
 for _verb, _summary, *_examples in _VERBS:
     _command(_summary, *_examples)(_verb)
+
+_command(
+    "Run a file of requests, as of OpenAI's Batch API, to a file of answers. The same command goes on after any end.",
+    ("whimbrel run-batch -i requests.jsonl -o answers.jsonl", "the packaged model"),
+    ("whimbrel run-batch -i requests.jsonl -o answers.jsonl -m MODEL", "another one"),
+    ("whimbrel run-batch -i requests.jsonl -o answers.jsonl --url URL", "by a server"),
+    name="run-batch",
+)(run_batch_command.run_batch)
 
 
 @_command(

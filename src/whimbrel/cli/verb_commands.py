@@ -58,7 +58,7 @@ def embed(
     **given: Any,
 ) -> None:
     _check(out, (".npy", *_JSON_LINES), texts, 'whimbrel embed "some text", or whimbrel embed < lines.txt')
-    with _loaded(model, given) as engine:
+    with loaded(model, given) as engine:
         from whimbrel.engine import encode_verbs
 
         def operation(chunk: list[Any]) -> Operation[Any]:
@@ -92,7 +92,7 @@ def score(
     _check(out, _JSON_LINES, documents, hint, needed=query is None and not pairs)
     if pairs and query is not None:
         raise SetupError("--pairs reads queries from stdin too.", hint=hint)
-    with _loaded(model, given) as engine:
+    with loaded(model, given) as engine:
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
@@ -121,7 +121,7 @@ def rerank(
     **given: Any,
 ) -> None:
     _check(out, _JSON_LINES, documents, 'whimbrel rerank "a query" "a document", or whimbrel rerank "a query" < lines.txt')
-    with _loaded(model, given) as engine:
+    with loaded(model, given) as engine:
         import numpy as np
 
         from whimbrel.outputs import scoring
@@ -171,7 +171,7 @@ def classify(
     zero_shot = _read_labels(labels, hypothesis_template, multi_label=multi_label)
     if zero_shot and (pairs or logits):
         raise SetupError("--labels goes with neither --pairs nor --logits.")
-    with _loaded(model, given) as engine:
+    with loaded(model, given) as engine:
         from whimbrel.outputs import scoring
 
         def operation(chunk: list[Any]) -> Operation[Any]:
@@ -201,7 +201,7 @@ def _check(out: Path | None, suffixes: Sequence[str], texts: list[str] | None, h
 
 
 @contextmanager
-def _loaded(model: str | None, given: Mapping[str, Any]) -> Generator[Engine]:
+def loaded(model: str | None, given: Mapping[str, Any]) -> Generator[Engine]:
     """Load a model and show the progress."""
     from whimbrel.cli.progress import LoadProgress
 

@@ -54,6 +54,9 @@ class Keys:
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._by_digest = {key.digest: key for key in keys}
 
+    def of_digest(self, digest: bytes) -> ApiKey | None:
+        return self._by_digest.get(digest)
+
     def find(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiKey | None:
         """Return the key that a request brings, None if none is right.
 
@@ -118,6 +121,14 @@ class GuardMiddleware:
         self._allowed: tuple[bytes, object] | None = None
         """The last Host header that was allowed, and the address that the client had called."""
 
+    @property
+    def needs_key(self) -> bool:
+        return self._needs_key
+
+    def key_of(self, digest: bytes) -> ApiKey | None:
+        """Return the key of the server with this hash, None if there is none now."""
+        return self._keys.of_digest(digest)
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             self._check_head(scope)
@@ -176,7 +187,7 @@ class GuardMiddleware:
             await self._app(scope, receive, send)
 
     def _check_key(self, scope: Scope, context: RequestContext) -> None:
-        """Note the key of a request. Raises Unauthorized and the errors of `_admit`."""
+        """Note the key of a request. Raises Unauthorized and the errors of `admit`."""
         key = self._keys.find(scope["headers"])
         if key is None:
             if not self._is_open(scope):
@@ -185,9 +196,9 @@ class GuardMiddleware:
         context.key, context.tenant = key, key.name
         context.is_operator = key.admin and _other_site(context.request_headers) is None
         if self._has_limits and not self._is_open(scope):
-            self._admit(key, scope["path"], context)
+            self.admit(key, scope["path"], context)
 
-    def _admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
+    def admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
         """Count a request of a key. Raises PermissionDenied, RateLimited and Unavailable."""
         is_admin = is_admin_route(path)
         route = path if is_admin else self._template(path)
