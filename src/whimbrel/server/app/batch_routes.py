@@ -5,6 +5,7 @@ A file is streamed to and from the disk. Everything belongs to the API key that 
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal, TypeVar
@@ -35,9 +36,15 @@ BATCHES: Final = "/v1/batches"
 BATCH: Final = "/v1/batches/{batch_id}"
 CANCEL: Final = "/v1/batches/{batch_id}/cancel"
 BATCH_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
-    FILES: ("GET", "POST"), FILE: ("GET", "DELETE"), CONTENT: ("GET",), BATCHES: ("GET", "POST"), BATCH: ("GET",), CANCEL: ("POST",),
-}  # fmt: skip
+    FILES: ("GET", "POST"),
+    FILE: ("GET", "DELETE"),
+    CONTENT: ("GET",),
+    BATCHES: ("GET", "POST"),
+    BATCH: ("GET",),
+    CANCEL: ("POST",),
+}
 """Methods of each path."""
+_PATTERNS: Final = {template: re.compile(re.sub("{.*}", "[^/]+", template)) for template in BATCH_METHODS}
 _MULTIPART_BYTES: Final = 2**16
 """Bytes that a body may have beside its file."""
 _MAX_FIELD: Final = 1000
@@ -68,22 +75,9 @@ class BatchRequest(msgspec.Struct, frozen=True):
 
 def batch_template(path: str) -> str:
     """Return the template of a route of files or batches; empty if there is none."""
-    parts = path.split("/")[1:]
-    match parts:
-        case ["v1", "files"]:
-            return FILES
-        case ["v1", "batches"]:
-            return BATCHES
-        case ["v1", "files", _]:
-            return FILE
-        case ["v1", "files", _, "content"]:
-            return CONTENT
-        case ["v1", "batches", _]:
-            return BATCH
-        case ["v1", "batches", _, "cancel"]:
-            return CANCEL
-        case _:
-            return ""
+    if path in (FILES, BATCHES):
+        return path
+    return next((template for template, pattern in _PATTERNS.items() if pattern.fullmatch(path)), "")
 
 
 class BatchRoutes:

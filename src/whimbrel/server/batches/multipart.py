@@ -14,7 +14,7 @@ from whimbrel.dialects.common.bodies import MalformedBody
 _MAX_HEAD: Final = 8 * 2**10
 _MAX_PARTS: Final = 32
 _BOUNDARY: Final = re.compile(
-    r"""multipart/form-data\s*;(?:.*;)?\s*boundary=(?:"([^"]{1,70})"|([^\s";,]{1,70}))""", re.IGNORECASE
+    r"""multipart/form-data\s*;(?:.*;)?\s*boundary=(?:"([^"]{1,70})"|([^\s";,]{1,70})(?=\s*(?:;|$)))""", re.IGNORECASE
 )
 _PARAMETER: Final = re.compile(r""";\s*(name|filename)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))""", re.IGNORECASE)
 

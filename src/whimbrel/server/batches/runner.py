@@ -139,23 +139,20 @@ class BatchRunner:
         """Bring a batch to its end, whatever happens to it."""
         try:
             state = await asyncio.to_thread(self.store.state, record.id)
-            if not state.has_ended:
-                state = await self._to_end(record, state)
-        except _Failed as failure:
-            problem = failure.problem
-        except KeyGone:
-            problem = Problem(code="invalid_api_key", message="the API key of the batch is no key here any more.")
-        except OSError as error:
-            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            code, reason = ("disk_full", "the disk is full") if full else ("io_error", error.strerror or str(error))
-            _log.error("batch %s failed: %s", record.id, reason)
-            problem = Problem(code=code, message=f"the answers could not be written: {reason}.")
+            ended = state if state.has_ended else await self._to_end(record, state)
+        except (_Failed, KeyGone, OSError) as error:
+            ended = _failed(await asyncio.to_thread(self._last_state, record), _problem(error))
+            _log.warning("batch %s failed: %s", record.id, ended.problems[0].message)
         except Exception as error:
             _log.error("batch %s failed. This is a bug.", record.id, exc_info=error)
-            state = _failed(
-                state, Problem(code="internal_error", message=f"{type(error).__name__} in Whimbrel. This is a bug.")
-            )
-        await self._end(record, state)
+            ended = _failed(await asyncio.to_thread(self._last_state, record), _problem(error))
+        await self._end(record, ended)
+
+    def _last_state(self, record: BatchRecord) -> BatchState:
+        try:
+            return self.store.state(record.id)
+        except (OSError, ValueError):
+            return BatchState()
 
     async def _end(self, record: BatchRecord, state: BatchState) -> None:
         """Write the last state, with the room that the batch's own answers took if there is no other."""
@@ -311,6 +308,22 @@ def _fill(journal: Journal, path: Path, record: BatchRecord, outcome: Status, ma
                 number=found[-1].number, offset=found[-1].end, completed=progress.completed, failed=progress.failed + len(found)
             )
             journal.commit(progress, {ERRORS: written})
+
+
+def _problem(error: Exception) -> Problem:
+    """Return what a client is told of a batch that failed."""
+    match error:
+        case _Failed():
+            return error.problem
+        case KeyGone():
+            return Problem(code="invalid_api_key", message="the API key of the batch is no key here any more.")
+        case OSError():
+            full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            reason = "the disk is full" if full else error.strerror or str(error)
+            code = "disk_full" if full else "io_error"
+            return Problem(code=code, message=f"the answers could not be written: {reason}.")
+        case _:
+            return Problem(code="internal_error", message=f"{type(error).__name__} in Whimbrel. This is a bug.")
 
 
 def _failed(state: BatchState, problem: Problem) -> BatchState:

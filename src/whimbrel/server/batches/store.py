@@ -147,9 +147,16 @@ class Store:
             )
         created = now()
         record = BatchRecord(
-            id=new_id("batch_"), owner=owner, endpoint=endpoint, input_file_id=input_file_id,
-            completion_window=f"{seconds // 3600}h", created_at=created, expires_at=created + seconds, metadata=metadata, output_seconds=output_seconds,
-        )  # fmt: skip
+            id=new_id("batch_"),
+            owner=owner,
+            endpoint=endpoint,
+            input_file_id=input_file_id,
+            completion_window=f"{seconds // 3600}h",
+            created_at=created,
+            expires_at=created + seconds,
+            metadata=metadata,
+            output_seconds=output_seconds,
+        )
         with self._locked():
             if len(list(self._ids())) >= self.limits.max_files:
                 raise TooLarge(f"there are {self.limits.max_files:,} batches, the limit; they go 30 days after their end.")
