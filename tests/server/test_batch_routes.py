@@ -228,13 +228,8 @@ def test_J5_uploads_that_are_refused_leave_nothing(tmp_path: Path) -> None:
         assert (await refused(form("a", **{"expires_after[seconds]": "5"})))[1] == "expires_after[seconds]"
         assert (await refused(form("a", other="x" * 2000)))[0] == 413
         assert os.listdir(client.folder / "files") == []
-        kept = await client.upload("x" * 1000, name='../../e"vil\\x.jsonl', **{"expires_after[seconds]": "3600"})
-        assert (kept["filename"], kept["expires_at"] - kept["created_at"]) in (
-            ("x.jsonl", 3600),
-            ('e"vil\\x.jsonl', 3600),
-            ("vil\\x.jsonl", 3600),
-            ("e", 3600),
-        )
+        kept = await client.upload("x" * 1000, name="../../evil\\\\x.jsonl", **{"expires_after[seconds]": "3600"})
+        assert (kept["filename"], kept["expires_at"] - kept["created_at"]) == ("evil\\x.jsonl", 3600)
 
     run(tmp_path, steps, max_file_bytes=1000)
 
@@ -383,16 +378,16 @@ def test_J9_a_batch_of_a_key_that_is_no_key_any_more_fails(tmp_path: Path) -> No
 
 def test_J9_budgets_of_the_key_count_and_a_batch_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_LONGEST_PAUSE", 0.05)
-    key = ApiKey(name="one", digest=sha256(b"k1").digest(), tokens_per_minute=30, requests_in_flight=4)
+    key = ApiKey(name="one", digest=sha256(b"k1").digest(), tokens_per_minute=300, requests_in_flight=4)
 
     async def steps(client: Client) -> None:
         one = client.with_key("k1")
-        batch = await one.create("\n".join(line(str(number)) for number in range(11)))
-        await asyncio.sleep(0.5)
-        assert len(client.embedder.requests) == 10  # three tokens each
+        batch = await one.create("\n".join(line(str(number)) for number in range(101)))
+        await asyncio.sleep(0.3)
+        assert len(client.embedder.requests) == 100  # three tokens each
         assert (await one.get(f"/v1/batches/{batch['id']}"))["status"] == "in_progress"
-        done = await one.ended(batch)  # a token comes back every two seconds
-        assert done["request_counts"] == {"total": 11, "completed": 11, "failed": 0}
+        done = await one.ended(batch)  # five tokens come back every second
+        assert done["request_counts"] == {"total": 101, "completed": 101, "failed": 0}
 
     run(tmp_path, steps, keys=(key,))
 

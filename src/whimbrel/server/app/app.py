@@ -78,7 +78,7 @@ class App:
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
         if command is not None:  # the guards keep all but operators away
             self.methods |= ADMIN_METHODS
-        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets)
+        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets, free=BATCH_METHODS)
         self._renewals = guards.renew, pages.renew
         self._app = RequestMiddleware(guards, self.template, limits)
         self.refuse_line = self._app.memory.refuse_line

@@ -274,7 +274,7 @@ class _Form:
             raise InvalidRequest("takes created_at.", param="expires_after[anchor]")
         if not (seconds.isascii() and seconds.isdigit() and len(seconds) < 10 and 3600 <= int(seconds) <= KEPT_SECONDS):
             raise InvalidRequest(f"takes seconds from 3600 to {KEPT_SECONDS}.", param="expires_after[seconds]")
-        return sanitize(os.path.basename(self._filename.replace("\\", "/")) or "upload", 200), int(seconds)
+        return sanitize(os.path.basename(self._filename) or "upload", 200), int(seconds)
 
 
 class _Page(msgspec.Struct, frozen=True):

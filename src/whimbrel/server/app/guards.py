@@ -5,7 +5,7 @@ refused malformed heads. `RequestContext` limits the sizes of bodies, `server/ht
 """
 
 import hmac
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import chain
@@ -92,9 +92,12 @@ class GuardMiddleware:
         *,
         template: Callable[[str], str] = lambda path: path,
         budgets: Budgets | None = None,
+        free: Collection[str] = (),
     ) -> None:
-        """`template` gives the template of the route that a path belongs to, "" if there is none."""
+        """`template` gives the template of the route that a path belongs to, "" if there is none. `free` are those of routes
+        that compute nothing for their clients, and take nothing of the budgets of their keys."""
         self._app = app
+        self._free = free
         self._template = template
         self._budgets = budgets
         self.renew(limits)
@@ -204,7 +207,7 @@ class GuardMiddleware:
         route = path if is_admin else self._template(path)
         if route and not key.opens(route) and (self._has_admin or not is_admin):
             raise PermissionDenied(f"the API key {key.name} may not use {sanitize(route)}; {_allowed_routes(key)}.")
-        if self._budgets is not None and (usage := self._budgets.usage(key)) is not None:
+        if self._budgets is not None and route not in self._free and (usage := self._budgets.usage(key)) is not None:
             context.usage = usage
             usage.begin()
 
