@@ -225,7 +225,7 @@ class OutOfMemory(ComputeError, status=507, code="out_of_memory"):
     """One text alone does not fit into the device's memory."""
 
 
-class NoRoom(WhimbrelError, status=507, code="no_room", retry=False):
+class NoStorage(WhimbrelError, status=507, code="no_storage", retry=False):
     """The server's disk has no room for a file."""
 
 

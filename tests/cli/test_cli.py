@@ -32,7 +32,7 @@ from whimbrel.cli import progress as progress_of
 from whimbrel.cli.progress import show_progress
 
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "show", "convert", "models", "pull", "list", "rm", "load", "unload", "ps", "verify", "doctor", "top",
+    "serve", "embed", "score", "rerank", "classify", "run-batch", "show", "convert", "models", "pull", "list", "rm", "load", "unload", "ps", "verify", "doctor", "top",
     "bench serve", "bench offline", "bench compare",
 )  # fmt: skip
 

@@ -46,7 +46,7 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_J2_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(here: Here, engine: Engine, tmp_path: Path) -> None:
+def test_J17_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(here: Here, engine: Engine, tmp_path: Path) -> None:
     texts = [f"text number {number}" for number in range(20)]
     requests = [
         *(request(f"t{number}", input=text) for number, text in enumerate(texts)),
@@ -101,7 +101,7 @@ def test_J2_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(here
     assert not out.with_name("out.jsonl.partial").exists()
 
 
-def test_J2_a_file_of_nothing_gives_a_file_of_nothing(here: Here, tmp_path: Path) -> None:
+def test_J17_a_file_of_nothing_gives_a_file_of_nothing(here: Here, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", ["", "  "]), tmp_path / "out.jsonl"
     here.run("run-batch", "-i", str(source), "-o", str(out))
     assert out.read_bytes() == b""
@@ -124,7 +124,7 @@ def command(source: Path, out: Path, server: Server, *more: str) -> list[str]:
     return [sys.executable, "-m", "whimbrel", "run-batch", "-i", str(source), "-o", str(out), "--url", server.url, *more]
 
 
-def test_J1_a_run_that_is_killed_goes_on_to_the_same_answers(server: Server, tmp_path: Path) -> None:
+def test_J16_a_run_that_is_killed_goes_on_to_the_same_answers(server: Server, tmp_path: Path) -> None:
     requests = [request(f"r{number}", input=[f"{number} {word}" * 40 for word in "abcdefgh"]) for number in range(160)]
     source = write(tmp_path / "in.jsonl", [*requests[:80], "broken", *requests[80:]])
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
@@ -147,7 +147,7 @@ def test_J1_a_run_that_is_killed_goes_on_to_the_same_answers(server: Server, tmp
     assert [each["custom_id"] for each in read(out)] == [*(f"r{i}" for i in range(80)), "", *(f"r{i}" for i in range(80, 160))]
 
 
-def test_J3_the_answers_of_another_input_are_not_mixed(server: Server, tmp_path: Path) -> None:
+def test_J18_the_answers_of_another_input_are_not_mixed(server: Server, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [request("a", input="a")]), tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"
     partial.mkdir()
@@ -162,7 +162,7 @@ def test_J3_the_answers_of_another_input_are_not_mixed(server: Server, tmp_path:
     assert read(out)[0]["custom_id"] == "a"
 
 
-def test_J3_two_runs_of_one_file_do_not_meet(server: Server, tmp_path: Path) -> None:
+def test_J18_two_runs_of_one_file_do_not_meet(server: Server, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", [request(f"r{number}", input=["word " * 100] * 64) for number in range(200)])
     out = tmp_path / "out.jsonl"
     first = subprocess.Popen(command(source, out, server), stderr=subprocess.PIPE)

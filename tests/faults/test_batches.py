@@ -83,7 +83,7 @@ def ended(client: openai.OpenAI, batch: Any, seconds: float = 90) -> Any:
 
 
 def wait_until(client: openai.OpenAI, batch: Any, *, more_than: int) -> None:
-    """Wait until so many requests of a batch are done."""
+    """Wait until more than this number of requests of a batch is done."""
     batch_id = batch.id
     assert wait_for(lambda: getattr(client.batches.retrieve(batch_id).request_counts, "completed", 0) > more_than, 30)
 
@@ -97,7 +97,7 @@ def without_ids(data: bytes) -> list[bytes]:
     return re.sub(rb'"(id|request_id)":"[\w-]+"|"created":\d+', b"", data).splitlines()
 
 
-def test_J4_openai_s_client_runs_a_batch(server: Server) -> None:
+def test_J19_openai_s_client_runs_a_batch(server: Server) -> None:
     with client_of(server) as client:
         lines = [line("a", input="first"), line("b", input=["second", "third"]), line("c", input="x", model="other")]
         batch = create(client, jsonl(lines))
@@ -124,7 +124,7 @@ def test_J4_openai_s_client_runs_a_batch(server: Server) -> None:
             client.files.retrieve(done.input_file_id)
 
 
-def test_J4_scores_and_ranks(server: Server) -> None:
+def test_J19_scores_and_ranks(server: Server) -> None:
     with client_of(server) as client:
         for endpoint, body in (
             ("/v1/score", {"text_1": "a", "text_2": ["b", "c"]}),
@@ -138,7 +138,7 @@ def test_J4_scores_and_ranks(server: Server) -> None:
             assert answer.get("data", answer.get("results")) == told.get("data", told.get("results"))
 
 
-def test_J1_workers_and_engines_that_are_killed_cost_no_line(server: Server) -> None:
+def test_J16_workers_and_engines_that_are_killed_cost_no_line(server: Server) -> None:
     with client_of(server) as client:
         content = jsonl(many(120))
         whole = ended(client, create(client, content))
@@ -154,7 +154,7 @@ def test_J1_workers_and_engines_that_are_killed_cost_no_line(server: Server) -> 
             assert without_ids(answers(client, getattr(done, name))) == without_ids(answers(client, getattr(whole, name)))
 
 
-def test_J1_a_server_that_is_killed_goes_on_where_it_was(settings: Path, tmp_path: Path) -> None:
+def test_J16_a_server_that_is_killed_goes_on_where_it_was(settings: Path, tmp_path: Path) -> None:
     ids: list[str] = []
     batch: Any = None
     for kills in range(3):
@@ -174,7 +174,7 @@ def test_J1_a_server_that_is_killed_goes_on_where_it_was(settings: Path, tmp_pat
     assert ids == [*good, *(f"r{number}" for number in range(0, 120, 10))]
 
 
-def test_J7_a_batch_is_cancelled_within_two_seconds(server: Server) -> None:
+def test_J22_a_batch_is_cancelled_within_two_seconds(server: Server) -> None:
     with client_of(server) as client:
         batch = create(client, jsonl(many(1000)))
         assert wait_for(lambda: client.batches.retrieve(batch.id).status == "in_progress", 30)
@@ -202,7 +202,7 @@ def test_H20_what_is_another_key_s_is_not_there(server: Server) -> None:
         assert ended(one, batch).status == "completed"
 
 
-def test_J5_an_upload_that_is_cut_off_leaves_nothing(server: Server, folder: Path) -> None:
+def test_J20_an_upload_that_is_cut_off_leaves_nothing(server: Server, folder: Path) -> None:
     head = (
         f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key_of('one')}\r\n"
         "Content-Type: multipart/form-data; boundary=xyz\r\nContent-Length: 1000000\r\n\r\n"
@@ -224,7 +224,7 @@ def test_J5_an_upload_that_is_cut_off_leaves_nothing(server: Server, folder: Pat
     assert wait_for(lambda: not any(name.endswith(".part") for name in os.listdir(folder / "files")), 20)
 
 
-def test_J5_a_large_file_goes_to_the_disk_and_not_through_memory(server: Server) -> None:
+def test_J20_a_large_file_goes_to_the_disk_and_not_through_memory(server: Server) -> None:
     with client_of(server) as client:
         content = b"x" * 60_000_000  # above max_body_bytes
         file = client.files.create(file=("large.jsonl", content), purpose="batch")

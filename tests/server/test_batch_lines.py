@@ -142,7 +142,7 @@ def test_answers_keep_the_order_of_the_lines_and_few_run_at_a_time(tmp_path: Pat
     assert (read_progress(tmp_path).completed, read_progress(tmp_path).failed) == (45, 5)
 
 
-def test_J1_a_run_that_breaks_goes_on_without_a_line_lost_or_doubled(tmp_path: Path) -> None:
+def test_J16_a_run_that_breaks_goes_on_without_a_line_lost_or_doubled(tmp_path: Path) -> None:
     file = tmp_path / "in"
     file.write_bytes(b"".join(b"%d\n" % number for number in range(40)))
     tries = 0

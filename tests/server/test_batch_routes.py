@@ -119,7 +119,7 @@ def error_of(answer: Answer) -> tuple[int, str, str | None]:
     return answer.status, error["message"], error["param"]
 
 
-def test_J4_a_batch_from_its_file_to_its_answers(tmp_path: Path) -> None:
+def test_J19_a_batch_from_its_file_to_its_answers(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         content = "\n".join([line("a"), line("b", input=7), "", line("c", input=["x", "y"], priority=-5)])
         batch = await client.create(content, metadata={"name": "first"})
@@ -138,7 +138,7 @@ def test_J4_a_batch_from_its_file_to_its_answers(tmp_path: Path) -> None:
     run(tmp_path, steps)
 
 
-def test_J6_lines_of_a_batch_have_the_last_priority(tmp_path: Path) -> None:
+def test_J21_lines_of_a_batch_have_the_last_priority(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         await client.ended(await client.create("\n".join([line("a"), line("b", input="x", priority=-5)])))
         assert [each.priority for each in client.embedder.schedulings] == [LOWEST, LOWEST]
@@ -161,7 +161,7 @@ def test_J6_lines_of_a_batch_have_the_last_priority(tmp_path: Path) -> None:
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else None,
 )
-def test_J5_a_file_with_a_fault_fails_before_a_line_runs(
+def test_J20_a_file_with_a_fault_fails_before_a_line_runs(
     content: str, code: str, number: int | None, param: str | None, tmp_path: Path
 ) -> None:
     async def steps(client: Client) -> None:
@@ -175,7 +175,7 @@ def test_J5_a_file_with_a_fault_fails_before_a_line_runs(
     run(tmp_path, steps, max_body_bytes=2000)
 
 
-def test_J5_what_no_batch_can_be_made_of_is_refused(tmp_path: Path) -> None:
+def test_J20_what_no_batch_can_be_made_of_is_refused(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         file = (await client.upload(line("a")))["id"]
         for body, param in (
@@ -204,7 +204,7 @@ def test_J5_what_no_batch_can_be_made_of_is_refused(tmp_path: Path) -> None:
     run(tmp_path, steps)
 
 
-def test_J5_uploads_that_are_refused_leave_nothing(tmp_path: Path) -> None:
+def test_J20_uploads_that_are_refused_leave_nothing(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         async def refused(body: bytes | list[bytes], kind: str = FORM, **headers: str) -> tuple[int, str]:
             answer = await client.send("POST", "/v1/files", body, kind, **headers)
@@ -234,7 +234,7 @@ def test_J5_uploads_that_are_refused_leave_nothing(tmp_path: Path) -> None:
     run(tmp_path, steps, max_file_bytes=1000)
 
 
-def test_J5_a_folder_takes_only_so_much(tmp_path: Path) -> None:
+def test_J20_a_folder_takes_only_so_much(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         first = await client.upload("x" * 600)
         status, message, _ = error_of(await client.send("POST", "/v1/files", form("y" * 600), FORM))
@@ -288,7 +288,7 @@ def test_H20_no_id_leads_to_another_file(name: str, tmp_path: Path) -> None:
     run(tmp_path, steps, starts=False)
 
 
-def test_J7_a_cancelled_batch_ends_soon_and_keeps_its_answers(tmp_path: Path) -> None:
+def test_J22_a_cancelled_batch_ends_soon_and_keeps_its_answers(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         batch = await client.create("\n".join(line(str(number)) for number in range(100)))
         client.embedder.go.clear()
@@ -307,7 +307,7 @@ def test_J7_a_cancelled_batch_ends_soon_and_keeps_its_answers(tmp_path: Path) ->
     run(tmp_path, steps)
 
 
-def test_J7_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
+def test_J22_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         client.embedder.go.clear()
         batch = await client.create("\n".join(line(str(number)) for number in range(40)))
@@ -326,7 +326,7 @@ def test_J7_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     run(tmp_path, steps)
 
 
-def test_J8_a_full_disk_fails_the_batch_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_J23_a_full_disk_fails_the_batch_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = journal.write_all
 
     def write_all(file: int, data: bytes) -> int:
@@ -345,7 +345,7 @@ def test_J8_a_full_disk_fails_the_batch_and_nothing_else(tmp_path: Path, monkeyp
     run(tmp_path, steps)
 
 
-def test_J8_answers_beyond_the_limit_of_all_files_fail_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_J23_answers_beyond_the_limit_of_all_files_fail_the_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def steps(client: Client) -> None:
         monkeypatch.setattr("whimbrel.server.batches.run._CHECK_SECONDS", 0.0)
         monkeypatch.setattr("whimbrel.server.batches.run._COMMIT_SECONDS", 0.0)
@@ -356,7 +356,7 @@ def test_J8_answers_beyond_the_limit_of_all_files_fail_the_batch(tmp_path: Path,
     run(tmp_path, steps, max_files_bytes=400_000)
 
 
-def test_J9_a_batch_of_a_key_that_is_no_key_any_more_fails(tmp_path: Path) -> None:
+def test_J24_a_batch_of_a_key_that_is_no_key_any_more_fails(tmp_path: Path) -> None:
     keys = (ApiKey(name="one", digest=sha256(b"k1").digest()), ApiKey(name="two", digest=sha256(b"k2").digest()))
 
     async def steps(client: Client) -> None:
@@ -376,7 +376,7 @@ def test_J9_a_batch_of_a_key_that_is_no_key_any_more_fails(tmp_path: Path) -> No
     run(tmp_path, steps, keys=keys)
 
 
-def test_J9_budgets_of_the_key_count_and_a_batch_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_J24_budgets_of_the_key_count_and_a_batch_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_LONGEST_PAUSE", 0.05)
     key = ApiKey(name="one", digest=sha256(b"k1").digest(), tokens_per_minute=300, requests_in_flight=4)
 
@@ -392,7 +392,7 @@ def test_J9_budgets_of_the_key_count_and_a_batch_waits_for_them(tmp_path: Path, 
     run(tmp_path, steps, keys=(key,))
 
 
-def test_J4_lists_have_pages(tmp_path: Path) -> None:
+def test_J19_lists_have_pages(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         files = [(await client.upload(str(number)))["id"] for number in range(5)]
         listed = await client.get("/v1/files")

@@ -18,7 +18,7 @@ from starlette.types import Scope, Send
 
 from whimbrel.dialects import JSON
 from whimbrel.dialects.common.bodies import decode
-from whimbrel.errors import InvalidRequest, NoRoom, PermissionDenied, TooLarge, Unavailable, UnsupportedMediaType
+from whimbrel.errors import InvalidRequest, NoStorage, PermissionDenied, TooLarge, Unavailable, UnsupportedMediaType
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.own_requests import OwnRequests
 from whimbrel.server.app.request_context import RequestContext, context_of, sanitize
@@ -313,8 +313,8 @@ def _page(query: bytes, *, most: int, default: int) -> _Page:
     return _Page(int(limit), stated.get("after"), order, stated.get("purpose"))
 
 
-def _no_room(error: OSError) -> NoRoom:
-    return NoRoom(f"the server cannot write it: {error.strerror or error}.")
+def _no_room(error: OSError) -> NoStorage:
+    return NoStorage(f"the server cannot write it: {error.strerror or error}.")
 
 
 async def _send_json(view: Any, send: Send) -> None:

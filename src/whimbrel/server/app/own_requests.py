@@ -86,7 +86,7 @@ class _Answer:
 
     async def receive(self) -> Message:
         if self._body is None:
-            await asyncio.get_running_loop().create_future()  # until it is cancelled: nobody leaves
+            await asyncio.get_running_loop().create_future()  # until it is cancelled, as no client leaves
         body, self._body = self._body, None
         return {"type": "http.request", "body": body, "more_body": False}
 

@@ -56,7 +56,7 @@ class StoreLimits:
 
 
 class Store:
-    """Records of one folder. An owner is the hash of an API key; each sees only what is its own."""
+    """Records of one folder. An owner is the hash of an API key; an owner sees no record of another."""
 
     def __init__(self, folder: Path, limits: StoreLimits) -> None:
         self.folder = folder
