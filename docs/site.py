@@ -35,7 +35,8 @@ ROOT_PAGES = {
 _WIDTH = 100
 COMMANDS = (
     "serve", "embed", "score", "rerank", "classify", "run-batch", "show", "convert", "models", "pull", "list", "rm", "load",
-    "unload", "ps", "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "config check", "config show", "config schema",
+    "unload", "ps", "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "config check", "config show",
+    "config schema",
 )  # fmt: skip
 
 

@@ -46,7 +46,9 @@ def server() -> Iterator[Server]:
         yield server
 
 
-def test_J17_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(here: Here, engine: Engine, tmp_path: Path) -> None:
+def test_J17_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(
+    here: Here, engine: Engine, tmp_path: Path
+) -> None:
     texts = [f"text number {number}" for number in range(20)]
     requests = [
         *(request(f"t{number}", input=text) for number, text in enumerate(texts)),

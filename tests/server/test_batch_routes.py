@@ -307,6 +307,55 @@ def test_J22_a_cancelled_batch_ends_soon_and_keeps_its_answers(tmp_path: Path) -
     run(tmp_path, steps)
 
 
+def test_J22_a_batch_that_waits_for_its_turn_is_cancelled_as_soon(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        client.embedder.go.clear()
+        first, second = [await client.create(line("a")) for _ in range(2)]
+        await client.ended(first, "in_progress")
+        assert (await client.get(f"/v1/batches/{second['id']}"))["status"] == "validating"
+        await client.send("POST", f"/v1/batches/{second['id']}/cancel")
+        assert (await asyncio.wait_for(client.ended(second), 2))["status"] == "cancelled"
+        client.embedder.go.set()
+        assert (await client.ended(first))["status"] == "completed"
+
+    run(tmp_path, steps)
+
+
+def test_records_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        (client.folder / "files" / f"file-{32 * '0'}.json").write_text("{")
+        broken = client.folder / "batches" / f"batch_{32 * '0'}"
+        broken.mkdir()
+        (broken / "batch.json").write_text("{")
+        batch = await client.create(line("a"))
+        assert (await client.ended(batch))["status"] == "completed"
+        assert len((await client.get("/v1/files"))["data"]) == 2
+        assert len((await client.get("/v1/batches"))["data"]) == 1
+
+    run(tmp_path, steps)
+
+
+def test_J20_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        left = [client.folder / "files" / ".new-1.part", client.folder / "files" / f"file-{32 * '1'}.jsonl"]
+        for file in left:
+            file.write_text("x")
+        half = client.folder / "batches" / f".new-batch_{32 * '1'}"
+        half.mkdir()
+        (half / "input.jsonl").write_text("x")
+        kept = await client.upload(line("a"))
+        assert client.app.batches is not None
+        upload = client.app.batches.store.begin_upload()
+        client.app.batches.start()
+        await client.ended(await client.create(line("a")))
+        assert not any(file.exists() for file in (*left, half))
+        assert upload.path.exists()
+        upload.close()
+        assert (await client.get(f"/v1/files/{kept['id']}"))["bytes"] == len(line("a"))
+
+    run(tmp_path, steps, starts=False)
+
+
 def test_J22_a_batch_whose_window_is_over_expires(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         client.embedder.go.clear()

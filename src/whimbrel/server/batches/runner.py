@@ -78,7 +78,7 @@ class BatchRunner:
     serving: Serving
     _ended: set[str] = field(default_factory=set[str])
     _tasks: dict[str, tuple[str, asyncio.Task[None]]] = field(default_factory=dict[str, "tuple[str, asyncio.Task[None]]"])
-    """Owner -> the batch that runs, and its task."""
+    """Batch -> its owner and its task."""
     _running: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -125,15 +125,20 @@ class BatchRunner:
             self._tasks.clear()
 
     async def _begin_next(self) -> None:
-        for owner, (batch_id, task) in list(self._tasks.items()):
+        """Begin batches whose turn it is, and those that are to end without a turn."""
+        for batch_id, (_, task) in list(self._tasks.items()):
             if task.done():
-                del self._tasks[owner]
+                del self._tasks[batch_id]
                 self._ended.add(batch_id)
-        waiting = await asyncio.to_thread(self.store.unfinished, self._ended.__contains__)
+        waiting = await asyncio.to_thread(self.store.unfinished, lambda name: name in self._ended or name in self._tasks)
         for record in waiting:
-            if record.owner in self._tasks or len(self._tasks) >= _MAX_OWNERS:
-                continue
-            self._tasks[record.owner] = record.id, asyncio.ensure_future(self._work(record))
+            busy = {owner for owner, _ in self._tasks.values()}
+            has_turn = record.owner not in busy and len(busy) < _MAX_OWNERS
+            if has_turn or await asyncio.to_thread(self._is_over, record):
+                self._tasks[record.id] = record.owner, asyncio.ensure_future(self._work(record))
+
+    def _is_over(self, record: BatchRecord) -> bool:
+        return record.expires_at <= now() or self.store.cancelled_at(record.id) is not None
 
     async def _work(self, record: BatchRecord) -> None:
         """Bring a batch to its end, whatever happens to it."""

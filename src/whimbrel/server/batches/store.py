@@ -16,9 +16,10 @@ import os
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from shutil import rmtree
-from typing import Final
+from typing import Final, TypeVar
 
 from whimbrel.errors import InvalidRequest, NotFound, SetupError, TooLarge
 from whimbrel.server.batches.journal import read_progress, read_record, sync_folder, write_all, write_record
@@ -34,6 +35,7 @@ from whimbrel.server.batches.records import (
     view_batch,
 )
 
+T = TypeVar("T")
 INPUT: Final = "input.jsonl"
 OUTPUT: Final = "output.jsonl"
 ERRORS: Final = "error.jsonl"
@@ -100,7 +102,7 @@ class Store:
         """Return a file of an owner. Raises NotFound."""
         record = None
         if FILE_ID.fullmatch(file_id):
-            record = read_record(self._files / f"{file_id}.json", FileRecord)
+            record = self._file_record(file_id)
         if record is None or record.owner != owner or record.expires_at <= now():
             raise NotFound(f"no file {file_id[:100]!r} here.", param="file_id")
         return record
@@ -176,7 +178,7 @@ class Store:
         """Return a batch of an owner. Raises NotFound."""
         record = None
         if BATCH_ID.fullmatch(batch_id):
-            record = read_record(self.batch_folder(batch_id) / _RECORD, BatchRecord)
+            record = self._batch_record(batch_id)
         if record is None or record.owner != owner:
             raise NotFound(f"no batch {batch_id[:100]!r} here.", param="batch_id")
         return record
@@ -235,14 +237,6 @@ class Store:
         records = (self._batch_record(batch_id) for batch_id in self._ids() if not is_known(batch_id))
         return [record for record in records if record is not None]
 
-    def _batch_record(self, batch_id: str) -> BatchRecord | None:
-        """Return the record of a batch, None if there is none that can be read."""
-        try:
-            return read_record(self.batch_folder(batch_id) / _RECORD, BatchRecord)
-        except ValueError as error:
-            _log.error("%s", error)
-            return None
-
     def state(self, batch_id: str) -> BatchState:
         return read_record(self.batch_folder(batch_id) / _STATE, BatchState) or BatchState()
 
@@ -281,7 +275,7 @@ class Store:
                     _remove_if_left(path)
                 elif name.endswith(".jsonl") and f"{name.removesuffix('l')}" not in names:
                     path.unlink(missing_ok=True)
-                elif name.endswith(".json") and (record := read_record(path, FileRecord)) and record.expires_at <= now():
+                elif name.endswith(".json") and (record := self._file_record(path.stem)) and record.expires_at <= now():
                     self._remove_file(record.id)
             for entry in list(os.scandir(self._batches)):
                 if entry.name.startswith(_NEW):
@@ -311,6 +305,12 @@ class Store:
 
     def _ids(self) -> Iterator[str]:
         return iter(sorted(entry.name for entry in os.scandir(self._batches) if BATCH_ID.fullmatch(entry.name)))
+
+    def _file_record(self, file_id: str) -> FileRecord | None:
+        return _readable(self._files / f"{file_id}.json", FileRecord)
+
+    def _batch_record(self, batch_id: str) -> BatchRecord | None:
+        return _readable(self.batch_folder(batch_id) / _RECORD, BatchRecord)
 
     def _content(self, file_id: str) -> Path:
         return self._files / f"{file_id}.jsonl"
@@ -353,6 +353,20 @@ class Upload:
         """Remove the file unless it was kept."""
         self.path.unlink(missing_ok=True)
         os.close(self._file)
+
+
+def _readable(path: Path, kind: type[T]) -> T | None:
+    """Return a record, None if there is none that can be read: another's fault must not hide the others."""
+    try:
+        return read_record(path, kind)
+    except ValueError as error:
+        _tell_once(str(error))
+        return None
+
+
+@lru_cache(maxsize=1000)
+def _tell_once(text: str) -> None:
+    _log.error("%s", text)
 
 
 def _entries(folder: Path) -> list["os.DirEntry[str]"]:
