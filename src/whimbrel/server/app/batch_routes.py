@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -24,7 +24,7 @@ from whimbrel.server.app.own_requests import OwnRequests
 from whimbrel.server.app.request_context import RequestContext, context_of, sanitize
 from whimbrel.server.app.routing import ROUTES_BY_PATH, ModelRegistry
 from whimbrel.server.batches.multipart import MultipartParser, Part, boundary_of
-from whimbrel.server.batches.records import KEPT_SECONDS, WINDOW, WINDOW_SECONDS
+from whimbrel.server.batches.records import KEPT_SECONDS, WINDOW, WINDOW_SECONDS, BatchList, FileDeleted, FileList, FileRecord
 from whimbrel.server.batches.run import Window
 from whimbrel.server.batches.runner import BatchRunner, Serving
 from whimbrel.server.batches.store import Store, StoreLimits, Upload
@@ -54,7 +54,6 @@ _READ_BYTES: Final = 2**18
 _MAX_WINDOW: Final = Window()
 _MIN_WINDOW_BYTES: Final = 2**16
 
-T = TypeVar("T")
 Seconds = Annotated[int, Meta(ge=3600, le=KEPT_SECONDS)]
 
 
@@ -129,10 +128,10 @@ class BatchRoutes:
                 return self._list_files(owner, query)
             case "/v1/batches", _:
                 page = _page(query, most=100, default=20)
-                return page.of(store.batches(owner)[::-1], lambda record: record.id, store.view)
+                return page.of(BatchList, store.batches(owner)[::-1], store.view)
             case "/v1/files/{file_id}", "DELETE":
                 store.delete_file(name, owner)
-                return {"id": name, "object": "file", "deleted": True}
+                return FileDeleted(id=name)
             case "/v1/files/{file_id}", _:
                 return store.file(name, owner).view()
             case "/v1/batches/{batch_id}/cancel", _:
@@ -143,7 +142,7 @@ class BatchRoutes:
         page = _page(query, most=10_000, default=10_000)
         records = [each for each in self.store.files(owner) if page.purpose in (None, each.purpose)]
         records = records if page.order == "asc" else records[::-1]
-        return page.of(records, lambda record: record.id, lambda record: record.view())
+        return page.of(FileList, records, FileRecord.view)
 
     async def _upload(self, context: RequestContext, owner: str) -> Any:
         headers = context.request_headers
@@ -285,17 +284,17 @@ class _Page(msgspec.Struct, frozen=True):
     order: str
     purpose: str | None
 
-    def of(self, records: Sequence[T], name: Callable[[T], str], view: Callable[[T], Any]) -> Any:
-        start = 0
-        if self.after is not None:
-            names = [name(record) for record in records]
-            if self.after not in names:
-                raise InvalidRequest(f"is {self.after[:100]!r}, which is none of this list.", param="after")
-            start = names.index(self.after) + 1
-        data = [view(record) for record in records[start : start + self.limit]]
-        first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
+    def of(self, kind: Callable[..., Any], records: Sequence[Any], view: Callable[[Any], Any]) -> Any:
+        """Return the list of a kind with the views of these records. Raises InvalidRequest."""
+        names: list[str] = [record.id for record in records]
+        if self.after is not None and self.after not in names:
+            raise InvalidRequest(f"is {self.after[:100]!r}, which is none of this list.", param="after")
+        start = 0 if self.after is None else names.index(self.after) + 1
+        names = names[start : start + self.limit]
+        first, last = (names[0], names[-1]) if names else (None, None)
         more = start + self.limit < len(records)
-        return {"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": more}
+        data = [view(record) for record in records[start : start + self.limit]]
+        return kind(data=data, first_id=first, last_id=last, has_more=more)
 
 
 def _page(query: bytes, *, most: int, default: int) -> _Page:

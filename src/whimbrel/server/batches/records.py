@@ -38,10 +38,38 @@ class FileRecord(msgspec.Struct, frozen=True, kw_only=True):
     created_at: int
     expires_at: int
 
-    def view(self) -> dict[str, Any]:
+    def view(self) -> "FileObject":
         about = msgspec.structs.asdict(self)
         del about["owner"]
-        return about | {"object": "file", "status": "processed", "status_details": None}
+        return FileObject(**about)
+
+
+class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A file as its client sees it."""
+
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: Purpose
+    status: Literal["processed"] = "processed"
+    status_details: None = None
+
+
+class FileDeleted(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class FileList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
 
 
 class BatchRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,30 +112,72 @@ class BatchState(msgspec.Struct, frozen=True, kw_only=True):
         return self.status in ENDED
 
 
-def view_batch(record: BatchRecord, state: BatchState, progress: Progress, cancelled_at: int | None) -> dict[str, Any]:
+class Problems(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: tuple[Problem, ...]
+
+
+class RequestCounts(msgspec.Struct, frozen=True, kw_only=True):
+    total: int
+    completed: int
+    failed: int
+
+
+class BatchObject(msgspec.Struct, frozen=True, kw_only=True):
+    """A batch as its client sees it. Times are in seconds since 1970."""
+
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    errors: Problems | None
+    input_file_id: str
+    completion_window: str
+    status: Status
+    output_file_id: str | None
+    error_file_id: str | None
+    created_at: int
+    in_progress_at: int | None
+    expires_at: int
+    finalizing_at: int | None
+    completed_at: int | None
+    failed_at: int | None
+    expired_at: int | None
+    cancelling_at: int | None
+    cancelled_at: int | None
+    request_counts: RequestCounts
+    metadata: dict[str, str] | None
+
+
+class BatchList(msgspec.Struct, frozen=True, kw_only=True):
+    object: Literal["list"] = "list"
+    data: list[BatchObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def view_batch(record: BatchRecord, state: BatchState, progress: Progress, cancelled_at: int | None) -> BatchObject:
     """Return the object that clients see. `cancelled_at` is the time at which it was asked to end, None if it was not."""
     is_cancelling = cancelled_at is not None and not state.has_ended and state.outcome in (None, "cancelled")
-    ended = {f"{status}_at": state.ended_at if state.status == status else None for status in sorted(ENDED)}
-    problems = [msgspec.structs.asdict(problem) for problem in state.problems]
-    return {
-        "id": record.id,
-        "object": "batch",
-        "endpoint": record.endpoint,
-        "errors": {"object": "list", "data": problems} if problems else None,
-        "input_file_id": record.input_file_id,
-        "completion_window": record.completion_window,
-        "status": "cancelling" if is_cancelling else state.status,
-        "output_file_id": state.output_file_id if state.has_ended else None,
-        "error_file_id": state.error_file_id if state.has_ended else None,
-        "created_at": record.created_at,
-        "in_progress_at": state.in_progress_at,
-        "expires_at": record.expires_at,
-        "finalizing_at": state.finalizing_at,
+    ended: dict[str, Any] = {f"{status}_at": state.ended_at if state.status == status else None for status in ENDED}
+    return BatchObject(
+        id=record.id,
+        endpoint=record.endpoint,
+        errors=Problems(data=state.problems) if state.problems else None,
+        input_file_id=record.input_file_id,
+        completion_window=record.completion_window,
+        status="cancelling" if is_cancelling else state.status,
+        output_file_id=state.output_file_id if state.has_ended else None,
+        error_file_id=state.error_file_id if state.has_ended else None,
+        created_at=record.created_at,
+        in_progress_at=state.in_progress_at,
+        expires_at=record.expires_at,
+        finalizing_at=state.finalizing_at,
+        cancelling_at=cancelled_at,
+        request_counts=RequestCounts(total=state.total, completed=progress.completed, failed=progress.failed),
+        metadata=record.metadata,
         **ended,
-        "cancelling_at": cancelled_at,
-        "request_counts": {"total": state.total, "completed": progress.completed, "failed": progress.failed},
-        "metadata": record.metadata,
-    }
+    )
 
 
 def new_id(prefix: str) -> str:

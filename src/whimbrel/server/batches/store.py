@@ -27,6 +27,7 @@ from whimbrel.server.batches.records import (
     BATCH_ID,
     FILE_ID,
     KEPT_SECONDS,
+    BatchObject,
     BatchRecord,
     BatchState,
     FileRecord,
@@ -191,7 +192,7 @@ class Store:
                 found.append(self.batch(batch_id, owner))
         return found
 
-    def view(self, record: BatchRecord) -> dict[str, object]:
+    def view(self, record: BatchRecord) -> BatchObject:
         """Return a batch as its client sees it."""
         folder = self.batch_folder(record.id)
         state = self.state(record.id)  # before the counts: those of an ended batch are the last
