@@ -366,7 +366,8 @@ class _Pages:
         self.renew(limits)
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
-        openapi_json()  # made here, not while requests wait
+        batches = bool(limits.batch_dir)
+        openapi_json(batches=batches)  # made here, not while requests wait
         as_json: dict[str, Callable[[HTTPRequest], bytes]] = {
             **{page.path: partial(self._page, page) for page in GET_ROUTES},
             "/v1/models": self._list_models,
@@ -376,7 +377,7 @@ class _Pages:
             "/health/ready": self._check_ready,
             "/ping": self._check_ready,
             "/info": self._info,
-            "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", "")),
+            "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", ""), batches=batches),
         }
         self.by_path: dict[str, Callable[[HTTPRequest], Awaitable[HTTPResponse]]] = {
             **{path: partial(_send_json, render) for path, render in as_json.items()},
