@@ -123,9 +123,9 @@ for _verb, _summary, *_examples in _VERBS:
 
 _command(
     "Run a file of requests, as of OpenAI's Batch API, to a file of answers. The same command goes on after any end.",
-    ("whimbrel run-batch -i requests.jsonl -o answers.jsonl", "the packaged model"),
-    ("whimbrel run-batch -i requests.jsonl -o answers.jsonl -m MODEL", "another one"),
-    ("whimbrel run-batch -i requests.jsonl -o answers.jsonl --url URL", "by a server"),
+    ("whimbrel run-batch -i in.jsonl -o out.jsonl", "the packaged model"),
+    ("whimbrel run-batch -i in.jsonl -o out.jsonl -m MODEL", "another one"),
+    ("whimbrel run-batch -i in.jsonl -o out.jsonl --url URL", "by a server"),
     name="run-batch",
 )(run_batch_command.run_batch)
 

@@ -144,11 +144,23 @@ async def _answer_all(input_file: Path, journal: Any, asking: Callable[[], Any],
     reader = LineReader(input_file, max_bytes=_MAX_LINE, number=start.number, offset=start.offset)
     with reader:
         async with asking() as ask:
-            answer = partial(_answer, ask, seed[:16])
+            answer = partial(_answer, ask, _once(progress.say), seed[:16])
             await run_lines(reader, journal, answer, window=Window(), tell=tell)
 
 
-async def _answer(ask: Ask, seed: str, line: Line) -> Written:
+def _once(say: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that says a text unless it said the same before."""
+    said: set[str] = set()
+
+    def tell(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            say(text)
+
+    return tell
+
+
+async def _answer(ask: Ask, tell: Callable[[str], None], seed: str, line: Line) -> Written:
     from whimbrel.server.batches import lines
     from whimbrel.server.batches.partial import ANSWERS
     from whimbrel.server.batches.run import Written
@@ -161,11 +173,11 @@ async def _answer(ask: Ask, seed: str, line: Line) -> Written:
     except lines.LineError as error:
         custom_id, answer = error.custom_id, lines.refusal(error, line.number)
     else:
-        custom_id, answer = request.custom_id, lines.readable(await _patiently(ask, request, line_id))
+        custom_id, answer = request.custom_id, lines.readable(await _patiently(ask, tell, request, line_id))
     return Written(ANSWERS, lines.render_for_vllm(line_id, custom_id, answer), answer.is_good)
 
 
-async def _patiently(ask: Ask, request: Any, line_id: str) -> LineAnswer:
+async def _patiently(ask: Ask, tell: Callable[[str], None], request: Any, line_id: str) -> LineAnswer:
     """Return the answer to a request. One that may succeed later is sent again."""
     start = perf_counter()
     while True:
@@ -173,9 +185,13 @@ async def _patiently(ask: Ask, request: Any, line_id: str) -> LineAnswer:
         if answer.retry_after is None:
             return answer
         if perf_counter() - start > _WAIT_SECONDS:
-            text = answer.body[:300].decode("utf-8", "replace")
-            raise SetupError(f"no answer for {_WAIT_SECONDS:,.0f} s: {text}", hint="the same command goes on")
+            raise SetupError(f"no answer for {_WAIT_SECONDS:,.0f} s: {_reason(answer)}", hint="the same command goes on")
+        tell(f"waiting up to {_WAIT_SECONDS:,.0f} s: {_reason(answer)}")
         await asyncio.sleep(min(answer.retry_after, _LONGEST_PAUSE))
+
+
+def _reason(answer: LineAnswer) -> str:
+    return f"status {answer.status}" if answer.body.startswith(b"{") else answer.body[:200].decode("utf-8", "replace")
 
 
 @asynccontextmanager
