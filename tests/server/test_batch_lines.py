@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from whimbrel.server.batches import lines
 from whimbrel.server.batches.journal import Journal, Progress, read_progress
 from whimbrel.server.batches.lines import LineAnswer, LineError
 from whimbrel.server.batches.reading import Line, LineReader
-from whimbrel.server.batches.run import Window, Written, run_lines
+from whimbrel.server.batches.run import Window, Written, in_thread, run_lines
 
 GOOD = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": {"input": "text"}}
 ANSWERS = "answers.jsonl"
@@ -180,3 +181,22 @@ def test_a_run_stops_soon_and_keeps_what_it_has(tmp_path: Path) -> None:
     assert not run_file(tmp_path, file, answer, stops=stops)
     assert (tmp_path / ANSWERS).read_bytes() == b"0\n"
     assert read_progress(tmp_path).number == 1
+
+
+def test_a_write_that_is_cancelled_ends_before_its_file_is_closed() -> None:
+    ended: list[str] = []
+
+    def write() -> None:
+        time.sleep(0.1)
+        ended.append("written")
+
+    async def main() -> None:
+        task = asyncio.ensure_future(in_thread(write))
+        await asyncio.sleep(0.02)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        ended.append("closed")
+
+    asyncio.run(main())
+    assert ended == ["written", "closed"]

@@ -7,11 +7,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
 from whimbrel.server.batches.journal import Journal, Progress
 from whimbrel.server.batches.reading import Line, LineReader
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _COMMIT_SECONDS: Final = 1.0
 _COMMIT_BYTES: Final = 8 * 2**20
 _CHECK_SECONDS: Final = 0.25
@@ -128,7 +130,7 @@ class _Run:
         answers: Mapping[str, list[bytes]] = self._answers
         self._answers, self._answer_bytes = {}, 0
         if answers:
-            await asyncio.to_thread(self._journal.commit, self.progress, answers)
+            await in_thread(self._journal.commit, self.progress, answers)
         self._committed = perf_counter()
 
     async def cancel(self) -> None:
@@ -136,3 +138,13 @@ class _Run:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def in_thread(function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+    """Run a function in a thread. Cancelled, wait for its end: what it writes to is not closed before."""
+    running = asyncio.ensure_future(asyncio.to_thread(function, *args, **options))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        await asyncio.wait([running])
+        raise

@@ -26,7 +26,7 @@ from whimbrel.server.batches.journal import Journal, Progress, read_progress
 from whimbrel.server.batches.lines import LineAnswer, LineError
 from whimbrel.server.batches.reading import Line, LineReader
 from whimbrel.server.batches.records import MAX_REQUESTS, BatchRecord, BatchState, Problem, Status, new_id, now
-from whimbrel.server.batches.run import Window, Written, run_lines
+from whimbrel.server.batches.run import Window, Written, in_thread, run_lines
 from whimbrel.server.batches.store import ERRORS, INPUT, OUTPUT, Store
 from whimbrel.server.keys import ApiKey
 
@@ -112,7 +112,7 @@ class BatchRunner:
                 try:
                     if moment - swept >= _SWEEP_SECONDS:
                         swept = moment
-                        await asyncio.to_thread(self.store.sweep)
+                        await in_thread(self.store.sweep)
                     await self._begin_next()
                 except (OSError, ValueError) as error:
                     _log.error("the folder of batches: %s", error)
@@ -163,22 +163,22 @@ class BatchRunner:
         """Write the last state, with the room that the batch's own answers took if there is no other."""
         while True:
             try:
-                await asyncio.to_thread(self.store.write_state, record.id, state)
+                await in_thread(self.store.write_state, record.id, state)
                 break
             except OSError:
                 with suppress(OSError):
                     await asyncio.to_thread((self.store.batch_folder(record.id) / ERRORS).unlink, missing_ok=True)
                     await asyncio.to_thread((self.store.batch_folder(record.id) / OUTPUT).unlink, missing_ok=True)
-                    await asyncio.to_thread(self.store.write_state, record.id, state)
+                    await in_thread(self.store.write_state, record.id, state)
                     break
                 await asyncio.sleep(_AGAIN_SECONDS)
         with suppress(OSError):
-            await asyncio.to_thread(self.store.drop_work, record.id)
+            await in_thread(self.store.drop_work, record.id)
 
     async def _to_end(self, record: BatchRecord, state: BatchState) -> BatchState:
         async def save(**changes: Any) -> BatchState:
             saved = msgspec.structs.replace(state, **changes)
-            await asyncio.to_thread(self.store.write_state, record.id, saved)
+            await in_thread(self.store.write_state, record.id, saved)
             return saved
 
         if state.status == "validating":
@@ -199,12 +199,12 @@ class BatchRunner:
             )
         for name, file_id in ((OUTPUT, state.output_file_id), (ERRORS, state.error_file_id)):
             if file_id is not None:
-                await asyncio.to_thread(self.store.publish, record, name, file_id)
+                await in_thread(self.store.publish, record, name, file_id)
         return msgspec.structs.replace(state, status=state.outcome or "completed", ended_at=now())
 
     async def _answer_lines(self, record: BatchRecord, state: BatchState) -> Status:
         """Have lines answered until all are, or the batch is cancelled or expires. Return the status that it will have."""
-        journal = await asyncio.to_thread(Journal, self.store.batch_folder(record.id), (OUTPUT, ERRORS))
+        journal = await in_thread(Journal, self.store.batch_folder(record.id), (OUTPUT, ERRORS))
         outcome: Status = "completed"
         others = await asyncio.to_thread(self.store.used) - sum(journal.progress.sizes.values())
 
@@ -228,7 +228,7 @@ class BatchRunner:
                 if not await stops():
                     await run_lines(reader, journal, partial(self._answer, record), window=window, stops=stops)
             if outcome != "completed":
-                await asyncio.to_thread(_fill, journal, path, record, outcome, most)
+                await in_thread(_fill, journal, path, record, outcome, most)
             return outcome
         finally:
             journal.close()
