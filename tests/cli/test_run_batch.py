@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,8 @@ import numpy as np
 import pytest
 
 from command import Here
-from serving import Server
+from fake_embedder import FakeServer
+from waiting import wait_for
 from whimbrel import Engine
 
 EMBEDDINGS = "/v1/embeddings"
@@ -41,8 +41,9 @@ def without_times(data: bytes) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with Server("--workers", "1") as server:
+def server() -> Iterator[FakeServer]:
+    """A server whose answers take a while."""
+    with FakeServer(seconds=0.05) as server:
         yield server
 
 
@@ -122,34 +123,48 @@ def test_what_is_wrong_with_the_command_is_said_before_a_model_is_loaded(here: H
     assert not list(tmp_path.glob("*.partial"))
 
 
-def command(source: Path, out: Path, server: Server, *more: str) -> list[str]:
-    return [sys.executable, "-m", "whimbrel", "run-batch", "-i", str(source), "-o", str(out), "--url", server.url, *more]
+def command(source: Path, out: Path, server: FakeServer, *more: str) -> list[str]:
+    return [
+        sys.executable,
+        "-m",
+        "whimbrel",
+        "run-batch",
+        "-i",
+        str(source),
+        "-o",
+        str(out),
+        "--url",
+        f"http://127.0.0.1:{server.port}",
+        *more,
+    ]
 
 
-def test_J16_a_run_that_is_killed_goes_on_to_the_same_answers(server: Server, tmp_path: Path) -> None:
-    requests = [request(f"r{number}", input=[f"{number} {word}" * 40 for word in "abcdefgh"]) for number in range(160)]
+def test_J16_a_run_that_is_killed_goes_on_to_the_same_answers(server: FakeServer, tmp_path: Path) -> None:
+    requests = [request(f"r{number}", input=f"text {number}" if number % 10 else 7) for number in range(700)]
     source = write(tmp_path / "in.jsonl", [*requests[:80], "broken", *requests[80:]])
     whole, out = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
-    subprocess.run(command(source, whole, server), check=False, timeout=120, capture_output=True)
-    kills = 0
-    for _ in range(4):
-        process = subprocess.Popen(command(source, out, server), stderr=subprocess.PIPE)
-        try:
-            process.wait(2.2)
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            kills += 1
-        process.communicate()
-        if process.returncode == 3:
-            break
-    else:
-        assert subprocess.run(command(source, out, server), check=False, timeout=120, capture_output=True).returncode == 3
-    assert kills
+    assert subprocess.run(command(source, whole, server), check=False, timeout=120, capture_output=True).returncode == 3
+    numbers = [0]
+    for _ in range(2):
+        with subprocess.Popen(command(source, out, server), stderr=subprocess.DEVNULL) as process:
+            assert wait_for(lambda: number_of(out) > numbers[-1], 30)  # it has got on since the last kill
+            process.kill()
+        numbers.append(number_of(out))
+    assert not out.exists()
+    assert subprocess.run(command(source, out, server), check=False, timeout=120, capture_output=True).returncode == 3
     assert without_times(out.read_bytes()) == without_times(whole.read_bytes())
-    assert [each["custom_id"] for each in read(out)] == [*(f"r{i}" for i in range(80)), "", *(f"r{i}" for i in range(80, 160))]
+    assert [each["custom_id"] for each in read(out)] == [*(f"r{i}" for i in range(80)), "", *(f"r{i}" for i in range(80, 700))]
 
 
-def test_J18_the_answers_of_another_input_are_not_mixed(server: Server, tmp_path: Path) -> None:
+def number_of(out: Path) -> int:
+    """Return the number of the last line that a run has finished."""
+    try:
+        return json.loads((out.with_name(f"{out.name}.partial") / "progress.json").read_bytes())["number"]
+    except FileNotFoundError:
+        return 0
+
+
+def test_J18_the_answers_of_another_input_are_not_mixed(server: FakeServer, tmp_path: Path) -> None:
     source, out = write(tmp_path / "in.jsonl", [request("a", input="a")]), tmp_path / "out.jsonl"
     partial = tmp_path / "out.jsonl.partial"
     partial.mkdir()
@@ -164,13 +179,11 @@ def test_J18_the_answers_of_another_input_are_not_mixed(server: Server, tmp_path
     assert read(out)[0]["custom_id"] == "a"
 
 
-def test_J18_two_runs_of_one_file_do_not_meet(server: Server, tmp_path: Path) -> None:
-    source = write(tmp_path / "in.jsonl", [request(f"r{number}", input=["word " * 100] * 64) for number in range(200)])
+def test_J18_two_runs_of_one_file_do_not_meet(server: FakeServer, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [request(f"r{number}", input="text") for number in range(5000)])
     out = tmp_path / "out.jsonl"
     first = subprocess.Popen(command(source, out, server), stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 30
-    while not (tmp_path / "out.jsonl.partial" / "run.json").exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
+    assert wait_for(lambda: number_of(out) > 0, 30)
     second = subprocess.run(command(source, out, server), check=False, capture_output=True, timeout=60)
     first.send_signal(signal.SIGINT)
     told = first.communicate(timeout=30)[1]

@@ -15,7 +15,6 @@ import httpx2
 import openai
 import pytest
 
-from raw_http import Connection
 from serving import Server
 from settings_file import key_of, write_settings
 from waiting import wait_for
@@ -174,18 +173,6 @@ def test_J16_a_server_that_is_killed_goes_on_where_it_was(settings: Path, tmp_pa
     assert ids == [*good, *(f"r{number}" for number in range(0, 120, 10))]
 
 
-def test_J22_a_batch_is_cancelled_within_two_seconds(server: Server) -> None:
-    with client_of(server) as client:
-        batch = create(client, jsonl(many(1000)))
-        assert wait_for(lambda: client.batches.retrieve(batch.id).status == "in_progress", 30)
-        begin = time.monotonic()
-        assert client.batches.cancel(batch.id).status == "cancelling"
-        done = ended(client, batch, 10)
-        assert done.status == "cancelled"
-        assert time.monotonic() - begin < 4
-        assert done.request_counts.completed + done.request_counts.failed == done.request_counts.total == 1000
-
-
 def test_H20_what_is_another_key_s_is_not_there(server: Server) -> None:
     with client_of(server) as one, client_of(server, "two") as two, client_of(server, "narrow") as narrow:
         batch = create(one, jsonl([line("a", input="x")]))
@@ -200,34 +187,3 @@ def test_H20_what_is_another_key_s_is_not_there(server: Server) -> None:
         with pytest.raises(openai.PermissionDeniedError, match="may not use /v1/embeddings"):
             create(narrow, jsonl([line("a", input="x")]))
         assert ended(one, batch).status == "completed"
-
-
-def test_J20_an_upload_that_is_cut_off_leaves_nothing(server: Server, folder: Path) -> None:
-    head = (
-        f"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {key_of('one')}\r\n"
-        "Content-Type: multipart/form-data; boundary=xyz\r\nContent-Length: 1000000\r\n\r\n"
-        '--xyz\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
-    ).encode()
-    before = set(os.listdir(folder / "files"))
-    with Connection(server.port) as connection:
-        connection.send(head + b"x" * 400_000)
-        assert wait_for(lambda: any(name.endswith(".part") for name in os.listdir(folder / "files")), 10)
-    assert wait_for(lambda: set(os.listdir(folder / "files")) == before, 10)
-    with Connection(server.port) as connection:
-        connection.send(head + b"x" * 400_000)
-        assert wait_for(lambda: any(name.endswith(".part") for name in os.listdir(folder / "files")), 10)
-        for pid in server.children("worker"):
-            os.kill(pid, signal.SIGKILL)
-    assert wait_for(lambda: len(server.children("worker")) == 2, 30)
-    assert wait_for(lambda: httpx2.get(f"{server.url}/health").status_code == 200, 30)
-    # the process that runs batches removes what it finds when it begins
-    assert wait_for(lambda: not any(name.endswith(".part") for name in os.listdir(folder / "files")), 20)
-
-
-def test_J20_a_large_file_goes_to_the_disk_and_not_through_memory(server: Server) -> None:
-    with client_of(server) as client:
-        content = b"x" * 60_000_000  # above max_body_bytes
-        file = client.files.create(file=("large.jsonl", content), purpose="batch")
-        assert file.bytes == len(content)
-        assert answers(client, file.id) == content
-        client.files.delete(file.id)

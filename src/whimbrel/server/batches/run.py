@@ -14,7 +14,7 @@ from whimbrel.server.batches.reading import Line, LineReader
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_COMMIT_SECONDS: Final = 1.0
+_COMMIT_SECONDS: Final = 0.25
 _COMMIT_BYTES: Final = 8 * 2**20
 _CHECK_SECONDS: Final = 0.25
 """Time between two looks whether the run shall stop."""
