@@ -1,4 +1,4 @@
-"""Files and batches of a real server: OpenAI's client as it is, kills at any moment, uploads that are cut off."""
+"""Files and batches of a real server: OpenAI's client as it is, keys, and kills of workers, engines and the server."""
 
 from __future__ import annotations
 
