@@ -84,7 +84,7 @@ def run_batch(
     if url is not None and (model is not None or options):
         used = "model" if model is not None else next(iter(options))
         raise SetupError(f"--{used.replace('_', '-')} is for a model that runs here, and not for --url.")
-    need("starlette") if url is not None else need("starlette", "torch")
+    need("starlette", *(("torch",) if url is None else ()))
     with console.signals_exit(), _errors_of(output_file):
         if url is None:
             with loaded(model, given) as engine:

@@ -28,14 +28,15 @@ class _Named(msgspec.Struct):
     custom_id: str = ""
 
 
-@dataclass(frozen=True, slots=True)
 class LineError(Exception):
     """The fault of a line that is no request. `code` is a word for programs."""
 
-    code: str
-    message: str
-    param: str | None = None
-    custom_id: str = ""
+    def __init__(self, code: str, message: str, param: str | None = None, custom_id: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.param = param
+        self.custom_id = custom_id
 
 
 @dataclass(frozen=True, slots=True)
