@@ -143,6 +143,28 @@ def test_answers_keep_the_order_of_the_lines_and_few_run_at_a_time(tmp_path: Pat
     assert (read_progress(tmp_path).completed, read_progress(tmp_path).failed) == (45, 5)
 
 
+def test_large_answers_run_few_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "in"
+    file.write_bytes(b"".join(b"%d\n" % number for number in range(60)))
+    running: set[int] = set()
+    most: dict[bool, int] = {False: 0, True: 0}
+
+    async def answer(line: Line) -> Written:
+        running.add(line.number)
+        is_late = line.number > 50
+        most[is_late] = max(most[is_late], len(running))
+        await asyncio.sleep(0.001)
+        running.discard(line.number)
+        return Written(ANSWERS, b"x" * (2 * 2**20 if line.number > 30 else 10), good=True)
+
+    journal = Journal(tmp_path, (ANSWERS,))
+    with LineReader(file, max_bytes=1000) as reader:
+        assert asyncio.run(run_lines(reader, journal, answer, window=Window(16, 1000, 4 * 2**20)))
+    journal.close()
+    assert (most[False], most[True]) == (16, 2)
+    assert read_progress(tmp_path).completed == 60
+
+
 def test_J16_a_run_that_breaks_goes_on_without_a_line_lost_or_doubled(tmp_path: Path) -> None:
     file = tmp_path / "in"
     file.write_bytes(b"".join(b"%d\n" % number for number in range(40)))

@@ -16,6 +16,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 _COMMIT_SECONDS: Final = 0.25
 _COMMIT_BYTES: Final = 8 * 2**20
+_LARGEST_KEPT: Final = 0.95
+"""Part of the largest answer's size that remains with each answer that is smaller."""
 _CHECK_SECONDS: Final = 0.25
 """Time between two looks whether the run shall stop."""
 
@@ -26,6 +28,8 @@ class Window:
 
     max_lines: int = 32
     max_bytes: int = 8 * 2**20
+    max_answer_bytes: int = 64 * 2**20
+    """Bound of the answers to these lines, by the largest that came lately."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,11 +87,13 @@ class _Run:
         self._num_bytes = 0
         self._answers: dict[str, list[bytes]] = {}
         self._answer_bytes = 0
+        self._largest = 0
+        self._num_collected = 0
         self._committed = self._checked = perf_counter()
 
     async def fill(self) -> bool:
         """Start lines while there is room. Return whether any runs."""
-        while len(self.running) < self._window.max_lines and (not self.running or self._num_bytes < self._window.max_bytes):
+        while len(self.running) < self._max_running() and (not self.running or self._num_bytes < self._window.max_bytes):
             if not self._read and not self._is_over:
                 self._read.extend(await asyncio.to_thread(self._reader.take, self._window.max_lines, self._window.max_bytes))
                 self._is_over = not self._read
@@ -98,6 +104,11 @@ class _Run:
             self.running.append((line, asyncio.ensure_future(self._answer(line))))
         return bool(self.running)
 
+    def _max_running(self) -> int:
+        """Return the number of lines that may run: few at first, while the size of answers is not known."""
+        by_answers = self._window.max_answer_bytes // max(self._largest, 1)
+        return max(1, min(self._window.max_lines, 1 + 2 * self._num_collected, by_answers))
+
     def collect(self) -> None:
         """Take the answers that are there, up to the first line that still runs."""
         while self.running and self.running[0][1].done():
@@ -107,6 +118,8 @@ class _Run:
             self._num_bytes -= len(line.raw)
             self._answers.setdefault(written.file, []).append(written.data + b"\n")
             self._answer_bytes += len(written.data)
+            self._largest = max(len(written.data), int(self._largest * _LARGEST_KEPT))
+            self._num_collected += 1
             self.progress = Progress(
                 number=line.number,
                 offset=line.end,
