@@ -21,7 +21,7 @@ from whimbrel.server.app.app import App, create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.own_requests import LOWEST
 from whimbrel.server.app.routing import ModelRegistry
-from whimbrel.server.batches import journal, runner
+from whimbrel.server.batches import journal, runner, store
 from whimbrel.server.batches.records import BatchRecord
 from whimbrel.server.keys import ApiKey
 
@@ -391,6 +391,25 @@ def test_J23_a_full_disk_fails_the_batch_and_nothing_else(tmp_path: Path, monkey
         assert "the disk is full" in done["errors"]["data"][0]["message"]
         monkeypatch.setattr(journal, "write_all", real)
         assert (await client.ended(await client.create(line("a"))))["status"] == "completed"
+
+    run(tmp_path, steps)
+
+
+def test_J23_an_upload_to_a_full_disk_is_refused_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async def steps(client: Client) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(store, "write_all", full)
+            status, message, _ = error_of(await client.send("POST", "/v1/files", form("a"), FORM))
+            assert (status, "No space left on device" in message) == (507, True)
+        assert os.listdir(client.folder / "files") == []
+        file = await client.upload(line("a"))
+        with monkeypatch.context() as patch:
+            patch.setattr(journal, "write_all", full)
+            assert error_of(await client.post_batch(input_file_id=file["id"]))[0] == 507
+        assert os.listdir(client.folder / "batches") == []
 
     run(tmp_path, steps)
 
