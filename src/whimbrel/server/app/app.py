@@ -26,7 +26,7 @@ from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, 
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.admin import ADMIN_METHODS, AdminCommand, admin_template, check_body, run_admin
-from whimbrel.server.app.batch_routes import BATCH_METHODS, BatchRoutes, batch_template
+from whimbrel.server.app.batch_routes import BATCH_METHODS, OPENED_BY, BatchRoutes, batch_template
 from whimbrel.server.app.guards import GuardMiddleware, no_route
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
@@ -78,7 +78,7 @@ class App:
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
         if command is not None:  # the guards keep all but operators away
             self.methods |= ADMIN_METHODS
-        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets, free=BATCH_METHODS)
+        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets, free=OPENED_BY)
         self._renewals = guards.renew, pages.renew
         self._app = RequestMiddleware(guards, self.template, limits)
         self.refuse_line = self._app.memory.refuse_line

@@ -44,6 +44,8 @@ BATCH_METHODS: Final[Mapping[str, tuple[str, ...]]] = {
     CANCEL: ("POST",),
 }
 """Methods of each path."""
+OPENED_BY: Final = {template: FILES if template.startswith(FILES) else BATCHES for template in BATCH_METHODS}
+"""Templates, each with the route that a key names to open it."""
 _PATTERNS: Final = {template: re.compile(re.sub("{.*}", "[^/]+", template)) for template in BATCH_METHODS}
 _MULTIPART_BYTES: Final = 2**16
 """Bytes that a body may have beside its file."""

@@ -5,10 +5,11 @@ refused malformed heads. `RequestContext` limits the sizes of bodies, `server/ht
 """
 
 import hmac
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -92,10 +93,13 @@ class GuardMiddleware:
         *,
         template: Callable[[str], str] = lambda path: path,
         budgets: Budgets | None = None,
-        free: Collection[str] = (),
+        free: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`template` gives the template of the route that a path belongs to, "" if there is none. `free` are those of routes
-        that compute nothing for their clients, and take nothing of the budgets of their keys."""
+        """`template` gives the template of the route that a path belongs to, "" if there is none.
+
+        `free` are templates of routes that take nothing of a key's budgets, as they compute nothing for their clients, each
+        with the route that a key names to open it.
+        """
         self._app = app
         self._free = free
         self._template = template
@@ -205,7 +209,7 @@ class GuardMiddleware:
         """Count a request of a key. Raises PermissionDenied, RateLimited and Unavailable."""
         is_admin = is_admin_route(path)
         route = path if is_admin else self._template(path)
-        if route and not key.opens(route) and (self._has_admin or not is_admin):
+        if route and not key.opens(self._free.get(route, route)) and (self._has_admin or not is_admin):
             raise PermissionDenied(f"the API key {key.name} may not use {sanitize(route)}; {_allowed_routes(key)}.")
         if self._budgets is not None and route not in self._free and (usage := self._budgets.usage(key)) is not None:
             context.usage = usage

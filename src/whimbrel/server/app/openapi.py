@@ -14,7 +14,7 @@ from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
 from whimbrel.dialects.common.schemas import any_of
-from whimbrel.server.app.batch_routes import BATCH_METHODS
+from whimbrel.server.app.batch_routes import BATCHES, FILES
 from whimbrel.server.app.guards import OPEN_PATHS, OPEN_ROUTES
 from whimbrel.server.app.openapi_batches import with_batches
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
@@ -111,7 +111,7 @@ _ERRORS: Final = (
 
 def key_routes() -> frozenset[str]:
     """Return the routes that need a key where a server has keys, as tables of keys name them."""
-    return frozenset((*ROUTES_BY_PATH, *BATCH_METHODS, *(page.path for page in PAGES if page.path not in OPEN_ROUTES)))
+    return frozenset((*ROUTES_BY_PATH, FILES, BATCHES, *(page.path for page in PAGES if page.path not in OPEN_ROUTES)))
 
 
 def openapi_document() -> JSON:

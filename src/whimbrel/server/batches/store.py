@@ -95,8 +95,12 @@ class Store:
         upload.sync()
         with self._locked():
             self._check_room(0)  # the upload is counted
-            upload.path.rename(self._content(record.id))
-            write_record(self._files / f"{record.id}.json", record)
+            content = upload.path.rename(self._content(record.id))
+            try:
+                write_record(self._files / f"{record.id}.json", record)
+            except BaseException:
+                content.unlink()
+                raise
         return record
 
     def file(self, file_id: str, owner: str) -> FileRecord:
