@@ -289,6 +289,25 @@ def test_H20_no_id_leads_to_another_file(name: str, tmp_path: Path) -> None:
     run(tmp_path, steps, starts=False)
 
 
+def test_H20_a_key_opens_what_is_below_the_routes_that_it_names(tmp_path: Path) -> None:
+    keys = (
+        ApiKey(name="one", digest=sha256(b"k1").digest(), routes=("/v1/files", "/v1/batches", EMBEDDINGS)),
+        ApiKey(name="two", digest=sha256(b"k2").digest(), routes=("/v1/files", "/v1/batches")),
+        ApiKey(name="three", digest=sha256(b"k3").digest(), routes=(EMBEDDINGS,)),
+    )
+
+    async def steps(client: Client) -> None:
+        one, two, three = (client.with_key(f"k{number}") for number in (1, 2, 3))
+        done = await one.ended(await one.create(line("a")))
+        assert len(await one.lines(done["output_file_id"])) == 1
+        file = (await two.upload(line("a")))["id"]
+        assert (await two.post_batch(input_file_id=file)).status == 403
+        for path in ("/v1/files", f"/v1/files/{file}", f"/v1/batches/{done['id']}"):
+            assert (await three.send("GET", path)).status == 403
+
+    run(tmp_path, steps, keys=keys)
+
+
 def test_J22_a_cancelled_batch_ends_soon_and_keeps_its_answers(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         batch = await client.create("\n".join(line(str(number)) for number in range(100)))
