@@ -204,6 +204,8 @@ class BatchRoutes:
             sent = 0
             while sent < size:
                 data = await asyncio.to_thread(os.pread, file, min(_READ_BYTES, size - sent), sent)
+                if not data:
+                    raise OSError(f"the file {file_id} is shorter than it was")
                 sent += len(data)
                 await send({"type": "http.response.body", "body": data, "more_body": sent < size})
             if not size:
