@@ -108,7 +108,9 @@ def test_J19_openai_s_client_runs_a_batch(server: Server) -> None:
             each["custom_id"]: each["response"] for each in map(json.loads, answers(client, done.output_file_id).splitlines())
         }
         vectors = [each["embedding"] for name in "ab" for each in found[name]["body"]["data"]]
-        told = client.embeddings.create(model="all-MiniLM-L6-v2", input=["first", "second", "third"], encoding_format="float")
+        told = client.embeddings.create(
+            model="sentence-transformers/all-MiniLM-L6-v2", input=["first", "second", "third"], encoding_format="float"
+        )
         assert vectors == [each.embedding for each in told.data]
         assert found["a"]["status_code"] == 200
         (wrong,) = map(json.loads, answers(client, done.error_file_id).splitlines())

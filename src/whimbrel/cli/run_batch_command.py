@@ -27,6 +27,7 @@ from whimbrel.cli.verb_commands import loaded
 from whimbrel.errors import InvalidRequest, SetupError
 
 if TYPE_CHECKING:
+    from whimbrel.client.base import Settings
     from whimbrel.server.batches.lines import LineAnswer
     from whimbrel.server.batches.partial import RunIdentity
     from whimbrel.server.batches.reading import Line
@@ -84,9 +85,10 @@ def run_batch(
     if url is not None and (model is not None or options):
         used = "model" if model is not None else next(iter(options))
         raise SetupError(f"--{used.replace('_', '-')} is for a model that runs here, and not for --url.")
+    settings = None if url is None else _settings_of(url)
     need("starlette", *(("torch",) if url is None else ()))
     with console.signals_exit(), _errors_of(output_file):
-        if url is None:
+        if settings is None:
             with loaded(model, given) as engine:
                 from whimbrel.engine.engine import AsyncEngine
 
@@ -96,7 +98,8 @@ def run_batch(
                 asking = partial(_asking_here, AsyncEngine(engine))
                 code = _run(input_file, output_file, identity, asking, restart=restart)
         else:
-            code = _run(input_file, output_file, _identity(input_file, url, "", {}), partial(_asking_at, url), restart=restart)
+            identity = _identity(input_file, settings.urls[0], "", {})
+            code = _run(input_file, output_file, identity, partial(_asking_at, settings), restart=restart)
     raise typer.Exit(code)
 
 
@@ -207,19 +210,24 @@ async def _asking_here(engine: Any) -> AsyncGenerator[Ask]:
     yield ask
 
 
-@asynccontextmanager
-async def _asking_at(url: str) -> AsyncGenerator[Ask]:
-    import httpx2
-
-    from whimbrel.client.base import Settings, join_url, parse_urls
-    from whimbrel.server.batches.lines import LineAnswer
+def _settings_of(url: str) -> Settings:
+    """Return the options of a client of this server. Raises SetupError."""
+    from whimbrel.client.base import Settings, parse_urls
 
     try:
-        (base,) = parse_urls(url)
-        settings = Settings((base,), os.environ.get(KEY_VARIABLE) or None, _WAIT_SECONDS, 0, 64, 1, progress=False)
+        return Settings(parse_urls(url), os.environ.get(KEY_VARIABLE) or None, _WAIT_SECONDS, 0, 64, 1, progress=False)
     except InvalidRequest as error:
         raise SetupError(f"--url {error.message}") from None
 
+
+@asynccontextmanager
+async def _asking_at(settings: Settings) -> AsyncGenerator[Ask]:
+    import httpx2
+
+    from whimbrel.client.base import join_url
+    from whimbrel.server.batches.lines import LineAnswer
+
+    base = settings.urls[0]
     async with settings.make_http(httpx2.AsyncClient) as http:
 
         async def ask(path: str, body: bytes, request_id: str) -> LineAnswer:

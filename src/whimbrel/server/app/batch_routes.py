@@ -138,6 +138,8 @@ class BatchRoutes:
                 return store.file(name, owner).view()
             case "/v1/batches/{batch_id}/cancel", _:
                 store.cancel(store.batch(name, owner))
+            case _:
+                pass
         return store.view(store.batch(name, owner))
 
     def _list_files(self, owner: str, query: bytes) -> Any:

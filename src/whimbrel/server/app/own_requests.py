@@ -44,7 +44,7 @@ class OwnRequests:
         scope: Scope = {
             "type": "http", "http_version": "1.1", "method": "POST", "path": path, "raw_path": path.encode(),
             "query_string": b"", "root_path": "", "scheme": "http", "server": None, "client": None,
-            "headers": list(headers.items()), "extensions": {DISCONNECT_EXTENSION: lambda callback: None}, _KEY: key,
+            "headers": list(headers.items()), "extensions": {DISCONNECT_EXTENSION: _on_disconnect}, _KEY: key,
         }  # fmt: skip
         scope = canonical(scope)
         await self._app(scope, answer.receive, answer.send)
@@ -75,6 +75,10 @@ class OwnRequests:
             await send_error(error, scope, send)
         else:
             await self._route(scope, receive, send)
+
+
+def _on_disconnect(callback: Callable[[], None]) -> None:
+    """Call nothing: the server does not leave its own requests."""
 
 
 class _Answer:
