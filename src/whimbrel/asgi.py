@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from whimbrel.engine.engine import AsyncEngine, Engine
 from whimbrel.errors import SetupError
 from whimbrel.server.app import app as server_app
+from whimbrel.server.app.batch_routes import BatchRoutes
 from whimbrel.server.app.guards import OPEN_ROUTES
 from whimbrel.server.app.limits import ServerLimits, read_server_limits
 from whimbrel.server.app.routing import ModelRegistry
@@ -72,6 +73,7 @@ class _App:
         self._end_audit: Callable[[], None] | None = None
         self._starting: asyncio.Task[ASGIApp] | None = None
         self._engines: list[AsyncEngine] = []
+        self._batches: BatchRoutes | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -89,6 +91,8 @@ class _App:
             raise
         await send({"type": "lifespan.startup.complete"})
         await receive()
+        if self._batches is not None:
+            await self._batches.stop()
         for engine in self._engines:
             await engine.close()
         if self._end_audit is not None:
@@ -111,4 +115,8 @@ class _App:
             raise SetupError(f"two models are named {shared[0]}.", hint="load Engines with a served_name of their own")
         if self._audit_log is not None and self._end_audit is None:
             self._end_audit = audit.start(self._audit_log.expanduser().resolve(), unlogged=OPEN_ROUTES)
-        return server_app.create_app(ModelRegistry(*self._engines), guards=self._limits)
+        app = server_app.create_app(ModelRegistry(*self._engines), guards=self._limits)
+        self._batches = app.batches
+        if app.batches is not None:
+            app.batches.start()
+        return app

@@ -225,6 +225,10 @@ class OutOfMemory(ComputeError, status=507, code="out_of_memory"):
     """One text alone does not fit into the device's memory."""
 
 
+class NoStorage(WhimbrelError, status=507, code="no_storage", retry=False):
+    """The server's disk has no room for a file."""
+
+
 class CheckpointError(WhimbrelError, code="checkpoint_error"):
     """The checkpoint cannot be served as it is. `file` and `key` name the setting that prevents it, `hint` the remedy."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import socket
 import subprocess
@@ -40,14 +42,15 @@ def expected(engine: Engine) -> Float32Array:
 
 
 def test_under_uvicorn(expected: Float32Array, tmp_path: Path) -> None:
-    """With a key, a prefix and a name; the vectors are those of Engine."""
+    """With a key, a prefix, a name and a folder of batches; the vectors are those of Engine."""
     (tmp_path / "served.py").write_text(
         "from whimbrel.asgi import create_app\napp = create_app(api_keys=['key'], served_name='minilm', dtype='float32')\n"
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", "uvicorn", "served:app", "--port", str(port), "--root-path", "/vectors"]
-    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) as process:
+    environment = os.environ | {"WHIMBREL_BATCH_DIR": str(tmp_path / "batches")}
+    with subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env=environment) as process:
         try:
             with httpx2.Client(
                 timeout=60, base_url=f"http://127.0.0.1:{port}", headers={"Authorization": "Bearer key"}
@@ -66,6 +69,14 @@ def test_under_uvicorn(expected: Float32Array, tmp_path: Path) -> None:
                 assert client.post("/v1/embeddings", json={"input": []}).status_code == 400
                 assert client.get("/openapi.json").json()["servers"] == [{"url": "/vectors"}]
                 assert "whimbrel_requests_total" in client.get("/metrics").text
+                line = {"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": BODY}
+                files = {"file": ("in.jsonl", json.dumps(line).encode())}
+                file = client.post("/v1/files", data={"purpose": "batch"}, files=files).json()
+                asked = {"input_file_id": file["id"], "endpoint": "/v1/embeddings", "completion_window": "24h"}
+                path = f"/v1/batches/{client.post('/v1/batches', json=asked).json()['id']}"
+                assert wait_for(lambda: client.get(path).json()["status"] == "completed", 30)
+                content = client.get(f"/v1/files/{client.get(path).json()['output_file_id']}/content").json()
+                assert np.array_equal(np.float32(content["response"]["body"]["data"][0]["embedding"]), expected)
         finally:
             started = time.monotonic()
             process.send_signal(signal.SIGTERM)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
+
 import msgspec
 import pytest
 
+from asgi import call
 from whimbrel.dialects import ROUTES, Route
 from whimbrel.dialects.common.bodies import MalformedBody
 from whimbrel.errors import (
@@ -27,6 +31,8 @@ from whimbrel.errors import (
     WhimbrelError,
 )
 from whimbrel.server.app.app import create_app
+from whimbrel.server.app.batch_routes import BATCH_METHODS
+from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.openapi import openapi_document
 from whimbrel.server.app.routing import ModelRegistry
 
@@ -56,6 +62,17 @@ def test_every_method_of_every_path_is_listed() -> None:
     listed = {(path, method) for path, methods in DOCUMENT["paths"].items() for method in methods}
     assets = {each for each in served if each[0].startswith("/assets/")}  # files of the pages, which are no API
     assert {each for each in served - assets if each[1] != "head"} == listed
+
+
+def test_a_server_with_batches_lists_their_routes_too(tmp_path: Path) -> None:
+    app = create_app(ModelRegistry(num_models=1), guards=ServerLimits(batch_dir=str(tmp_path)))
+    document = msgspec.json.decode(asyncio.run(call(app, "GET", "/openapi.json")).body)
+    served = {(path, method.lower()) for path in BATCH_METHODS for method in app.methods[path]}
+    assert served == {
+        (path, method) for path in document["paths"].keys() - DOCUMENT["paths"].keys() for method in document["paths"][path]
+    }
+    named = {text.split("'")[0] for text in str(document).split("#/components/schemas/")[1:]}
+    assert named <= document["components"]["schemas"].keys()
 
 
 def test_every_type_that_is_named_is_there() -> None:

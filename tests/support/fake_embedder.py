@@ -35,6 +35,7 @@ class FakePlan:
     device: str = "cpu"
     dtype: str = "float32"
     max_batch_tokens: int = 512
+    max_queue_tokens: int = 2**20
     commit: str = ""
     revision: str = ""
     adapters: dict[str, str] = field(default_factory=dict[str, str])
@@ -86,7 +87,8 @@ def asked(parsed: Parsed[Any], card: Any = CARD) -> Any:
 class FakeEmbedder:
     """Answers with ones, in the width asked for; keeps what it was asked, and waits while `go` is not set."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
+        self._seconds = seconds
         self.card = CARD
         self.plan: Any = FakePlan()
         self.ready = True
@@ -104,12 +106,14 @@ class FakeEmbedder:
         self.requests.append(request)
         self.schedulings.append(scheduling)
         await self.go.wait()
+        if self._seconds:
+            await asyncio.sleep(self._seconds)
         shape = len(request.texts), request.dimensions or 4
         return Result(Outputs(np.ones(shape, np.float32)), num_tokens=3 * shape[0], num_truncated=0, timings=Timings())
 
 
 class FakeServer:
-    """The HTTP part of a server, in a process that may open `max_files` files."""
+    """The HTTP part of a server, in a process that may open `max_files` files. A request takes `seconds`."""
 
     def __init__(self, max_files: int | None = None, **options: Any) -> None:
         command = [sys.executable, __file__, orjson.dumps(options).decode()]
@@ -135,13 +139,18 @@ def main() -> None:
     from whimbrel.server.app.routing import ModelRegistry, render_error
     from whimbrel.server.http.listener import Server
 
-    guards = replace(ServerLimits(), **orjson.loads(sys.argv[1]))
+    options = orjson.loads(sys.argv[1])
+    seconds = options.pop("seconds", 0.0)
+    guards = replace(ServerLimits(), **options)
     with listen("127.0.0.1", 0) as listener:
         limit_silence(listener, guards.write_pause)
 
         async def serve() -> None:
-            served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder()))
-            server = Server(create_app(served, guards=guards), listener.fileno(), guards, render_error)
+            served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder(seconds)))
+            app = create_app(served, guards=guards)
+            if app.batches is not None:
+                app.batches.start()
+            server = Server(app, listener.fileno(), guards, render_error)
             print(listener.getsockname()[1], flush=True)  # noqa: T201
             await server.serve()
 

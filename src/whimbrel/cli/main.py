@@ -16,7 +16,16 @@ import typer
 from typer.core import TyperCommand
 
 from whimbrel import __version__
-from whimbrel.cli import admin_commands, config_commands, console, models_on_disk, run_command, run_on_ray, verb_commands
+from whimbrel.cli import (
+    admin_commands,
+    config_commands,
+    console,
+    models_on_disk,
+    run_batch_command,
+    run_command,
+    run_on_ray,
+    verb_commands,
+)
 from whimbrel.cli import shared_options as shared
 from whimbrel.cli.config_commands import ConfigOption
 from whimbrel.cli.entry_points import Commands
@@ -122,6 +131,13 @@ _VERBS: Final = (
 for _verb, _summary, *_examples in _VERBS:
     _command(_summary, *_examples)(_verb)
 
+_command(
+    "Run a file of requests, as of OpenAI's Batch API, to a file of answers. The same command goes on after any end.",
+    ("whimbrel run-batch -i in.jsonl -o out.jsonl", "the packaged model"),
+    ("whimbrel run-batch -i in.jsonl -o out.jsonl -m MODEL", "another one"),
+    ("whimbrel run-batch -i in.jsonl -o out.jsonl --url URL", "by a server"),
+    name="run-batch",
+)(run_batch_command.run_batch)
 
 _command(
     "Run the texts of files: vectors or scores into a folder, in parts. The same command goes on after any end.",

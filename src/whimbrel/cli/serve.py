@@ -16,6 +16,7 @@ from whimbrel.cli.console import stderr_console
 from whimbrel.cli.progress import LoadProgress
 from whimbrel.cli.serve_options import first_reader
 from whimbrel.errors import SetupError
+from whimbrel.server.batches.store import Store, StoreLimits
 from whimbrel.server.config_file import Config
 from whimbrel.server.http.limits import BACKLOG, limit_silence
 from whimbrel.server.processes.messages import BytesRead, Phase, Planned, ServeOptions, read_planned_card
@@ -44,6 +45,8 @@ def serve(models: Sequence[str], read: Callable[[], Config]) -> int:
     with listen_on_path(settings.uds) if settings.uds else listen(settings.host, settings.port) as listener:
         address = None if settings.uds else listener.getsockname()[0]
         options = reader.options(config, address, warn)
+        if options.limits.batch_dir:
+            Store(Path(options.limits.batch_dir), StoreLimits()).prepare()
         logs.configure(options.logs, process="supervisor", secrets=options.limits.api_keys)
         again = None if config.file is None else partial(reader.read_again, read, address)
         return serve_until_stopped(options, listener, console=screen, read_again=again)

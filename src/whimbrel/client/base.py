@@ -52,7 +52,7 @@ class BaseClient:
         `max_items`: maximum texts in one request. Default: 512.
         `progress`: whether to show a progress bar on stderr. Default: if stderr is a terminal and there are several requests.
         """
-        urls = _parse_urls(base_url)
+        urls = parse_urls(base_url)
         self._settings = Settings(urls, api_key, timeout, max_retries, max_in_flight, max_items, progress)
         self._target = Target(dialect, model)
         self._is_view = False
@@ -124,7 +124,7 @@ class Settings:
             raise SetupError(f"cannot make an HTTP client: {error}. Check the environment variables {names}.") from error
 
 
-def _parse_urls(base_url: object) -> tuple[str, ...]:
+def parse_urls(base_url: object) -> tuple[str, ...]:
     urls = (base_url,) if isinstance(base_url, str) else base_url
     if not isinstance(urls, tuple | list) or not urls:
         raise InvalidRequest(f"must be a URL or a list of URLs, is {urls!r}.", param="base_url")

@@ -135,6 +135,9 @@ class Settings(HttpLimits, ModelSettings):
     workers: Processes | None = _server(
         None, "Number of HTTP worker processes.", "N", computed="one per 8 cores, to 4; for a GPU per 2, to 16"
     )
+    batch_dir: Path | None = _server(
+        None, "Folder of files and batches: serve OpenAI's /v1/files and /v1/batches, and keep there what they need.", "PATH"
+    )
     served_name: Texts = _flag_of_model(
         (),
         "Model name for clients, or several separated by commas. Repeat it for the next MODEL.",
@@ -197,6 +200,9 @@ class Settings(HttpLimits, ModelSettings):
         "BYTES",
         computed="a share of the memory",
     )
+    max_file_bytes: PositiveInt = _limit(200 * 2**20, "Size of a file that is uploaded for a batch.", "BYTES")
+    max_files: PositiveInt = _limit(1000, "Number of files in batch_dir, and of batches.", "N")
+    max_files_bytes: PositiveInt = _limit(16 * 2**30, "Size of all files in batch_dir, with the answers of batches.", "BYTES")
     memory: PositiveInt | None = _limit(
         None,
         "Memory of all loaded models on a device. Models not kept always make room for others.",

@@ -26,10 +26,12 @@ from whimbrel.dialects.common.responses import accepted_media_type, adapter_in, 
 from whimbrel.dialects.common.route import Parse
 from whimbrel.errors import InvalidRequest, MethodNotAllowed, Unavailable, UnsupportedMediaType, WhimbrelError
 from whimbrel.server.app.admin import ADMIN_METHODS, AdminCommand, admin_template, check_body, run_admin
+from whimbrel.server.app.batch_routes import BATCH_METHODS, OPENED_BY, BatchRoutes, batch_template
 from whimbrel.server.app.guards import GuardMiddleware, no_route
 from whimbrel.server.app.limits import DEFAULTS, ServerLimits
 from whimbrel.server.app.openapi import ServerLoad, docs_file, openapi_json
 from whimbrel.server.app.operations import answer_pull, keep_body
+from whimbrel.server.app.own_requests import OwnRequests
 from whimbrel.server.app.proxies import ProxyRules
 from whimbrel.server.app.request_context import RequestMiddleware, context_of, sanitize, send_error
 from whimbrel.server.app.routing import (
@@ -76,12 +78,18 @@ class App:
         self.methods |= {path: (*self.methods.get(path, ()), "POST") for path in ROUTES_BY_PATH}
         if command is not None:  # the guards keep all but operators away
             self.methods |= ADMIN_METHODS
-        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets)
+        guards = GuardMiddleware(self._route, limits, template=self.template, budgets=budgets, free=OPENED_BY)
         self._renewals = guards.renew, pages.renew
         self._app = RequestMiddleware(guards, self.template, limits)
         self.refuse_line = self._app.memory.refuse_line
         """Function that answers the requests that wait for memory, unread, with an error."""
         self._proxies = ProxyRules(limits)
+        own = OwnRequests(guards, self._route, self.template, limits)
+        self.ask = own.ask
+        """Function that sends a body to a route of this app, for the lines of batch files."""
+        self.batches = BatchRoutes(limits, own, served) if limits.batch_dir else None
+        """Routes of files and batches, which are to be started; None where the server has no folder for them."""
+        self.methods |= {} if self.batches is None else BATCH_METHODS
 
     def renew_limits(self, limits: ServerLimits) -> None:
         """Take other keys, hosts and limits of heads from now on. All else stays as it was at the start."""
@@ -98,7 +106,10 @@ class App:
         """Return the template of the route that a path belongs to, a key of `methods`; empty if there is none."""
         if path in self.methods:
             return path
-        return _MODEL if path.startswith("/v1/models/") else admin_template(path) if self._command is not None else ""
+        if path.startswith("/v1/models/"):
+            return _MODEL
+        of_batches = batch_template(path) if self.batches is not None else ""
+        return of_batches or (admin_template(path) if self._command is not None else "")
 
     async def _route(self, scope: Scope, receive: Receive, send: Send) -> None:
         path, method = scope["path"], scope["method"]
@@ -116,6 +127,13 @@ class App:
             if method not in self.methods[template]:
                 allow = ", ".join(self.methods[template])
                 raise MethodNotAllowed(f"{sanitize(path)} takes {allow}, not {sanitize(method)}.")
+            if self.batches is not None and template in BATCH_METHODS:
+                self._served.begin()
+                try:
+                    await self.batches.answer(template, scope, send)
+                finally:
+                    self._served.end()
+                return
             if template in ADMIN_METHODS:
                 self._served.begin()
                 try:
@@ -185,8 +203,9 @@ class App:
         if isinstance(request, Request):
             context.num_texts = len(request.texts)
             request = _with_named_adapter(request, name, embedder)
-            priority: int | None = getattr(parsed.body, "priority", None)  # of the dialects that have it
-            scheduling = Scheduling(priority or 0, deadline, context.tenant, _seconds_waited(context.request_headers))
+            stated: int | None = getattr(parsed.body, "priority", None)  # of the dialects that have it
+            priority = (stated or 0) if context.priority is None else context.priority
+            scheduling = Scheduling(priority, deadline, context.tenant, _seconds_waited(context.request_headers))
             charging: Any = {} if context.usage is None else {"charge": context.usage.charge}
             running = embedder.run(request, scheduling, **charging)
             result = await _run_while_connected(running, scope, context.receive)
@@ -347,7 +366,8 @@ class _Pages:
         self.renew(limits)
         self._renderings: dict[str, asyncio.Future[tuple[bytes, str]]] = {}
         """Pages of metrics that a thread is rendering, by content type."""
-        openapi_json()  # made here, not while requests wait
+        batches = bool(limits.batch_dir)
+        openapi_json(batches=batches)  # made here, not while requests wait
         as_json: dict[str, Callable[[HTTPRequest], bytes]] = {
             **{page.path: partial(self._page, page) for page in GET_ROUTES},
             "/v1/models": self._list_models,
@@ -357,7 +377,7 @@ class _Pages:
             "/health/ready": self._check_ready,
             "/ping": self._check_ready,
             "/info": self._info,
-            "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", "")),
+            "/openapi.json": lambda http: openapi_json(http.scope.get("root_path", ""), batches=batches),
         }
         self.by_path: dict[str, Callable[[HTTPRequest], Awaitable[HTTPResponse]]] = {
             **{path: partial(_send_json, render) for path, render in as_json.items()},

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from ipaddress import ip_address
 from itertools import chain
+from types import MappingProxyType
 from typing import Final
 
 from starlette.middleware.cors import CORSMiddleware
@@ -54,6 +55,9 @@ class Keys:
     def __init__(self, keys: Sequence[ApiKey]) -> None:
         self._by_digest = {key.digest: key for key in keys}
 
+    def of_digest(self, digest: bytes) -> ApiKey | None:
+        return self._by_digest.get(digest)
+
     def find(self, headers: Sequence[tuple[bytes, bytes]]) -> ApiKey | None:
         """Return the key that a request brings, None if none is right.
 
@@ -89,9 +93,15 @@ class GuardMiddleware:
         *,
         template: Callable[[str], str] = lambda path: path,
         budgets: Budgets | None = None,
+        free: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        """`template` gives the template of the route that a path belongs to, "" if there is none."""
+        """`template` gives the template of the route that a path belongs to, "" if there is none.
+
+        `free` are templates of routes that take nothing of a key's budgets, as they compute nothing for their clients, each
+        with the route that a key names to open it.
+        """
         self._app = app
+        self._free = free
         self._template = template
         self._budgets = budgets
         self.renew(limits)
@@ -117,6 +127,14 @@ class GuardMiddleware:
         self._open = OPEN_PATHS | {"/metrics"} if limits.public_metrics else OPEN_PATHS
         self._allowed: tuple[bytes, object] | None = None
         """The last Host header that was allowed, and the address that the client had called."""
+
+    @property
+    def needs_key(self) -> bool:
+        return self._needs_key
+
+    def key_of(self, digest: bytes) -> ApiKey | None:
+        """Return the key of the server with this hash, None if there is none now."""
+        return self._keys.of_digest(digest)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -176,7 +194,7 @@ class GuardMiddleware:
             await self._app(scope, receive, send)
 
     def _check_key(self, scope: Scope, context: RequestContext) -> None:
-        """Note the key of a request. Raises Unauthorized and the errors of `_admit`."""
+        """Note the key of a request. Raises Unauthorized and the errors of `admit`."""
         key = self._keys.find(scope["headers"])
         if key is None:
             if not self._is_open(scope):
@@ -185,15 +203,15 @@ class GuardMiddleware:
         context.key, context.tenant = key, key.name
         context.is_operator = key.admin and _other_site(context.request_headers) is None
         if self._has_limits and not self._is_open(scope):
-            self._admit(key, scope["path"], context)
+            self.admit(key, scope["path"], context)
 
-    def _admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
+    def admit(self, key: ApiKey, path: str, context: RequestContext) -> None:
         """Count a request of a key. Raises PermissionDenied, RateLimited and Unavailable."""
         is_admin = is_admin_route(path)
         route = path if is_admin else self._template(path)
-        if route and not key.opens(route) and (self._has_admin or not is_admin):
+        if route and not key.opens(self._free.get(route, route)) and (self._has_admin or not is_admin):
             raise PermissionDenied(f"the API key {key.name} may not use {sanitize(route)}; {_allowed_routes(key)}.")
-        if self._budgets is not None and (usage := self._budgets.usage(key)) is not None:
+        if self._budgets is not None and route not in self._free and (usage := self._budgets.usage(key)) is not None:
             context.usage = usage
             usage.begin()
 

@@ -43,6 +43,12 @@ class ServerLimits(HttpLimits):
     max_inflight_bytes: int = 256 * 2**20
     """Size of the bodies and large answers of all requests in memory. Further bodies are read when there is room."""
 
+    batch_dir: str = ""
+    """Folder of files and batches, "" for none."""
+    max_file_bytes: int = 200 * 2**20
+    max_files: int = 1000
+    max_files_bytes: int = 16 * 2**30
+
     @property
     def needs_key(self) -> bool:
         return bool(self.api_keys or self.keys)
@@ -85,6 +91,10 @@ def read_server_limits(
         forwarded_allow_ips=read_proxies(settings.forwarded_allow_ips),
         max_body_bytes=max_body_bytes,
         max_inflight_bytes=max(max_inflight_bytes, max_body_bytes) if stated is None else stated,
+        batch_dir="" if settings.batch_dir is None else str(settings.batch_dir.expanduser().resolve()),
+        max_file_bytes=settings.max_file_bytes,
+        max_files=settings.max_files,
+        max_files_bytes=settings.max_files_bytes,
     )
     check_distinct(limits.all_keys)
     if keys and all(key.admin and key.routes is None for key in limits.all_keys):

@@ -14,7 +14,9 @@ from whimbrel.dialects.common.bodies import REPLACES, MalformedBody
 from whimbrel.dialects.common.openai_errors import OpenAIError
 from whimbrel.dialects.common.route import binary_types
 from whimbrel.dialects.common.schemas import any_of
+from whimbrel.server.app.batch_routes import BATCHES, FILES
 from whimbrel.server.app.guards import OPEN_PATHS, OPEN_ROUTES
+from whimbrel.server.app.openapi_batches import with_batches
 from whimbrel.server.app.routing import ROUTES_BY_PATH, PathRoutes
 from whimbrel.server.pages.files import HTML, PageFile, page_file
 from whimbrel.server.pages.reference import Entry, Place, Section, reference_html
@@ -109,7 +111,7 @@ _ERRORS: Final = (
 
 def key_routes() -> frozenset[str]:
     """Return the routes that need a key where a server has keys, as tables of keys name them."""
-    return frozenset((*ROUTES_BY_PATH, *(page.path for page in PAGES if page.path not in OPEN_ROUTES)))
+    return frozenset((*ROUTES_BY_PATH, FILES, BATCHES, *(page.path for page in PAGES if page.path not in OPEN_ROUTES)))
 
 
 def openapi_document() -> JSON:
@@ -139,9 +141,10 @@ def openapi_document() -> JSON:
 
 
 @cache
-def openapi_json(root_path: str = "") -> bytes:
-    """Return /openapi.json for a server under a prefix. It takes some 50 ms to make, once per process."""
-    return msgspec.json.encode(openapi_document() | ({"servers": [{"url": root_path}]} if root_path else {}))
+def openapi_json(root_path: str = "", *, batches: bool = False) -> bytes:
+    """Return /openapi.json for a server under a prefix, perhaps with batches. It takes some 50 ms to make, once per process."""
+    document = with_batches(openapi_document()) if batches else openapi_document()
+    return msgspec.json.encode(document | ({"servers": [{"url": root_path}]} if root_path else {}))
 
 
 def _replaced(schema: Any) -> Any:

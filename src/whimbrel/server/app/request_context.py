@@ -103,6 +103,8 @@ class RequestContext:
         """Revision of the model that answers, as its plan has it."""
         self.is_operator = False
         """True if the key has `admin`, and no page of another site brings it."""
+        self.priority: int | None = None
+        """Priority of the request in place of that in its body."""
         self.route: DialectRoute | None = None
         """The dialect's route, once the body has chosen it."""
         self.num_texts = 0
@@ -123,7 +125,8 @@ class RequestContext:
         """Time at which the whole answer was handed to the server (time.perf_counter); 0 before."""
         self._receive = receive
         self._send = send
-        self._max_body_bytes = limits.max_body_bytes
+        self.max_body_bytes = limits.max_body_bytes
+        """Limit of the body. A route may change it before it reads."""
         self._memory = memory
         self._announced = int(self.request_headers.get(b"content-length", b"0"))  # the HTTP parser has checked it
         self._body_ended = self._announced == 0 and b"transfer-encoding" not in self.request_headers
@@ -156,8 +159,8 @@ class RequestContext:
         return message
 
     def _check_size(self, size: int) -> None:
-        if size > self._max_body_bytes:
-            raise TooLarge(f"the body has {size:,} bytes or more; the limit is {self._max_body_bytes:,}. Split the request.")
+        if size > self.max_body_bytes:
+            raise TooLarge(f"the body has {size:,} bytes or more; the limit is {self.max_body_bytes:,}. Split the request.")
 
     async def read_body(self, *, deadline: float = inf, gzipped: bool = False) -> bytes:
         """Return the whole body, decompressed if it is `gzipped`. It is read once there is memory for it.
@@ -177,7 +180,7 @@ class RequestContext:
     async def _hold_body(self, *, gzipped: bool) -> None:
         """Wait for the memory that a body may take: as much as it announces, else as much as it may have."""
         unknown = gzipped or (not self._announced and not self._body_ended)
-        size = self._announced + (self._max_body_bytes if unknown else 0)
+        size = self._announced + (self.max_body_bytes if unknown else 0)
         self._check_size(self._announced)
         self._passed = await self._memory.take(size, self.tenant)
         self._held = size

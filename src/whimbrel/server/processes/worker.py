@@ -90,6 +90,8 @@ class Worker:
         self._start_task(self._handle_messages())
         serving = asyncio.ensure_future(self._server.serve())
         self._control.send(messages.Notice("started"))
+        if app.batches is not None:
+            app.batches.start()
         for each in config.models:
             if each.model not in config.served.models:
                 self._start_task(self._prepare(each))
@@ -260,6 +262,8 @@ class Worker:
 
     async def _drain(self) -> None:
         self._served.draining = True
+        if self._app.batches is not None:
+            await self._app.batches.stop()
         await self._served.idle.wait()
         self._control.send(messages.Notice("drained"))
 
