@@ -57,6 +57,9 @@ def test_dense_sparse_and_token_vectors_in_one_pass(m3: Engine, rows: Path, tmp_
     assert str(table.schema.field("dense").type) == f"fixed_size_list<element: {kinds[1]}>[48]"
     assert str(table.schema.field("multi_vector").type) == f"list<element: fixed_size_list<element: {kinds[1]}>[48]>"
     assert np.array_equal(dense_of(tmp_path / "out"), convert(expected.dense))
+    group = pq.ParquetFile(next((tmp_path / "out").glob("part-*.parquet"))).metadata.row_group(0)
+    encodings = [chunk.encodings for chunk in map(group.column, range(group.num_columns)) if "_vector" in chunk.path_in_schema]
+    assert ["RLE_DICTIONARY" in each for each in encodings] == [dtype == "int8"], "Parquet has no bytes but by a dictionary"
     for index, (sparse, tokens) in enumerate(
         zip(table.column("sparse").to_pylist(), table.column("multi_vector").to_pylist(), strict=True)
     ):

@@ -25,6 +25,7 @@ OutputFormat: TypeAlias = Literal["parquet", "arrow", "npy"]
 TEMPORARY: Final = ".tmp"
 _ROW_GROUP: Final = 8192
 _ZSTD_LEVEL: Final = 3
+_INT8: Final = "Int(bitWidth=8, isSigned=true)"
 
 
 class _HashingFile:
@@ -130,11 +131,13 @@ def table_contents(name: str, kind: OutputFormat, table: Table, vectors: tuple[s
 
 
 def _write_parquet(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
-    own = [path for path in _leaves(table.schema) if path.partition(".")[0] not in vectors]
+    leaves = _leaves(table.schema)
+    own = [path for path in leaves if path.partition(".")[0] not in vectors]
+    small = [path for path, is_small in leaves.items() if is_small]  # a byte each, by a dictionary: Parquet has no int8 itself
     compression = dict.fromkeys(own, "zstd")
     options: dict[str, Any] = {
         "compression": compression or "none",
-        "use_dictionary": own or False,
+        "use_dictionary": sorted({*own, *small}) or False,
         "write_statistics": own or False,
     }
     if own:
@@ -143,12 +146,13 @@ def _write_parquet(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
         writer.write_table(table, row_group_size=_ROW_GROUP)
 
 
-def _leaves(schema: Schema) -> list[str]:
-    """Return the paths of the columns that Parquet stores."""
+def _leaves(schema: Schema) -> dict[str, bool]:
+    """Return the paths of the columns that Parquet stores, and whether they hold int8."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     stored = pq.ParquetFile(pa.BufferReader(sink.getvalue())).schema
-    return [stored.column(index).path for index in range(len(stored))]
+    columns = [stored.column(index) for index in range(len(stored))]
+    return {column.path: str(column.logical_type) == _INT8 for column in columns}
 
 
 def _write_arrow(file: Any, table: Table, vectors: tuple[str, ...]) -> None:
