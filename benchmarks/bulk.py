@@ -8,7 +8,7 @@ syncs are within its time, and the load of the model is not. `Engine.embed` gets
 the median of `Engine.embed`'s seconds over those of the run in the same round: above 1 the run is faster. The vectors are
 compared first. The last line is the largest memory of the process while a run went on, over that before the first.
 
-`--outputs` runs each output of the model in turns instead: tokens per second, and bytes of the part files a row, without ids or other columns.
+`--outputs` runs each output of the model in turns instead: tokens per second, and the bytes of a row in the parts, with its id.
 """
 
 import json
