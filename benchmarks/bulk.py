@@ -57,7 +57,7 @@ def write_input(folder: Path, texts: list[str], *, lines: bool) -> Path:
 
 @dataclass(frozen=True)
 class Output:
-    """What a run writes, and in which numbers."""
+    """Outputs of a run, and its numbers."""
 
     names: tuple[OutputName, ...]
     dtype: NumberType
