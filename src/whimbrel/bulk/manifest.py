@@ -158,12 +158,11 @@ def check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
 def check_inputs(folder: Path, old: tuple[Input, ...], new: list[tuple[str, int, str]]) -> None:
     """Raise SetupError that names the first file which differs: `new` has path, size and SHA-256 of each."""
     before, now = [file.path for file in old], [path for path, *_ in new]
-    for path in now:
-        if path not in before:
-            raise SetupError(f"{folder} was begun without {path}.", hint=_RESTART)
-    for path in before:
-        if path not in now:
-            raise SetupError(f"{folder} was begun with {path} too.", hint=_RESTART)
+    set_before, set_now = set(before), set(now)
+    if added := [path for path in now if path not in set_before]:
+        raise SetupError(f"{folder} was begun without {added[0]}.", hint=_RESTART)
+    if gone := [path for path in before if path not in set_now]:
+        raise SetupError(f"{folder} was begun with {gone[0]} too.", hint=_RESTART)
     if before != now:
         raise SetupError(f"{folder} was begun with the same files in another order.", hint=_RESTART)
     for file, (path, size, sha256) in zip(old, new, strict=True):
