@@ -76,10 +76,9 @@ def _find(given: str, without: Path) -> Iterator[InputFile]:
         if _format_of(path) and fs.isfile(path):
             urls = [given]
         elif fs.isdir(path):
-            names = (
-                _walk(path) if _is_local(fs) else (name for name in fs.find(path) if not _is_hidden(name.removeprefix(path)))
-            )
-            urls = [_url_of(given, path, name) for name in sorted(names) if _format_of(name)]
+            names = _walk(path) if _is_local(fs) else fs.find(path)
+            shown = [name for name in names if not _is_hidden(name.removeprefix(path)) and _format_of(name)]
+            urls = [_url_of(given, path, name) for name in sorted(shown)]
         elif any(character in path for character in "*?["):
             urls = [_url_of(given, path, name) for name in sorted(_glob(fs, path))]
         elif fs.exists(path):
@@ -87,8 +86,7 @@ def _find(given: str, without: Path) -> Iterator[InputFile]:
         else:
             raise SetupError(f"there is no file {_redact(given)}.")
     for url in urls:
-        place = _locate(url)[1]
-        if not (_is_local(fs) and Path(place).resolve().is_relative_to(without.resolve())):
+        if not (_is_local(fs) and Path(_locate(url)[1]).resolve().is_relative_to(without.resolve())):
             yield _describe(url)
 
 
@@ -97,7 +95,7 @@ def _is_local(fs: Any) -> bool:
 
 
 def _walk(root: str) -> Iterator[str]:
-    """Yield the files below a folder of this machine, also behind links, each folder once. Raises OSError."""
+    """Yield the files below a folder of this machine, also behind links; no hidden folder, and none twice. Raises OSError."""
 
     def fail(error: OSError) -> None:
         raise error
@@ -107,7 +105,7 @@ def _walk(root: str) -> Iterator[str]:
         real = os.path.realpath(folder)
         folders[:] = [] if real in seen else sorted(name for name in folders if not _is_hidden(name))
         if real not in seen:
-            yield from (os.path.join(folder, name) for name in names if not _is_hidden(name))
+            yield from (os.path.join(folder, name) for name in names)
         seen.add(real)
 
 

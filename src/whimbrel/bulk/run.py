@@ -45,7 +45,7 @@ def run(
         old = None if job.restart else read_manifest(job.out)
         states = [state_of(file) for file in files]
         if old is not None:
-            watch.tell(f"comparing {len(files):,} files with {job.out}")
+            watch.tell(f"comparing {_count(files)} with {job.out}")
             _check_same(job, old, files)
         with load() as embedder:
             if job.chunking is not None:
@@ -58,6 +58,10 @@ def run(
             pending, form = _pending(job, manifest, reader=reader, watch=watch, totals=totals)
             if pending:
                 runner(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)
+
+
+def _count(files: list[InputFile]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files):,} files"
 
 
 def _about(job: Job) -> dict[str, Any]:
@@ -102,7 +106,7 @@ def _new_manifest(
         before = {"model": old.model, "revision": old.revision, "outputs": old.outputs, **then}
         check_same(job.out, before, {"model": embedder.model, "revision": embedder.revision, "outputs": outputs, **model})
         return old, []
-    watch.tell(f"reading {len(files):,} files, {sum(file.size for file in files) / 1e6:,.1f} MB")
+    watch.tell(f"reading {_count(files)}, {sum(file.size for file in files) / 1e6:,.1f} MB")
     inputs, schema, doubled = survey(files, job.names, _limits(job, widths))
     _check_columns(TableForm(schema, job.names.id is not None, widths, job.dtype, job.chunking), job.format)
     if doubled:

@@ -18,11 +18,7 @@ _ARROW_FILE: Final = b"ARROW1"
 def read_schema(file: InputFile) -> Schema:
     """Return the columns of a file. Raises SetupError."""
     with _opened(file) as source:
-        return _schema_of(source)
-
-
-def _schema_of(source: Any) -> Schema:
-    return source.schema_arrow if isinstance(source, pq.ParquetFile) else source.schema
+        return source.schema_arrow if isinstance(source, pq.ParquetFile) else source.schema
 
 
 def read_batches(file: InputFile, columns: Sequence[str], start: int = 0) -> Iterator[tuple[int, RecordBatch]]:
