@@ -297,6 +297,16 @@ def test_manifests_that_cannot_be_read(rows: Path, whole: Any, tmp_path: Path) -
     assert files_of(out) == whole
 
 
+@pytest.mark.parametrize("piece", [".manifest.json.tmp", "errors/.doubled-ids.jsonl.tmp", "errors/doubled-ids.jsonl"])
+def test_a_run_that_was_killed_before_its_manifest_goes_on(rows: Path, whole: Any, tmp_path: Path, piece: str) -> None:
+    """A folder in which the first files were begun is no folder of somebody else."""
+    out = tmp_path / "begun"
+    (out / "errors").mkdir(parents=True)
+    (out / piece).write_bytes(b"half a l")
+    bulk(rows, out, id_column="id", shard_rows=30)
+    assert files_of(out) == whole
+
+
 def test_restart_keeps_files_of_others(rows: Path, whole: Any, tmp_path: Path) -> None:
     out = tmp_path / "whole"
     (out / "notes.md").write_text("mine")

@@ -53,10 +53,10 @@ def check_ours(folder: Path) -> None:
     """Raise SetupError for a folder that is not of a run and has files: they might be lost or mixed up."""
     if (folder / MANIFEST).exists() and (folder / SHARDS).is_dir():
         return
-    own = (_LOCK, f".{MANIFEST}{TEMPORARY}")
+    before = [folder / each for each in (_LOCK, f".{MANIFEST}{TEMPORARY}", DOUBLED, f"{ERRORS}/.doubled-ids.jsonl{TEMPORARY}")]
     for path in sorted(folder.iterdir()):
-        is_empty = path.name in (ERRORS, SHARDS) and path.is_dir() and not set(path.iterdir()) - {folder / DOUBLED}
-        if path.name not in own and not is_empty:
+        is_begun = path.name in (ERRORS, SHARDS) and path.is_dir() and set(path.iterdir()) <= set(before)
+        if path not in before and not is_begun:
             hint = "choose an empty folder, or that of an earlier run"
             raise SetupError(f"{folder} is no folder of a run, but has {path.name}.", hint=hint)
 
