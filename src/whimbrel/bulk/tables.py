@@ -1,7 +1,7 @@
 """Rows of Parquet and Arrow files, some at a time. A batch of an Arrow file is in memory as a whole; a row group is not."""
 
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, Final, cast
 
 import numpy as np
@@ -33,7 +33,8 @@ def read_batches(file: InputFile, columns: Sequence[str], start: int = 0) -> Ite
                     row += size
                 else:
                     groups.append(number)
-            batches = source.iter_batches(_BATCH_ROWS, row_groups=groups, columns=list(columns), use_threads=False)
+            options: dict[str, Any] = {"columns": list(columns), "use_threads": False}
+            batches = source.iter_batches(_BATCH_ROWS, row_groups=groups, **options) if groups else ()
         else:
             batches = _arrow_batches(source)
         for each in cast("Iterator[RecordBatch]", batches):
@@ -51,7 +52,8 @@ def row_sizes(batch: RecordBatch) -> Int64Array:
         if is_text(column.type):
             sizes_N += pc.fill_null(pc.binary_length(column), 0).to_numpy(zero_copy_only=False)
         else:
-            sizes_N += column.nbytes // max(1, batch.num_rows)
+            with suppress(pa.ArrowTypeError):  # views, of which older versions of pyarrow do not know the size
+                sizes_N += column.nbytes // max(1, batch.num_rows)
     return sizes_N
 
 
