@@ -107,13 +107,13 @@ def table_rows(table: Table, shard: Shard, path: str, names: ColumnNames, schema
     """Return the rows of a shard of a table, of which `schema` names the columns to copy."""
     table = plain(table)
     broken = broken_rows(table)
-    whole_N = np.setdiff1d(np.arange(table.num_rows), np.fromiter(broken, np.int64, len(broken)))
-    whole = table.take(whole_N) if broken else table
+    rows = [row for row in range(table.num_rows) if row not in broken]
+    whole = table.take(np.array(rows, np.int64)) if broken else table
     values = {name: whole.column(name).to_pylist() for name in names.texts}
     ids = whole.column(names.id).to_pylist() if names.id else None
     faults = [Fault(shard.start + row, f"{name} is not UTF-8") for row, name in broken.items()]
     good, texts = list[int](), list[Text]()
-    for index, row in enumerate(whole_N.tolist()):
+    for index, row in enumerate(rows):
         text, reason = read_text({name: column[index] for name, column in values.items()}, names)
         if ids is not None and not reason:
             reason = _fault_of_id(ids[index], str(names.id))
@@ -159,6 +159,7 @@ class _Collected:
         text, reason = read_text(values, self._names)
         if self._names.id and not reason:
             reason = _fault_of_id(values.get(self._names.id), self._names.id)
+        copied = list[Any]()
         try:
             copied = [_fit(values.get(field.name), field.type) for field in self._schema] if not reason else []
         except TypeError:
@@ -182,7 +183,7 @@ def _fault_of_id(value: Any, name: str) -> str:
     if value is None or value == "":
         return f"{name} is missing"
     is_id = isinstance(value, str | int) and not isinstance(value, bool)
-    return "" if is_id else f"{name} is {_KINDS.get(type(value), 'no id')}; ids are texts or whole numbers"
+    return "" if is_id else f"{name} is {_KINDS.get(type(cast(object, value)), 'no id')}; ids are texts or whole numbers"
 
 
 def read_text(values: dict[str, Any], names: ColumnNames) -> tuple[Text, str]:

@@ -59,10 +59,8 @@ def row_sizes(batch: RecordBatch) -> Int64Array:
 
 def broken_rows(table: Table) -> dict[int, str]:
     """Return the rows with bytes that are not as their column says, such as texts that are not UTF-8, with the column."""
-    broken: dict[int, str] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        broken |= dict.fromkeys(_broken_of(column), name)
-    return broken
+    columns = zip(table.column_names, table.columns, strict=True)
+    return {row: name for name, column in columns for row in _broken_of(column)}
 
 
 def whole_values(column: Array) -> list[Any]:
