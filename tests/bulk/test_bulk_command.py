@@ -51,7 +51,10 @@ def test_usage_that_cannot_be_right(tmp_path: Path) -> None:
     ):
         assert words in error("run", path, "--out", out, *arguments)
     assert "--out takes a folder of this machine" in error("run", path, "--out", "s3://bucket/vectors")
+    assert f"--out takes a folder, and {path} is a file" in error("run", path, "--out", path)
     assert b"Missing option '--out'" in run("run", path, code=2).stderr
+    assert b"Missing argument 'INPUT'" in run("run", code=2).stderr
+    assert b"--dtype-out" in run("run", path, "--out", out, "--dtyp-out", "int8", code=2).stderr
     assert not Path(out).exists()
 
 

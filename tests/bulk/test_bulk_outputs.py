@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from bulk_runs import HashEmbedder, bulk, dense_of, documents, faults_of, files_
 from checkpoints.bge_m3 import write_m3
 from checkpoints.fitted import write_classes, write_ranker
 from whimbrel import Engine
+from whimbrel.bulk import run as run_of
 from whimbrel.bulk.chunks import Chunking, chunk_spans
 from whimbrel.bulk.embedder import EngineEmbedder
+from whimbrel.bulk.job import Job
+from whimbrel.bulk.manifest import ColumnNames
 from whimbrel.errors import SetupError
 from whimbrel.types.result import Outputs
 from whimbrel.wire.dtypes import to_int8
@@ -180,6 +184,17 @@ def test_chunks_cover_the_text(tokens: int, overlap: int) -> None:
     assert covered >= {index for index, character in enumerate(text) if not character.isspace()}
     assert all(end - start <= 3 * tokens for start, end in spans)
     assert all(before < after for before, after in pairwise(spans))
+
+
+def test_chunks_make_parts_smaller(tmp_path: Path) -> None:
+    """The output of a part is bounded also where a text has very many chunks."""
+    job = Job([], tmp_path, ColumnNames(("text",), "", None, None), chunking=Chunking(8, 4))
+    rows, size = run_of._limits(job, {"dense": 1024})
+    assert (rows, size) == (32768, 2**27 * 4 * 4 // (4 * 1024 + 4 * 8))
+    assert (
+        run_of._limits(job, {"multi_vector": 128}).bytes
+        < run_of._limits(replace(job, chunking=None), {"multi_vector": 128}).bytes
+    )
 
 
 def test_numbers_that_float16_does_not_hold_are_refused(tmp_path: Path) -> None:

@@ -46,6 +46,21 @@ def test_a_bar_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "98 rows done, 0 cut, 2 refused" in text
 
 
+def test_a_log_that_cannot_be_written_ends_no_run() -> None:
+    """Lines to a full disk are lost, and the run goes on."""
+
+    class Full(io.StringIO):
+        def write(self, text: str) -> int:
+            raise OSError(28, "No space left on device")
+
+    totals = Totals(rows=10)
+    with RunProgress(Console(file=Full()), totals) as progress:
+        progress.tell("hello")
+        progress.start(totals)
+        progress.advance(5, 10)
+        progress.finish(Path("out"))
+
+
 @pytest.mark.parametrize(("seconds", "words"), [(0.2, "0 s"), (59.6, "1 min 00 s"), (61, "1 min 01 s"), (7322, "2 h 02 min")])
 def test_durations(seconds: float, words: str) -> None:
     assert run_progress._duration(seconds) == words

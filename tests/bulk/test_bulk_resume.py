@@ -15,15 +15,19 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from bulk_runs import HashEmbedder, bulk, documents, faults_of, files_of, table_of, write_lines
+from bulk_runs import HashEmbedder, bulk, documents, faults_of, files_of, table_of, vector_of, write_lines
 from whimbrel.bulk import pipeline
 from whimbrel.bulk import run as run_of
+from whimbrel.bulk.chunks import Chunking
+from whimbrel.bulk.embedder import Answer
 from whimbrel.bulk.rows import RowReader
-from whimbrel.errors import SetupError
+from whimbrel.errors import ComputeError, SetupError, WhimbrelError
+from whimbrel.types.result import Outputs
 
 ROWS = 400
 
@@ -45,15 +49,18 @@ def whole(rows: Path, tmp_path: Path) -> dict[str, bytes]:
 
 
 KILLED = """
-import os, random, signal, sys, time
+import json, os, random, signal, sys, time
 from pathlib import Path
 from bulk_runs import HashEmbedder, bulk
+from whimbrel.bulk.chunks import Chunking
 rows, out, seed, kills = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+job = json.loads(sys.argv[5])
+chunking = Chunking(*job.pop("chunk")) if "chunk" in job else None
 rng, done = random.Random(seed), 0
 for attempt in range(200):
     child = os.fork()
     if child == 0:
-        bulk(rows, out, HashEmbedder(seconds=0.02), id_column="id", shard_rows=30)
+        bulk(rows, out, HashEmbedder(seconds=0.02), id_column="id", shard_rows=30, chunking=chunking, **job)
         os._exit(0)
     if done < kills:
         time.sleep(rng.uniform(0, 0.2))
@@ -67,19 +74,24 @@ print(done)
 """
 
 
-def test_a_run_that_is_killed_many_times_has_the_bytes_of_one_that_is_not(rows: Path, whole: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("job", [{}, {"format": "npy", "dtype": "int8", "chunk": [20, 5]}], ids=["rows", "chunks"])
+def test_a_run_that_is_killed_many_times_has_the_bytes_of_one_that_is_not(rows: Path, job: Any, tmp_path: Path) -> None:
     """A run that SIGKILL ends at random moments goes on, and its files are those of an uninterrupted run."""
+    options = {name: value for name, value in job.items() if name != "chunk"}
+    chunking = Chunking(*job["chunk"]) if "chunk" in job else None
+    bulk(rows, tmp_path / "whole", id_column="id", shard_rows=30, chunking=chunking, **options)
+    whole = files_of(tmp_path / "whole")
     support = Path(__file__).parents[1] / "support"
     kills = 0
-    for seed in range(2):
+    for seed in range(1 if job else 2):
         out = tmp_path / f"killed{seed}"
-        command = [sys.executable, "-c", KILLED, str(rows), str(out), str(seed), "12"]
+        command = [sys.executable, "-c", KILLED, str(rows), str(out), str(seed), "12", json.dumps(job)]
         env = os.environ | {"PYTHONPATH": f"{support}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         done = subprocess.run(command, env=env, capture_output=True, text=True, check=False, timeout=100)
         assert done.returncode == 0, done.stderr
         kills += int(done.stdout)
         assert files_of(out) == whole
-    assert kills >= 10
+    assert kills >= 5
 
 
 class _Crash(BaseException):
@@ -254,18 +266,45 @@ def test_a_folder_without_permission(rows: Path, tmp_path: Path) -> None:
 
 
 def test_folders_that_are_not_of_a_run_stay_as_they_are(rows: Path, tmp_path: Path) -> None:
-    """A folder with other files is refused, also with --restart; so is a manifest of another format, and one that is no JSON."""
+    """A folder with other files is refused, also with --restart and with a manifest of somebody else."""
     out = tmp_path / "mine"
     out.mkdir()
     (out / "thesis.txt").write_text("years of work")
     for restart in (False, True):
-        with pytest.raises(SetupError, match=r"has no manifest, but thesis\.txt"):
+        with pytest.raises(SetupError, match=r"is no folder of a run, but has thesis\.txt"):
             bulk(rows, out, id_column="id", restart=restart)
-    assert (out / "thesis.txt").read_text() == "years of work"
-    for content, words in (('{"format": 9}', "is of format 9; this version reads 1"), ("{", "is no manifest")):
+    (out / "thesis.txt").rename(out / "part-00000.csv")
+    (out / "manifest.json").write_text('{"name": "an app"}')
+    with pytest.raises(SetupError, match=r"is no folder of a run, but has manifest\.json"):
+        bulk(rows, out, id_column="id", restart=True)
+    assert (out / "part-00000.csv").read_text() == "years of work"
+
+
+def test_manifests_that_cannot_be_read(rows: Path, whole: Any, tmp_path: Path) -> None:
+    """A manifest of another format, a broken one and one that was changed are refused; --restart starts anew."""
+    out = tmp_path / "whole"
+    changed = json.dumps(json.loads(whole["manifest.json"]) | {"schema": ""})
+    for content, words in (
+        ('{"format": 9}', "is of format 9; this version reads 1"),
+        ("{", "is no manifest"),
+        ("[]", "is no manifest"),
+        (changed, "was changed after it was written"),
+    ):
         (out / "manifest.json").write_text(content)
         with pytest.raises(SetupError, match=words):
-            bulk(rows, out, id_column="id")
+            bulk(rows, out, id_column="id", shard_rows=30)
+    bulk(rows, out, id_column="id", shard_rows=30, restart=True)
+    assert files_of(out) == whole
+
+
+@pytest.mark.parametrize("piece", [".manifest.json.tmp", "errors/.doubled-ids.jsonl.tmp", "errors/doubled-ids.jsonl"])
+def test_a_run_that_was_killed_before_its_manifest_goes_on(rows: Path, whole: Any, tmp_path: Path, piece: str) -> None:
+    """A folder in which the first files were begun is no folder of somebody else."""
+    out = tmp_path / "begun"
+    (out / "errors").mkdir(parents=True)
+    (out / piece).write_bytes(b"half a l")
+    bulk(rows, out, id_column="id", shard_rows=30)
+    assert files_of(out) == whole
 
 
 def test_restart_keeps_files_of_others(rows: Path, whole: Any, tmp_path: Path) -> None:
@@ -321,6 +360,29 @@ def test_an_error_of_the_model_ends_the_run_and_leaves_what_is_finished(rows: Pa
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("whimbrel-bulk-")]
     bulk(rows, out, id_column="id", shard_rows=30)
     assert files_of(out) == whole
+
+
+def test_a_model_that_fails_for_every_text_ends_the_run(rows: Path, whole: Any, tmp_path: Path) -> None:
+    """Rows are refused for their own errors only: not if the device is broken, and not if outputs have another width."""
+
+    class Broken(HashEmbedder):
+        def run(self, texts: Any) -> Any:
+            if len(self.seen) > 150:
+                raise ComputeError("the device is lost.")
+            return super().run(texts)
+
+    class Narrow(HashEmbedder):
+        def run(self, texts: Any) -> Any:
+            answer = super().run(texts)
+            dense = np.stack([vector_of(text) for text in texts])
+            return Answer(Outputs(dense=dense[:, :4] if len(self.seen) > 150 else dense), answer.cut_N, answer.num_tokens)
+
+    for number, (model, words) in enumerate(((Broken(), "the device is lost"), (Narrow(), "outputs of other widths"))):
+        out = tmp_path / f"broken{number}"
+        with pytest.raises(WhimbrelError, match=words):
+            bulk(rows, out, model, id_column="id", shard_rows=30)
+        bulk(rows, out, id_column="id", shard_rows=30)
+        assert files_of(out) == whole
 
 
 def test_nothing_is_written_before_the_model_is_there(rows: Path, tmp_path: Path) -> None:

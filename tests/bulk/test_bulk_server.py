@@ -91,7 +91,7 @@ class Flaky:
             self.count += 1
             number = self.count
         if 3 < number <= 3 + self._away:
-            raise (Unavailable if number % 2 else lambda text: Overloaded(text, retry_after=1))("no answer.")
+            raise (Unavailable if number % 2 else lambda text: Overloaded(text, retry_after=0.01))("no answer.")
         answered = self._client.run(*args, **options)
         return answered._replace(revisions=frozenset({"other"})) if number > self._other_after else answered
 
@@ -133,6 +133,20 @@ def test_the_wait_is_bounded(client: Client, tmp_path: Path, monkeypatch: Any) -
     with pytest.raises(SetupError, match=r"gave up after .*no answer"):
         bulk(path, tmp_path / "out", ServerEmbedder(gone, (), {}, wait_seconds=0.5, tell=lambda _: None), shard_rows=200)
     assert time.monotonic() - begin < 10
+
+
+def test_a_wait_that_a_server_asks_for(client: Client) -> None:
+    """A server that says when to come again is asked then; the run ends at once if that is too late."""
+
+    class Busy(Flaky):
+        def run(self, *args: Any, **options: Any) -> Any:
+            raise Overloaded("the key has no tokens left.", retry_after=3600)
+
+    busy: Any = Busy(client)
+    begin = time.monotonic()
+    with pytest.raises(SetupError, match=r"gave up after 0 s: the key has no tokens left\."):
+        ServerEmbedder(busy, (), {}, wait_seconds=600)
+    assert time.monotonic() - begin < 60
 
 
 def test_another_model_ends_the_run(client: Client, tmp_path: Path) -> None:

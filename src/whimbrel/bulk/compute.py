@@ -11,10 +11,11 @@ import numpy as np
 
 from whimbrel.bulk.arrow import Array, Schema, Table, pa
 from whimbrel.bulk.chunks import Chunking, chunk_spans
-from whimbrel.bulk.columns import NumberType, gather, output_fields, too_large
+from whimbrel.bulk.columns import NumberType, gather, output_fields, too_large, widths_of
 from whimbrel.bulk.embedder import Answer, Embedder, RequestSizes, answer_all
 from whimbrel.bulk.manifest import Text
 from whimbrel.bulk.rows import Fault, ShardRows
+from whimbrel.errors import SetupError
 from whimbrel.types.arrays import Int64Array
 
 CHUNK_FIELDS = (pa.field("chunk", pa.int32()), pa.field("start", pa.int32()), pa.field("end", pa.int32()))
@@ -94,6 +95,8 @@ class PendingShard:
             answers += [([indices[item] for item in items], answer) for items, answer in found]
             refused |= {indices[item]: reason for item, reason in bad.items()}
         for items, answer in answers:
+            if (widths := widths_of(answer.outputs)) != self.form.widths:
+                raise SetupError(f"the model gave outputs of other widths than at the start: {widths}, not {self.form.widths}.")
             over_N = too_large(answer.outputs, self.form.dtype)
             if over_N is not None:
                 refused |= {items[item]: f"{self.form.dtype} does not hold its numbers" for item in np.flatnonzero(over_N)}
@@ -134,7 +137,7 @@ def begin(rows: ShardRows, form: TableForm, embedder: Embedder, threads: Executo
     for indices in _requests(texts, embedder.sizes):
         share = float(share_U[indices].sum())
         futures.append((indices, threads.submit(_answer, embedder, [texts[index] for index in indices], share, advance)))
-    advance(len(rows.faults) + len(parts.refused), 0)
+    advance(rows.shard.stop - rows.shard.start - len(rows.texts) + len(parts.refused), 0)
     return PendingShard(rows, form, parts, text_P, futures)
 
 

@@ -226,14 +226,14 @@ class ServerEmbedder:
             try:
                 answer = ask()
             except (Unavailable, Overloaded) as error:
-                waited = monotonic() - begin
-                if waited + delay > self._wait_seconds or self._stopped.is_set():
+                waited, pause = monotonic() - begin, max(delay, error.retry_after)
+                if waited + pause > self._wait_seconds or self._stopped.is_set():
                     message = f"gave up after {waited:,.0f} s: {error}"
                     raise SetupError(message, hint="what is finished stays; the same command goes on") from error
                 if self._waiting_since is None:
                     self._waiting_since = begin
                     self._tell(f"waiting up to {self._wait_seconds:,.0f} s: {error}")
-                self._stopped.wait(delay)
+                self._stopped.wait(pause)
                 delay = min(2 * delay, _MAX_WAIT)
                 continue
             if self._waiting_since is not None:
@@ -262,7 +262,7 @@ def answer_all(run: Callable[[Sequence[S]], A], texts: Sequence[S]) -> tuple[lis
     """Return answers, each with the indices of its texts, and the reasons of texts that the model refuses alone.
 
     A request that fails is sent again without the text that its error names, or in halves. Raises errors that are not about
-    texts.
+    texts, and those that any other text has too.
     """
     answers, refused = list[tuple[list[int], A]](), dict[int, str]()
     pending = [list(range(len(texts)))]
@@ -274,11 +274,13 @@ def answer_all(run: Callable[[Sequence[S]], A], texts: Sequence[S]) -> tuple[lis
             if not is_of_texts(error):
                 raise
             item = None if error.location is None else error.location.item
-            if item is None and len(part) > 1:
+            if (item is None or item >= len(part)) and len(part) > 1:
                 middle = len(part) // 2
                 pending += [part[middle:], part[:middle]]
                 continue
-            bad = part[item] if item is not None and item < len(part) else part[0]
+            if item is None:
+                run([cast(S, ("a", "a") if isinstance(texts[0], tuple) else "a")])  # raises if it is not of this text
+            bad = part[item] if item is not None and len(part) > 1 else part[0]
             refused[bad] = error.message
             if rest := [index for index in part if index != bad]:
                 pending.append(rest)

@@ -50,18 +50,15 @@ def locked(folder: Path) -> Generator[None]:
 
 
 def check_ours(folder: Path) -> None:
-    """Raise SetupError for a folder without a manifest that has other files: they might be lost or mixed up."""
-    own = (_LOCK, f".{MANIFEST}{TEMPORARY}")
+    """Raise SetupError for a folder that is not of a run and has files: they might be lost or mixed up."""
+    if (folder / MANIFEST).exists() and (folder / SHARDS).is_dir():
+        return
+    before = [folder / each for each in (_LOCK, f".{MANIFEST}{TEMPORARY}", DOUBLED, f"{ERRORS}/.doubled-ids.jsonl{TEMPORARY}")]
     for path in sorted(folder.iterdir()):
-        is_empty = path.name in (ERRORS, SHARDS) and path.is_dir() and not set(path.iterdir()) - {folder / DOUBLED}
-        if path.name not in own and not is_empty:
-            raise SetupError(
-                f"{folder} has no manifest, but {path.name}.", hint="choose an empty folder, or that of an earlier run"
-            )
-
-
-def has_manifest(folder: Path) -> bool:
-    return (folder / MANIFEST).exists()
+        is_begun = path.name in (ERRORS, SHARDS) and path.is_dir() and set(path.iterdir()) <= set(before)
+        if path not in before and not is_begun:
+            hint = "choose an empty folder, or that of an earlier run"
+            raise SetupError(f"{folder} is no folder of a run, but has {path.name}.", hint=hint)
 
 
 def clear(folder: Path) -> None:

@@ -76,6 +76,7 @@ class _Lines:
         self._stream = stream
         self.offset = offset
         self.size = 0
+        self.count = 0
         self.fault = ""
         """Reason why a line since the last record cannot be read."""
 
@@ -88,6 +89,7 @@ class _Lines:
                 more = self._stream.readline(MAX_LINE_BYTES)
                 self.size += len(more)
             self.offset += self.size
+            self.count += 1
             yield line.removeprefix(_BOM) if first else line
 
     def __iter__(self) -> Iterator[str]:
@@ -111,8 +113,8 @@ def _read_json(line: bytes) -> tuple[dict[str, Any] | None, str]:
         return None, ""
     try:
         value = orjson.loads(line)
-    except ValueError as error:
-        return None, f"is no JSON: {error}"
+    except orjson.JSONDecodeError as error:
+        return None, f"is no JSON: {error.msg}, at character {error.pos}"
     if not isinstance(value, dict):
         return None, f"is no JSON object, but {_KINDS.get(type(cast(object, value)), 'a number')}"
     return cast(dict[str, Any], value), ""
@@ -132,13 +134,15 @@ def _csv_records(lines: _Lines, row: int, header: list[str]) -> Iterator[Record]
     csv.field_size_limit(MAX_LINE_BYTES)
     offset, reader = lines.offset, csv.reader(lines, strict=True)
     while True:
+        count = lines.count
         try:
             fields = next(reader)
             fault = lines.fault
         except StopIteration:
             return
         except csv.Error as error:
-            fields, fault = [], f"is no CSV: {error}"
+            number = lines.count - count
+            fields, fault = [], f"is no CSV: {error}{f', in a record of {number:,} lines' if number > 1 else ''}"
         lines.fault, size = "", lines.offset - offset
         if size == 0:  # the end, at which the reader complains of a quote that is never closed
             return

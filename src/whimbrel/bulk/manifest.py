@@ -3,6 +3,7 @@
 A manifest says everything that the bytes of the output depend on, and nothing else: no time, no host, no folder.
 """
 
+import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -84,6 +85,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     outputs: dict[str, Any]
     """Outputs with their width; 0 for sparse vectors. `labels` names the classes of scores."""
     inputs: tuple[Input, ...]
+    digest: str = ""
+    """SHA-256 of the manifest without it: rows would be lost by one that was edited."""
 
     def shards(self) -> Iterator[Shard]:
         index = 0
@@ -119,6 +122,11 @@ def encode(value: msgspec.Struct) -> bytes:
     return msgspec.json.format(msgspec.json.encode(value)) + b"\n"
 
 
+def with_digest(manifest: Manifest) -> Manifest:
+    plain = msgspec.structs.replace(manifest, digest="")
+    return msgspec.structs.replace(plain, digest=hashlib.sha256(encode(plain)).hexdigest())
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """Return the manifest of a folder, None if it has none. Raises SetupError for one that cannot be read."""
     path = folder / MANIFEST
@@ -128,7 +136,10 @@ def read_manifest(folder: Path) -> Manifest | None:
         if version != FORMAT:
             hint = "use the version of whimbrel that wrote it, or start anew with --restart"
             raise SetupError(f"{path} is of format {version}; this version reads {FORMAT}.", hint=hint)
-        return msgspec.json.decode(data, type=Manifest)
+        manifest = msgspec.json.decode(data, type=Manifest)
+        if manifest != with_digest(manifest):
+            raise SetupError(f"{path} was changed after it was written.", hint="start anew with --restart")
+        return manifest
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -158,12 +169,11 @@ def check_same(folder: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
 def check_inputs(folder: Path, old: tuple[Input, ...], new: list[tuple[str, int, str]]) -> None:
     """Raise SetupError that names the first file which differs: `new` has path, size and SHA-256 of each."""
     before, now = [file.path for file in old], [path for path, *_ in new]
-    for path in now:
-        if path not in before:
-            raise SetupError(f"{folder} was begun without {path}.", hint=_RESTART)
-    for path in before:
-        if path not in now:
-            raise SetupError(f"{folder} was begun with {path} too.", hint=_RESTART)
+    set_before, set_now = set(before), set(now)
+    if added := [path for path in now if path not in set_before]:
+        raise SetupError(f"{folder} was begun without {added[0]}.", hint=_RESTART)
+    if gone := [path for path in before if path not in set_now]:
+        raise SetupError(f"{folder} was begun with {gone[0]} too.", hint=_RESTART)
     if before != now:
         raise SetupError(f"{folder} was begun with the same files in another order.", hint=_RESTART)
     for file, (path, size, sha256) in zip(old, new, strict=True):

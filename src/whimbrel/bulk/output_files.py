@@ -4,6 +4,7 @@ A vector column has lists of a fixed size. Files have the same bytes for the sam
 are fixed here.
 """
 
+import errno
 import hashlib
 import io
 import os
@@ -16,7 +17,7 @@ from typing import Any, BinaryIO, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from whimbrel.bulk.arrow import Schema, Table, pa, pq
+from whimbrel.bulk.arrow import DataType, Field, Schema, Table, pa, pq
 from whimbrel.bulk.manifest import OutputFile
 from whimbrel.errors import SetupError
 from whimbrel.wire.json_base64 import to_json
@@ -89,7 +90,8 @@ def writing(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        hint = "what is finished stays; make room, and the same command goes on"
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        hint = "what is finished stays; make room, and the same command goes on" if is_full else None
         raise SetupError(f"cannot write {path}: {error.strerror or error}.", hint=hint) from None
 
 
@@ -172,7 +174,34 @@ def _write_array(file: Any, table: Table, column: str) -> None:
     np.save(file, table.column(column).combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, size))
 
 
+def holds(kind: OutputFormat, field: Field) -> bool:
+    """Return whether files of a format hold a column that is copied."""
+    try:
+        table = pa.table([pa.nulls(1, field.type)], [field.name]).take([0])
+        for content in table_contents("", kind, table, ()):
+            content.in_memory()
+    except pa.ArrowException:
+        return False
+    return kind != "npy" or _is_json(_json_type(field.type))
+
+
+def _is_json(kind: DataType) -> bool:
+    types = pa.types
+    if types.is_nested(kind) and not types.is_union(kind):
+        return all(_is_json(kind.field(index).type) for index in range(kind.num_fields))
+    is_value = types.is_null(kind) or types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    is_time = types.is_date(kind) or types.is_time(kind) or types.is_timestamp(kind)
+    return is_value or types.is_string(kind) or kind == pa.uuid() or (is_time and _json_type(kind) == kind)
+
+
+def _json_type(kind: DataType) -> DataType:
+    """Return the type in which a column becomes JSON: a string of numbers and times that have more digits than JSON's."""
+    is_time = pa.types.is_timestamp(kind) or pa.types.is_time64(kind)
+    return pa.string() if pa.types.is_decimal(kind) or (is_time and kind.unit == "ns") else kind
+
+
 def _rows_of(table: Table) -> Iterator[Mapping[str, Any]]:
+    table = table.cast(pa.schema([field.with_type(_json_type(field.type)) for field in table.schema]))
     for batch in table.to_batches(_ROW_GROUP):
         yield from batch.to_pylist()
 

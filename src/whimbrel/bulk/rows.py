@@ -11,12 +11,12 @@ from typing import Any, Final, NamedTuple, cast
 import numpy as np
 import orjson
 
-from whimbrel.bulk.arrow import Array, DataType, RecordBatch, Schema, Table, pa
+from whimbrel.bulk.arrow import DataType, RecordBatch, Schema, Table, pa
 from whimbrel.bulk.files import InputFile, open_lines, reading, skip_to, state_of
 from whimbrel.bulk.lines import Record, Start, read_header, records
 from whimbrel.bulk.manifest import ColumnNames, Shard, Text
 from whimbrel.bulk.survey import columns_of
-from whimbrel.bulk.tables import read_batches
+from whimbrel.bulk.tables import broken_rows, plain, read_batches
 from whimbrel.errors import SetupError
 from whimbrel.types.arrays import Int64Array
 
@@ -105,22 +105,26 @@ class RowReader:
 
 def table_rows(table: Table, shard: Shard, path: str, names: ColumnNames, schema: Schema) -> ShardRows:
     """Return the rows of a shard of a table, of which `schema` names the columns to copy."""
-    values = {name: _strings(table.column(name)) for name in names.texts}
-    ids = table.column(names.id).to_pylist() if names.id else None
-    faults, good, texts = list[Fault](), list[int](), list[Text]()
-    for index in range(table.num_rows):
-        row = {name: column[index] for name, column in values.items()}
-        text, reason = read_text(row, names)
-        if ids is not None and ids[index] is None and not reason:
-            reason = f"{names.id} is null"
+    table = plain(table)
+    broken = broken_rows(table)
+    rows = [row for row in range(table.num_rows) if row not in broken]
+    whole = table.take(np.array(rows, np.int64)) if broken else table
+    values = {name: whole.column(name).to_pylist() for name in names.texts}
+    ids = whole.column(names.id).to_pylist() if names.id else None
+    faults = [Fault(shard.start + row, f"{name} is not UTF-8") for row, name in broken.items()]
+    good, texts = list[int](), list[Text]()
+    for index, row in enumerate(rows):
+        text, reason = read_text({name: column[index] for name, column in values.items()}, names)
+        if ids is not None and not reason:
+            reason = _fault_of_id(ids[index], str(names.id))
         if reason:
-            faults.append(Fault(shard.start + index, reason))
+            faults.append(Fault(shard.start + row, reason))
         else:
-            good.append(index)
+            good.append(row)
             texts.append(text)
     good_N = np.array(good, np.int64)
-    taken = table.select(schema.names).take(good_N)
-    return ShardRows(shard, path, good_N + shard.start, texts, taken.cast(schema), faults)
+    copied = table.select(schema.names).take(good_N).cast(schema)
+    return ShardRows(shard, path, good_N + shard.start, texts, copied, faults)
 
 
 def _changed(file: InputFile) -> SetupError:
@@ -133,24 +137,6 @@ def _next(batches: Iterator[tuple[int, RecordBatch]], file: InputFile) -> tuple[
     if (found := next(batches, None)) is None:
         raise _changed(file)
     return found
-
-
-def _strings(column: Array) -> list[Any]:
-    """Return the texts of a column; in place of a text that is not UTF-8 its bytes."""
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    try:
-        return column.to_pylist()
-    except UnicodeDecodeError:
-        kind = pa.binary() if pa.types.is_string(column.type) else pa.large_binary()
-        return [_decode(value) for value in column.cast(kind).to_pylist()]
-
-
-def _decode(value: bytes | None) -> str | bytes | None:
-    try:
-        return None if value is None else value.decode()
-    except UnicodeDecodeError:
-        return value
 
 
 class _Collected:
@@ -171,20 +157,33 @@ class _Collected:
                 self._faults.append(Fault(record.row, reason))
             return
         text, reason = read_text(values, self._names)
-        if self._names.id and not reason and values.get(self._names.id) in (None, ""):
-            reason = f"{self._names.id} is missing"
+        if self._names.id and not reason:
+            reason = _fault_of_id(values.get(self._names.id), self._names.id)
+        copied = list[Any]()
+        try:
+            copied = [_fit(values.get(field.name), field.type) for field in self._schema] if not reason else []
+        except TypeError:
+            reason = "a value is nested too deeply to be copied"
         if reason:
             self._faults.append(Fault(record.row, reason))
             return
         self._row_N.append(record.row)
         self._texts.append(text)
-        for field, column in zip(self._schema, self._values, strict=True):
-            column.append(_fit(values.get(field.name), field.type))
+        for value, column in zip(copied, self._values, strict=True):
+            column.append(value)
 
     def rows(self, shard: Shard, path: str) -> ShardRows:
         columns = [pa.array(column, field.type) for field, column in zip(self._schema, self._values, strict=True)]
         copied = pa.Table.from_arrays(columns, schema=self._schema)
         return ShardRows(shard, path, np.array(self._row_N, np.int64), self._texts, copied, self._faults)
+
+
+def _fault_of_id(value: Any, name: str) -> str:
+    """Return the reason why a row has no id, if it has none."""
+    if value is None or value == "":
+        return f"{name} is missing"
+    is_id = isinstance(value, str | int) and not isinstance(value, bool)
+    return "" if is_id else f"{name} is {_KINDS.get(type(cast(object, value)), 'no id')}; ids are texts or whole numbers"
 
 
 def read_text(values: dict[str, Any], names: ColumnNames) -> tuple[Text, str]:
@@ -205,8 +204,6 @@ def _join(values: dict[str, Any], names: Sequence[str], separator: str) -> tuple
         value = values[name]
         if value is None:
             return "", f"{name} is null"
-        if isinstance(value, bytes):
-            return "", f"{name} is not UTF-8"
         if not isinstance(value, str):
             return "", f"{name} is {_KINDS.get(type(cast(object, value)), 'no text')}, no text"
         if value:

@@ -11,9 +11,10 @@ from whimbrel.bulk.columns import bytes_per_row, widths_of
 from whimbrel.bulk.compute import TableForm
 from whimbrel.bulk.embedder import Embedder
 from whimbrel.bulk.files import InputFile, find_files, state_of
-from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, has_manifest, locked, write_manifest
+from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, locked, write_manifest
 from whimbrel.bulk.job import Job, Totals, Watch
-from whimbrel.bulk.manifest import Manifest, Shard, check_inputs, check_same, read_manifest
+from whimbrel.bulk.manifest import Manifest, Shard, check_inputs, check_same, read_manifest, with_digest
+from whimbrel.bulk.output_files import OutputFormat, holds
 from whimbrel.bulk.pipeline import Pipeline, ShardRunner
 from whimbrel.bulk.rows import RowReader
 from whimbrel.bulk.survey import Doubled, ShardLimits, hash_files, survey
@@ -22,6 +23,9 @@ from whimbrel.errors import SetupError
 _SHARD_ROWS: Final = 50_000
 _INPUT_BYTES: Final = 2**26
 _OUTPUT_BYTES: Final = 2**27
+_FLOAT_BYTES: Final = 4
+_BYTES_OF_TOKEN: Final = 4
+"""Bytes of text that a token has, about."""
 
 
 def run(
@@ -37,12 +41,11 @@ def run(
     """
     files = find_files(job.inputs, without=job.out)
     with locked(job.out):
-        if not has_manifest(job.out):
-            check_ours(job.out)
+        check_ours(job.out)
         old = None if job.restart else read_manifest(job.out)
         states = [state_of(file) for file in files]
         if old is not None:
-            watch.tell(f"comparing {len(files):,} files with {job.out}")
+            watch.tell(f"comparing {_count(files)} with {job.out}")
             _check_same(job, old, files)
         with load() as embedder:
             if job.chunking is not None:
@@ -55,6 +58,10 @@ def run(
             pending, form = _pending(job, manifest, reader=reader, watch=watch, totals=totals)
             if pending:
                 runner(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)
+
+
+def _count(files: list[InputFile]) -> str:
+    return "1 file" if len(files) == 1 else f"{len(files):,} files"
 
 
 def _about(job: Job) -> dict[str, Any]:
@@ -99,32 +106,41 @@ def _new_manifest(
         before = {"model": old.model, "revision": old.revision, "outputs": old.outputs, **then}
         check_same(job.out, before, {"model": embedder.model, "revision": embedder.revision, "outputs": outputs, **model})
         return old, []
-    watch.tell(f"reading {len(files):,} files, {sum(file.size for file in files) / 1e6:,.1f} MB")
+    watch.tell(f"reading {_count(files)}, {sum(file.size for file in files) / 1e6:,.1f} MB")
     inputs, schema, doubled = survey(files, job.names, _limits(job, widths))
-    _check_columns(TableForm(schema, job.names.id is not None, widths, job.dtype, job.chunking))
+    _check_columns(TableForm(schema, job.names.id is not None, widths, job.dtype, job.chunking), job.format)
     if doubled:
         first = doubled[0]
         message = f"{len(doubled):,} rows have the id of an earlier row, the first of them row {first.row:,} of {first.path}"
         watch.tell(f"{message}; all are run, and {job.out}/{DOUBLED} names them")
-    manifest = Manifest(
-        model=embedder.model,
-        revision=embedder.revision,
-        options=_about(job) | model,
-        schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
-        outputs=outputs,
-        inputs=tuple(inputs),
+    manifest = with_digest(
+        Manifest(
+            model=embedder.model,
+            revision=embedder.revision,
+            options=_about(job) | model,
+            schema=base64.b64encode(schema.serialize().to_pybytes()).decode(),
+            outputs=outputs,
+            inputs=tuple(inputs),
+        )
     )
     return manifest, doubled
 
 
 def _limits(job: Job, widths: dict[str, int]) -> ShardLimits:
-    """Return the bounds of a shard: fewer rows where outputs are wide, fewer bytes where each token has a vector."""
+    """Return the bounds of a shard: fewer rows where outputs are wide, fewer bytes where each token or chunk has a vector."""
     rows = job.shard_rows or max(1, min(_SHARD_ROWS, _OUTPUT_BYTES // max(1, bytes_per_row(widths))))
-    per_byte = widths.get("multi_vector", 1)  # a number of float32 for each dimension, and four bytes of text a token
-    return ShardLimits(rows, min(_INPUT_BYTES, _OUTPUT_BYTES // per_byte))
+    per_token = _FLOAT_BYTES * widths.get("multi_vector", 1)
+    if job.chunking is not None:  # a chunk gives a row for the tokens that it does not share
+        tokens, own = job.chunking.tokens, job.chunking.tokens - job.chunking.overlap
+        per_token = (per_token * tokens + bytes_per_row(widths)) / own
+    return ShardLimits(rows, max(1, min(_INPUT_BYTES, int(_OUTPUT_BYTES * _BYTES_OF_TOKEN / per_token))))
 
 
-def _check_columns(form: TableForm) -> None:
+def _check_columns(form: TableForm, kind: OutputFormat) -> None:
+    for field in form.copied:
+        if not holds(kind, field):
+            message = f"the column {field.name!r} is {field.type}, which {kind} files do not hold."
+            raise SetupError(message, hint="name the columns to copy with --keep")
     names = form.schema.names
     for name in names:
         if names.count(name) > 1:

@@ -15,13 +15,14 @@ from whimbrel.bulk.arrow import DataType, Schema, pa
 from whimbrel.bulk.files import InputFile, open_lines, reading, sha256_of
 from whimbrel.bulk.lines import TEXT_COLUMN, Start, read_header, records
 from whimbrel.bulk.manifest import ColumnNames, Input
-from whimbrel.bulk.tables import is_text, plain_type, read_batches, read_schema, row_sizes
+from whimbrel.bulk.tables import is_text, plain_type, read_batches, read_schema, row_sizes, whole_values
 from whimbrel.errors import SetupError
 
 _HASHING_THREADS: Final = 4
 _MAX_COLUMNS: Final = 1000
 _MAX_IDS: Final = 2**24
 _INT64: Final = 2**63
+_EXACT: Final = 2**53
 
 
 class ShardLimits(NamedTuple):
@@ -58,7 +59,7 @@ class _Ids:
 
     def add(self, value: Any, place: int) -> None:
         """Add the id of a row, which is the `place`-th of all files."""
-        if value is not None and len(self._hashes) < _MAX_IDS:
+        if value not in (None, "") and len(self._hashes) < _MAX_IDS:
             self._hashes.append(hash(str(value)))
             self._places.append(place)
 
@@ -157,12 +158,12 @@ def columns_of(file: InputFile, names: ColumnNames) -> list[str]:
 def _survey_table(file: InputFile, names: ColumnNames, cutter: _Cutter, ids: _Ids) -> Schema:
     schema, columns = read_schema(file), columns_of(file, names)
     for name in names.texts:
-        if not is_text(schema.field(name).type):
-            raise SetupError(f"{file.path}: the column {name!r} is {schema.field(name).type}, no text.")
-    if names.id and not (is_text(kind := schema.field(names.id).type) or pa.types.is_integer(kind)):
+        if not is_text(kind := schema.field(name).type) and not pa.types.is_null(kind):
+            raise SetupError(f"{file.path}: the column {name!r} is {kind}, no text.")
+    if names.id and not (is_text(kind := plain_type(schema.field(names.id).type)) or pa.types.is_integer(kind)):
         raise SetupError(f"{file.path}: the column {names.id!r} is {kind}; ids are texts or whole numbers.")
     for _, batch in read_batches(file, columns):
-        values = batch.column(columns.index(names.id)).to_pylist() if names.id else ()
+        values = whole_values(batch.column(columns.index(names.id))) if names.id else ()
         for index, value in enumerate(values):
             ids.add(value, cutter.place + index)
         for size in row_sizes(batch).tolist():
@@ -182,6 +183,8 @@ def _kept(names: ColumnNames, columns: Iterable[str]) -> list[str]:
 def _survey_lines(file: InputFile, columns: "_LineColumns", cutter: _Cutter, ids: _Ids) -> None:
     with reading(file), open_lines(file) as stream:
         header, offset = read_header(stream) if file.format == "csv" else ([], 0)
+        if any("\ufffd" in name for name in header):
+            raise SetupError(f"{file.path}: its header is not UTF-8.")
         if len(set(header)) < len(header):
             raise SetupError(f"{file.path} has several columns of one name: {_list(header)}.")
         if file.format == "csv" and file.size:
@@ -206,6 +209,8 @@ class _LineColumns:
         self._wanted = None if names.keep is None else set(_kept(names, ()))
         self._types: dict[str, DataType] = {}
         self._found: dict[str, None] = {}
+        self._large = set[str]()
+        """Columns with whole numbers that float64 does not hold."""
 
     def add_header(self, path: str, header: list[str]) -> None:
         for name in self._names.wanted:
@@ -216,6 +221,8 @@ class _LineColumns:
 
     def add(self, values: dict[str, Any]) -> None:
         for name, value in values.items():
+            if type(value) is int and abs(value) > _EXACT:
+                self._large.add(name)
             self._widen(name, _type_of(value))
 
     def _widen(self, name: str, kind: DataType | None) -> None:
@@ -227,7 +234,7 @@ class _LineColumns:
         before = self._types.get(name)
         if before is None or before == kind:
             self._types[name] = kind
-        elif {before, kind} == {pa.int64(), pa.float64()}:
+        elif {before, kind} == {pa.int64(), pa.float64()} and name not in self._large:
             self._types[name] = pa.float64()
         else:
             self._types[name] = pa.string()
@@ -257,21 +264,20 @@ def _type_of(value: Any) -> DataType | None:
 
 
 def _common(schemas: list[tuple[str, Schema]]) -> Schema:
-    """Return the columns of all files, which must agree. Raises SetupError."""
-    if not schemas:
-        return pa.schema([])
-    (first, schema), *others = schemas
+    """Return the columns of all files, which must agree, but in those that are null in a file. Raises SetupError."""
+    found: dict[str, tuple[str, DataType]] = {}
     hint = "name the columns to keep with --keep, or run the files apart"
-    for path, other in others:
-        for name in dict.fromkeys([*schema.names, *other.names]):
-            for one, has in ((first, schema), (path, other)):
-                if name not in has.names:
-                    another = path if one == first else first
-                    raise SetupError(f"{another} has a column {name!r}, and {one} has none.", hint=hint)
-            kinds = schema.field(name).type, other.field(name).type
-            if kinds[0] != kinds[1]:
-                raise SetupError(f"the column {name!r} is {kinds[0]} in {first} and {kinds[1]} in {path}.", hint=hint)
-    return schema
+    for path, schema in schemas:
+        for one, other in ((schemas[0], (path, schema)), ((path, schema), schemas[0])):
+            if lacking := [name for name in one[1].names if name not in other[1].names]:
+                raise SetupError(f"{one[0]} has a column {lacking[0]!r}, and {other[0]} has none.", hint=hint)
+        for name, kind in zip(schema.names, schema.types, strict=True):
+            before, known = found.setdefault(name, (path, kind))
+            if pa.types.is_null(known):
+                found[name] = path, kind
+            elif known != kind and not pa.types.is_null(kind):
+                raise SetupError(f"the column {name!r} is {known} in {before} and {kind} in {path}.", hint=hint)
+    return pa.schema([pa.field(name, kind) for name, (_, kind) in found.items()])
 
 
 def _list(names: Sequence[str]) -> str:

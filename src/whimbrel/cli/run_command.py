@@ -160,6 +160,8 @@ def run(
     need("pyarrow", "fsspec", extra="bulk")
     if re.match(r"\w{2,}:/", str(out)):
         raise SetupError(f"--out takes a folder of this machine, not {out}.")
+    if out.exists() and not out.is_dir():
+        raise SetupError(f"--out takes a folder, and {out} is a file.")
     if chunk is None and overlap:
         raise SetupError("--overlap is for --chunk.")
     if chunk is not None and overlap >= chunk:

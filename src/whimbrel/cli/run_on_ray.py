@@ -27,7 +27,7 @@ class RunCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         given = list[str]()
-        for word, after in zip(args, [*args[1:], "-"], strict=True):
+        for word, after in zip(args, [*args, "-"][1:], strict=True):
             given += [word, _CLUSTER] if word == "--ray" and after.startswith("-") else [word]
         return super().parse_args(ctx, given)
 

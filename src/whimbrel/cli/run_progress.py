@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from threading import Lock
 from time import perf_counter
@@ -43,7 +44,11 @@ class RunProgress:
         self._bars.stop()
 
     def tell(self, text: str) -> None:
-        self._console.print(f"  {text}", style="dim", markup=False)
+        self._say(f"  {text}", style="dim")
+
+    def _say(self, text: str, style: str | None = None) -> None:
+        with suppress(OSError):  # a log that cannot be written, such as on a full disk, ends no run
+            self._console.print(text, style=style, markup=False)
 
     def start(self, totals: Totals) -> None:
         """Show the input, and from now on the progress."""
@@ -85,7 +90,7 @@ class RunProgress:
     def stop(self, text: str) -> None:
         """End the display with a line."""
         self._bars.stop()
-        self._console.print(text, markup=False)
+        self._say(text)
 
     def finish(self, out: Path) -> None:
         """End the display with the counts of the folder, and the seconds of this run."""
