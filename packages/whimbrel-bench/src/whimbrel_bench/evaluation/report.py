@@ -146,7 +146,7 @@ def differences_table(report: Report) -> tuple[list[str], list[list[str]]]:
 def worst_table(report: Report, number: int) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the queries that lost most with the system of this number."""
     values_SQ = report.values_SQM[:, :, 0]
-    head = [f"worst queries of {report.systems[number].name}", "id", report.systems[0].name, report.systems[number].name]
+    head = [f"worst queries of {report.systems[number].name}", "id", "first system", "this one"]
     rows = [
         [
             shorten(report.collection.queries.texts[query], _WIDTH, placeholder=" ..."),
