@@ -6,7 +6,7 @@ import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from checkpoints.classifiers import write_classifier
 from command import Here
 from serving import Server
 from whimbrel import Engine
-from whimbrel.errors import SetupError
+from whimbrel.errors import ComputeError, SetupError
 from whimbrel.wire.dtypes import to_bits, to_int8
 from whimbrel_bench.evaluation import forms
 from whimbrel_bench.evaluation.collection import Texts
@@ -120,7 +120,7 @@ def test_ndcg_of_minilm_is_that_of_its_vectors(data: Path, here: Here, engine32:
     np.testing.assert_allclose(system["values"]["nDCG@10"], expected, atol=1e-9)
     assert system["means"]["nDCG@10"]["value"] == pytest.approx(np.mean(expected), abs=1e-9)
     assert system["bytes_per_document"] == 4 * 384
-    assert record["facts"]["notes"] == "1 of 6 queries have no relevant document and are left out"
+    assert record["facts"]["notes"] == "queries without a relevant document, which are left out: 1 of 6"
     if importlib.util.find_spec("pytrec_eval") is not None:
         import pytrec_eval
 
@@ -204,6 +204,17 @@ def test_rescored_documents_are_the_best_by_few_bits_in_their_own_order(m3: Engi
 def test_variants_that_a_model_does_not_have_are_refused(output: str, variant: str, words: str, m3: Engine) -> None:
     with pytest.raises(SetupError, match=words):
         searched(m3, output, variant)
+
+
+def test_a_refused_text_is_named_by_its_id() -> None:
+    """The verbs know the place of a text within one call, not within the collection."""
+
+    class Picky:
+        def embed(self, texts: list[str], **_: Any) -> Any:
+            raise ComputeError("its vector has numbers that are not finite", item=len(texts) - 1)
+
+    with pytest.raises(SetupError, match=r"^query 'q6': its vector has numbers that are not finite$"):
+        search(Model("m", cast(Any, Picky()), {"dense": "dot"}, False, ""), "dense", ASKED, TEXTS, read_variants(None), top_k=3)
 
 
 def test_dimensions_that_are_not_stated_are_refused(engine32: Engine) -> None:

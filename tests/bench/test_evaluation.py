@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib.util
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from whimbrel.types.late_interaction import MuveraParameters
 from whimbrel.types.result import Ragged, Sparse
 from whimbrel.wire.dtypes import to_bits, to_int8
 from whimbrel_bench.evaluation import forms
-from whimbrel_bench.evaluation.collection import Collection, find_files, make_collection, read_collection, read_run
-from whimbrel_bench.evaluation.intervals import draw_means, interval_of
+from whimbrel_bench.evaluation.collection import Collection, Texts, find_files, make_collection, read_collection, read_run
+from whimbrel_bench.evaluation.drawing import intervals_part
+from whimbrel_bench.evaluation.intervals import Interval, draw_means, interval_of
 from whimbrel_bench.evaluation.measures import Measure, read_measures
 from whimbrel_bench.evaluation.ranking import Best, trec_order
-from whimbrel_bench.evaluation.report import System, make_report, to_json, to_page, to_text
+from whimbrel_bench.evaluation.report import System, facts, make_report, to_json, to_page, to_text, verdict
 from whimbrel_bench.evaluation.run import display_names
 from whimbrel_bench.evaluation.variants import Variant, read_variants
 
@@ -225,7 +227,32 @@ def test_every_format_gives_the_same_collection(queries: str, documents: str, ju
     assert found.documents.ids == ("b", "a")
     assert found.documents.texts == ("A wader.", "Food A sandwich.")
     assert found.judgements["q1"] == {"b": 2}
-    assert found.notes == ("1 of 3 queries have no relevant document and are left out",)
+    assert found.notes == ("queries without a relevant document, which are left out: 1 of 3",)
+
+
+@pytest.mark.parametrize(
+    ("documents", "judgements"),
+    [
+        ('{"_id": 0, "text": "A"}\n', '{"query-id": "q1", "corpus-id": 0, "score": 1.0}\n'),
+        (
+            '{"id": 5, "_id": "0", "query": "B", "text": "A"}\n',
+            '{"corpus-id": 0, "query": "B", "query-id": "q1", "score": 1}\n',
+        ),
+    ],
+)
+def test_ids_and_grades_may_be_numbers_and_other_columns_are_passed_over(documents: str, judgements: str, files: Path) -> None:
+    (files / "d.jsonl").write_text(documents)
+    (files / "r.jsonl").write_text(judgements)
+    found = read_collection(files / "q.jsonl", files / "d.jsonl", files / "r.jsonl")
+    assert found.documents == Texts(("0",), ("A",))
+    assert found.judgements == {"q1": {"0": 1}}
+
+
+def test_ids_of_tables_may_have_spaces(files: Path) -> None:
+    """Three columns between tabs are no judgements of TREC, though they have four words."""
+    (files / "d.tsv").write_text("docno\ttext\na b\tA\n")
+    (files / "r.tsv").write_text("q1\ta b\t1\n")
+    assert read_collection(files / "q.jsonl", files / "d.tsv", files / "r.tsv").judgements == {"q1": {"a b": 1}}
 
 
 def test_a_folder_in_beirs_layout(files: Path) -> None:
@@ -252,15 +279,18 @@ def test_a_folder_in_beirs_layout(files: Path) -> None:
         ("q.jsonl", '{"_id": "q1", "text": 3}\n', "line 1: 'q1' has no text"),
         ("q.jsonl", "\n \n", r"q\.jsonl has no texts"),
         ("q.jsonl", b'{"_id": "q1", "text": "a\xff"}\n', "no valid UTF-8"),
-        ("d.tsv", "id\ttitle\ttext\na\tFood\n", r"d\.tsv, line 2: 2 columns; there should be 3"),
+        ("d.tsv", "id\ttitle\ttext\na\tFood\n", r"d\.tsv, line 2: columns: 2; there should be 3"),
         ("d.csv", 'docid,contents\na,"A sand\n', "line 2: no row of a table"),
         ("r.tsv", "q1\tb\tgood\n", "the grade 'good' is no whole number"),
         ("r.tsv", "q1\tb\t1\nq1\tb\t2\n", "line 2: query 'q1' and document 'b' have the grade 1 above, here 2"),
         ("r.tsv", "q1\tz\t1\nq2\ty\t1\n", r"calls document 'z' relevant for query 'q1', but there is no such document \(2 such"),
-        ("r.tsv", "x\ta\t1\n", "has a relevant document for none of the 3 queries"),
+        ("r.tsv", "x\ta\t1\n", "has a relevant document for none of the 3 queries."),
+        ("r.tsv", "q1\ta\t0\n", "has a relevant document for none of the 3 queries"),
+        ("r.tsv", "q1\ta\t1_0\n", "the grade '1_0' is no whole number"),
+        ("q.tsv", "number\tquery\nq1\ta\n", "line 1: names of columns, but of none that is the id: number, query"),
         ("r.tsv", "", r"r\.tsv has no judgements"),
         ("r.tsv", "\ta\t1\n", "no id of a query"),
-        ("r.qrels", "q1 0 b 2\nq2 0 a\n", "line 2: 3 columns; judgements of TREC have 4"),
+        ("r.qrels", "q1 0 b 2\nq2 0 a\n", "line 2: columns: 3; judgements of TREC have 4"),
     ],
 )  # fmt: skip
 def test_files_that_cannot_be_read_are_refused_with_their_line(name: str, text: str | bytes, words: str, files: Path) -> None:
@@ -280,7 +310,8 @@ def test_missing_documents_may_count_as_never_found(files: Path) -> None:
     (files / "r.tsv").write_text("q1\tb\t1\nq1\tgone\t1\nother\ta\t1\n")
     found = read_collection(files / "q.jsonl", files / "d.jsonl", files / "r.tsv", incomplete=True)
     assert Measure("recall", 10).value(["b", "a"], found.judgements["q1"]) == 0.5
-    assert [note.split(" judg")[0] for note in found.notes[:2]] == ["1", "1"]
+    assert found.notes[0] == "judgements of documents that are missing, which count as never found: 1"
+    assert found.notes[1] == "judged queries that are not among the queries: 1, for example 'other'"
 
 
 def test_runs_of_trec(files: Path) -> None:
@@ -290,9 +321,9 @@ def test_runs_of_trec(files: Path) -> None:
     run.write_text("q1 Q0 a 1 0.5 x\nq1 Q0 b 2 0.5 x\nq3 Q0 zzz 1 1 x\n")
     ranks, notes = read_run(run, collection, 10)
     assert ranks == {"q1": ["b", "a"], "q2": []}
-    assert notes == ("a.run has no documents for 1 queries, which count as 0",)
+    assert notes == ("queries without documents in a.run, which count as 0: 1",)
     for text, words in (
-        ("q1 Q0 a 1 0.5\n", "line 1: 5 columns; a run of TREC has 6"),
+        ("q1 Q0 a 1 0.5\n", "line 1: columns: 5; a run of TREC has 6"),
         ("q1 Q0 z 1 0.5 x\n", "line 1: there is no document 'z'"),
         ("q1 Q0 a 1 nan x\n", "the score 'nan' is no number"),
         ("q1 Q0 a 1 1 x\nq1 Q0 a 2 1 x\n", "line 2: query 'q1' has document 'a' above too"),
@@ -329,7 +360,7 @@ def test_reports_tell_which_queries_got_worse() -> None:
     assert three.interval.excludes_zero
     assert three.interval.value == pytest.approx(1 / np.log2(3) - 1)
     text, record, page = to_text(report), to_json(report), to_page(report)
-    assert "two and one: these queries do not show which is better by nDCG@10, as the interval holds 0." in text
+    assert "two and one: queries that differ by nDCG@10: 1, too few to show which is better." in text
     assert "three is worse than one by nDCG@10." in text
     assert record["differences"][0]["worst_query_ids"] == ["3"]
     assert record["systems"][1]["values"]["MRR@10"][3] == 0.5
@@ -337,6 +368,37 @@ def test_reports_tell_which_queries_got_worse() -> None:
     assert "<svg" in page
     for fetched in ("<script", "<link", "src=", 'href="http', "@import"):
         assert fetched not in page
+
+
+def test_few_queries_show_no_difference() -> None:
+    """An interval over five queries is not believed, even where all of them agree."""
+    for count, words in (
+        (5, "queries that differ by MRR@10: 5, too few to show which is better"),
+        (6, "b is worse than a by MRR@10"),
+    ):
+        collection = collection_of(count)
+        ids = collection.queries.ids
+        systems = [System("a", "m", {each: [each] for each in ids}, 8), System("b", "m", {each: [] for each in ids}, 8)]
+        report = make_report(collection, read_measures("mrr@10"), systems)
+        assert words in verdict(report)[0]
+        assert facts(report)["a, b"] == "m"
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "labels"),
+    [
+        (0.42, 0.61, ["0.40", "0.45", "0.50", "0.55", "0.60", "0.65"]),
+        (-0.031, 0.022, ["-0.04", "-0.02", "0.00", "+0.02", "+0.04"]),
+        (0.5, 0.5, ["0.500", "0.502"]),
+        (0.0, 1.0, ["0.0", "0.2", "0.4", "0.6", "0.8", "1.0"]),
+    ],
+)
+def test_pictures_have_round_scales(low: float, high: float, labels: list[str]) -> None:
+    picture = intervals_part("<b>", [("<i>", Interval((low + high) / 2, low, high))], "+" if low < 0 else "")
+    assert re.findall(r">([-+]?[0-9.]+)</text>", picture) == labels
+    assert "<b>" not in picture
+    assert "<i>" not in picture
+    assert all(0 <= float(each) <= 100 for each in re.findall(r'="([-0-9.]+)%"', picture))
 
 
 def test_models_are_told_apart() -> None:

@@ -131,11 +131,9 @@ def _check_page(page: Path | None) -> None:
     if page is None:
         return
     from whimbrel_bench.cli.files import check_writable
-    from whimbrel_bench.picture import check_path
 
     if page.suffix.lower() != ".html":
         raise SetupError(f"cannot write {page.name} as a page.", hint="--page takes a path that ends in .html")
-    check_path(page)
     check_writable(page)
 
 

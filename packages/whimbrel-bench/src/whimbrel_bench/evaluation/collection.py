@@ -7,6 +7,7 @@ without a word. Queries without a relevant document are left out and counted.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import isnan, nan
@@ -17,25 +18,28 @@ import numpy as np
 
 from whimbrel.errors import SetupError
 from whimbrel_bench.evaluation.ranking import trec_order
-from whimbrel_bench.evaluation.rows import failed, kind_of, read_rows, read_words
+from whimbrel_bench.evaluation.rows import JSON, Names, failed, kind_of, read_lines, read_rows
 
 Judgements = Mapping[str, Mapping[str, int]]
 Ranks = Mapping[str, list[str]]
 """Ids of documents of each query, best first."""
 
-_TEXT_NAMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("_id", "qid", "docid", "doc_id", "query-id", "query_id", "corpus-id", "corpus_id", "pid"), "id"),
-    **dict.fromkeys(("query", "question", "contents", "body", "passage", "document"), "text"),
+_TEXTS: Final[Names] = {
+    "id": ("_id", "id", "qid", "docid", "doc_id", "docno", "query-id", "query_id", "corpus-id", "corpus_id", "pid"),
+    "text": ("text", "query", "question", "contents", "body", "passage", "document"),
+    "title": ("title",),
 }
-_JUDGEMENT_NAMES: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("query-id", "query_id", "qid", "topic"), "query"),
-    **dict.fromkeys(("corpus-id", "corpus_id", "docid", "doc_id", "document", "docno", "pid"), "doc"),
-    **dict.fromkeys(("score", "relevance", "rel", "label"), "grade"),
+_JUDGEMENTS: Final[Names] = {
+    "query": ("query-id", "query_id", "qid", "topic", "query"),
+    "document": ("corpus-id", "corpus_id", "docid", "doc_id", "docno", "pid", "document", "doc"),
+    "grade": ("score", "relevance", "rel", "label", "grade"),
 }
 _QUERIES: Final = ("queries.jsonl", "queries.jsonl.gz", "queries.tsv", "queries.csv")
 _DOCUMENTS: Final = tuple(
     f"{name}{end}" for name in ("corpus", "docs", "documents") for end in (".jsonl", ".jsonl.gz", ".tsv", ".csv")
 )
+_GRADE: Final = re.compile(r"[+-]?[0-9]{1,9}(\.0*)?")
+"""A whole number, which programs of data frames write as 1.0."""
 _EXAMPLE: Final = 'a line is for example {"_id": "7", "text": "..."}, or an id, a tab and a text'
 
 
@@ -48,6 +52,9 @@ class Texts:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __getitem__(self, rows: slice) -> Texts:
+        return Texts(self.ids[rows], self.texts[rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,20 +113,19 @@ def make_collection(
                 f"{source} calls document {document!r} relevant for query {query!r}, but there is no such document{more}.",
                 hint="add the documents, or count them as never found: --incomplete",
             )
-        notes.append(f"{len(missing):,} judgements are of documents that are missing; they count as never found")
+        notes.append(f"judgements of documents that are missing, which count as never found: {len(missing):,}")
     unknown = [query for query in judgements if query not in queries]
     if unknown:
-        notes.append(f"{len(unknown):,} judged queries are not among the queries, for example {unknown[0]!r}")
+        notes.append(f"judged queries that are not among the queries: {len(unknown):,}, for example {unknown[0]!r}")
     judged = {query: judgements[query] for query in queries if any(grade > 0 for grade in judgements.get(query, {}).values())}
     if not judged:
-        raise SetupError(
-            f"{source} has a relevant document for none of the {len(queries):,} queries.", hint="do the ids agree?"
-        )
+        hint = "do the ids agree?" if len(unknown) == len(judgements) else "a document is relevant from grade 1 on"
+        raise SetupError(f"{source} has a relevant document for none of the {len(queries):,} queries.", hint=hint)
     if (left := len(queries) - len(judged)) > 0:
-        notes.append(f"{left:,} of {len(queries):,} queries have no relevant document and are left out")
+        notes.append(f"queries without a relevant document, which are left out: {left:,} of {len(queries):,}")
     empty = sum(not text.strip() for text in documents.values())
     if empty:
-        notes.append(f"{empty:,} documents have no text")
+        notes.append(f"documents without text: {empty:,}")
     ordered = trec_order(documents)
     return Collection(
         Texts(tuple(judged), tuple(queries[query] for query in judged)),
@@ -132,11 +138,9 @@ def make_collection(
 def _read_texts(path: Path, *, with_title: bool) -> dict[str, str]:
     found: dict[str, str] = {}
     lines: dict[str, int] = {}
-    for number, row in read_rows(path, ("id", "text"), _TEXT_NAMES):
-        name, text, title = row.get("id"), row.get("text"), row.get("title") if with_title else None
-        if isinstance(name, int) and not isinstance(name, bool):
-            name = str(name)
-        if not isinstance(name, str) or not name.strip():
+    for number, row in read_rows(path, ("id", "text"), _TEXTS):
+        name, text, title = _id(row.get("id")), row.get("text"), row.get("title") if with_title else None
+        if not name:
             raise failed(path, number, "no id.", hint=_EXAMPLE)
         if not isinstance(text, str):
             raise failed(path, number, f"{name!r} has no text.", hint=_EXAMPLE)
@@ -154,11 +158,10 @@ def _read_texts(path: Path, *, with_title: bool) -> dict[str, str]:
 def _read_judgements(path: Path) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
     for number, query, document, grade in _judgement_rows(path):
-        try:
-            value = int(str(grade))
-        except ValueError:
+        if not _GRADE.fullmatch(str(grade)):
             hint = "a grade is 0 for irrelevant, 1 for relevant, or a higher whole number"
-            raise failed(path, number, f"the grade {grade!r} is no whole number.", hint=hint) from None
+            raise failed(path, number, f"the grade {grade!r} is no whole number.", hint=hint)
+        value = int(float(grade))
         before = found.setdefault(query, {}).setdefault(document, value)
         if before != value:
             raise failed(
@@ -171,23 +174,32 @@ def _read_judgements(path: Path) -> dict[str, dict[str, int]]:
 
 def _judgement_rows(path: Path) -> Iterator[tuple[int, str, str, Any]]:
     """Yield the number, the query, the document and the grade of each line."""
-    if kind_of(path) not in (".jsonl", ".ndjson", ".csv"):
-        first = next((words for _, words in read_words(path)), list[str]())
-        if len(first) == 4 and first[3].lstrip("+-").isdigit():
-            yield from _trec_judgements(path)
-            return
-    for number, row in read_rows(path, ("query", "doc", "grade"), _JUDGEMENT_NAMES):
-        query, document = (str(row.get(name) or "").strip() for name in ("query", "doc"))
+    if kind_of(path) not in (*JSON, ".csv") and _has_trec_columns(next((line for _, line in read_lines(path)), "")):
+        yield from _trec_judgements(path)
+        return
+    for number, row in read_rows(path, tuple(_JUDGEMENTS), _JUDGEMENTS):
+        query, document = _id(row.get("query")), _id(row.get("document"))
         if not query or not document:
             raise failed(path, number, f"no id of a {'document' if query else 'query'}.")
         yield number, query, document, row.get("grade", 1)
 
 
+def _has_trec_columns(line: str) -> bool:
+    words = line.split()
+    return len(words) == 4 and line.count("\t") != 2 and _GRADE.fullmatch(words[3]) is not None
+
+
 def _trec_judgements(path: Path) -> Iterator[tuple[int, str, str, Any]]:
-    for number, words in read_words(path):
+    for number, line in read_lines(path):
+        words = line.split()
         if len(words) != 4:
-            raise failed(path, number, f"{len(words)} columns; judgements of TREC have 4: query, 0, document, grade.")
+            raise failed(path, number, f"columns: {len(words)}; judgements of TREC have 4: query, 0, document, grade.")
         yield number, words[0], words[2], words[3]
+
+
+def _id(value: object) -> str:
+    """Return an id as text, empty if it is none. Numbers are ids too."""
+    return str(value).strip() if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 def read_run(path: Path, collection: Collection, top_k: int) -> tuple[dict[str, list[str]], tuple[str, ...]]:
@@ -197,10 +209,11 @@ def read_run(path: Path, collection: Collection, top_k: int) -> tuple[dict[str, 
     """
     known, scored = set(collection.documents.ids), dict[str, dict[str, float]]()
     asked = set(collection.queries.ids)
-    for number, words in read_words(path):
+    for number, line in read_lines(path):
+        words = line.split()
         if len(words) != 6:
             hint = "six columns: query, Q0, document, rank, score, name"
-            raise failed(path, number, f"{len(words)} columns; a run of TREC has 6.", hint=hint)
+            raise failed(path, number, f"columns: {len(words)}; a run of TREC has 6.", hint=hint)
         query, document = words[0], words[2]
         if query not in asked:
             continue
@@ -212,7 +225,7 @@ def read_run(path: Path, collection: Collection, top_k: int) -> tuple[dict[str, 
     if not scored:
         raise SetupError(f"{path} has documents for none of the judged queries.", hint="do the ids agree?")
     left = len(asked) - len(scored)
-    notes = (f"{path.name} has no documents for {left:,} queries, which count as 0",) if left else ()
+    notes = (f"queries without documents in {path.name}, which count as 0: {left:,}",) if left else ()
     ranks = {query: _order(scored.get(query, {}))[:top_k] for query in collection.queries.ids}
     return ranks, notes
 

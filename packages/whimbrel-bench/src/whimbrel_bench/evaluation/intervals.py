@@ -21,6 +21,9 @@ _NUMBERS: Final = 2**22
 
 Float64Array = NDArray[np.float64]
 
+MIN_DIFFERENT: Final = 6
+"""Queries that have to differ before a difference is shown: five agree by chance in one of sixteen cases."""
+
 
 class Interval(NamedTuple):
     """A mean, and the interval that holds it with 95 % confidence."""

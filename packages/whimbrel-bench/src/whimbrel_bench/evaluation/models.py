@@ -1,7 +1,7 @@
 """Models under evaluation: an engine of this process for each dtype, or a server.
 
-Both have the same verbs. A server has a dtype of its own. A server of another API does not say which vectors its model has, so
-they count as dense, compared by cosine.
+Both have the same verbs. A server has a dtype of its own, and may be away for some minutes. A server of another API does not
+say which vectors its model has, so they count as dense, compared by cosine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from whimbrel.errors import SetupError
 from whimbrel.outputs.requested import SIMILARITIES
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from whimbrel.types.card import Card
 
     Source: TypeAlias = "Engine | Client"
+
+
+_MAX_RETRIES: Final = 25
+"""Retries of a server that has answered before: about three minutes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +118,13 @@ def _connected(place: str, dialect: DialectName, api_key: str | None) -> Generat
     from whimbrel.client import Client
 
     url, _, name = place.partition("#")
-    with Client(url, model=name or None, dialect=dialect, api_key=api_key, progress=False) as client:
+    with Client(url, model=name or None, dialect=dialect, api_key=api_key, max_retries=_MAX_RETRIES, progress=False) as client:
         if dialect != "whimbrel":
             has_roles = dialect == "cohere"
             about = f"{url}, {dialect}{'' if has_roles else ', which is not told which texts are queries'}"
             yield Model(place, client, {"dense": "cosine"}, False, about, has_roles)
             return
-        served = cast("list[dict[str, Any]]", client.info().get("models", []))
-        found = next((each for each in served if not name or name in _names(each)), None)
-        if found is None:
-            names = ", ".join(name for each in served for name in _names(each)) or "none"
-            raise SetupError(f"{url} has no model {name!r}; it has: {names}.", hint="name one of several as URL#NAME")
-        card, plan = found["card"], found["plan"]
+        card, plan = _served(client, url, name)
         outputs = {each: output.get("similarity") for each, output in card["outputs"].items()}
         pairs = bool(card.get("template") or card.get("list_template") or len(card.get("labels", ())) <= 1)
         about = (
@@ -133,6 +132,20 @@ def _connected(place: str, dialect: DialectName, api_key: str | None) -> Generat
         )
         similarities = _similarities(outputs, card.get("similarity"))
         yield Model(place if name else plan["served_name"], client, similarities, "scores" in outputs and pairs, about)
+        now = _served(client, url, name)[1]
+        if changed := [each for each in ("served_name", "revision", "dtype", "max_length") if now.get(each) != plan.get(each)]:
+            words = ", ".join(f"{each} was {plan.get(each)}, is {now.get(each)}" for each in changed)
+            raise SetupError(f"the model of {url} changed meanwhile: {words}.", hint="evaluate again")
+
+
+def _served(client: Client, url: str, name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the card and the plan of a server's model. Raises WhimbrelError."""
+    served = cast("list[dict[str, Any]]", client.info().get("models", []))
+    found = next((each for each in served if not name or name in _names(each)), None)
+    if found is None:
+        names = ", ".join(name for each in served for name in _names(each)) or "none"
+        raise SetupError(f"{url} has no model {name!r}; it has: {names}.", hint="name one of several as URL#NAME")
+    return found["card"], found["plan"]
 
 
 def _names(model: Mapping[str, Any]) -> list[str]:

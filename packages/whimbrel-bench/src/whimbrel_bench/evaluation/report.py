@@ -1,4 +1,4 @@
-"""Report of an evaluation: intervals, differences from the first system, tables, JSON and a page. Pure except for the drawing.
+"""Report of an evaluation: intervals, differences from the first system, tables, JSON and a page. Pure.
 
 Shapes: S systems, Q queries, M measures.
 """
@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
-from io import StringIO
 from textwrap import shorten
 from typing import Any, Final
 
@@ -16,9 +14,9 @@ import numpy as np
 
 from whimbrel_bench import page as pages
 from whimbrel_bench.evaluation.collection import Collection, Ranks
-from whimbrel_bench.evaluation.intervals import Float64Array, Interval, draw_means, interval_of
+from whimbrel_bench.evaluation.drawing import intervals_part
+from whimbrel_bench.evaluation.intervals import MIN_DIFFERENT, Float64Array, Interval, draw_means, interval_of
 from whimbrel_bench.evaluation.measures import Measure
-from whimbrel_bench.picture import COLOURS
 from whimbrel_bench.tables import table
 
 _WORST: Final = 5
@@ -100,7 +98,10 @@ def facts(report: Report) -> dict[str, str]:
         "collection": f"{len(collection.queries):,} queries, {len(collection.documents):,} documents, {judged:,} judgements",
         "intervals": "95 %, bootstrap over queries; of differences with the same queries of both",
     }
-    found |= {system.name: "; ".join(filter(None, (system.about, *system.notes))) for system in report.systems}
+    alike: dict[str, list[str]] = {}
+    for system in report.systems:
+        alike.setdefault("; ".join(filter(None, (system.about, *system.notes))), []).append(system.name)
+    found |= {", ".join(names): words for words, names in alike.items()}
     return found | ({"notes": "; ".join(collection.notes)} if collection.notes else {})
 
 
@@ -145,7 +146,7 @@ def differences_table(report: Report) -> tuple[list[str], list[list[str]]]:
 def worst_table(report: Report, number: int) -> tuple[list[str], list[list[str]]]:
     """Return the head and the rows of the queries that lost most with the system of this number."""
     values_SQ = report.values_SQM[:, :, 0]
-    head = [f"worst queries of {report.systems[number].name}", "id", report.systems[0].name, report.systems[number].name]
+    head = [f"worst queries of {report.systems[number].name}", "id", "first system", "this one"]
     rows = [
         [
             shorten(report.collection.queries.texts[query], _WIDTH, placeholder=" ..."),
@@ -167,6 +168,8 @@ def verdict(report: Report) -> list[str]:
 def _sentence(name: str, other: str, label: str, difference: Difference) -> str:
     if not difference.better and not difference.worse:
         return f"{name} has the {label} of {other} for every query."
+    if (different := difference.better + difference.worse) < MIN_DIFFERENT:
+        return f"{name} and {other}: queries that differ by {label}: {different}, too few to show which is better."
     word = "better" if difference.interval.value > 0 else "worse"
     if difference.interval.excludes_zero:
         return f"{name} is {word} than {other} by {label}."
@@ -228,31 +231,13 @@ def _interval(interval: Interval) -> dict[str, Any]:
 
 
 def to_page(report: Report) -> str:
-    """Return a page with a picture of the intervals, the facts and the tables."""
-    words = " ".join(verdict(report)) or "One system, with the interval of each mean."
-    parts = [pages.table_part(*each) for each in _tables(report)]
-    return pages.page(
-        "Evaluation", pages.paragraph_part(words), pages.picture_part(_draw(report)), pages.facts_part(facts(report)), *parts
-    )
-
-
-def _draw(report: Report) -> str:
-    """Return the SVG of each system's first measure with its interval."""
-    mpl: Any = import_module("matplotlib")
-    mpl.use("agg")
-    plot: Any = import_module("matplotlib.pyplot")
-    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "whimbrel"}):
-        figure, axes = plot.subplots(figsize=(9, 1.2 + 0.45 * len(report.systems)), dpi=150, layout="constrained")
-        for place, own in enumerate(report.intervals):
-            low, high = own[0].value - own[0].low, own[0].high - own[0].value
-            colour = COLOURS[place % len(COLOURS)]
-            axes.errorbar(own[0].value, place, xerr=[[max(low, 0)], [max(high, 0)]], fmt="o", color=colour, capsize=4)
-        names = [system.name.replace("$", r"\$") for system in report.systems]  # no formulas
-        axes.set_yticks(range(len(names)), names)
-        axes.set_ylim(len(report.systems) - 0.5, -0.5)
-        axes.set_xlabel(f"{report.measures[0].label} with the interval of 95 %")
-        axes.grid(visible=True, axis="x", alpha=0.3)
-        svg = StringIO()
-        figure.savefig(svg, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-        plot.close(figure)
-    return svg.getvalue()
+    """Return a page with pictures of the intervals, the tables and the facts."""
+    label = report.measures[0].label
+    means = [(system.name, own[0]) for system, own in zip(report.systems, report.intervals, strict=True)]
+    gains = [(system.name, each.interval) for system, each in zip(report.systems[1:], report.differences, strict=True)]
+    parts = [pages.paragraph_part(each) for each in verdict(report)]
+    parts.append(intervals_part(f"{label} with the interval of 95 %", means))
+    if gains:
+        parts.append(intervals_part(f"Difference of {label} from {report.systems[0].name}, with its interval", gains, "+"))
+    parts += [pages.table_part(*each) for each in _tables(report)]
+    return pages.page("Evaluation", *parts, pages.facts_part(facts(report)))

@@ -16,7 +16,9 @@ import msgspec
 
 from whimbrel.errors import SetupError
 
-_JSON: Final = (".jsonl", ".ndjson", ".json")
+JSON: Final = (".jsonl", ".ndjson", ".json")
+Names = Mapping[str, Sequence[str]]
+"""Names that a column may have, the first that is found counts."""
 _SEPARATORS: Final[Mapping[str, str]] = {".csv": ",", ".tsv": "\t"}
 _MAX_FIELD: Final = 2**27
 """Characters of the longest field of a CSV; the module's own limit is 131,072."""
@@ -33,25 +35,23 @@ def kind_of(path: Path) -> str:
     return suffixes[-1] if suffixes else ""
 
 
-def read_rows(path: Path, columns: Sequence[str], aliases: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield the number and the fields of each line that is not blank. Raises SetupError.
+def read_rows(path: Path, columns: Sequence[str], names: Names) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the number and the fields of each line that is not blank, by the keys of `names`. Raises SetupError.
 
-    JSONL has objects. CSV and TSV may begin with a line that names the columns; without one they are `columns`. Names are taken
-    in lower case and replaced by their `aliases`.
+    JSONL has objects. CSV and TSV may begin with a line that names the columns, the first two at least; without one they are
+    `columns`.
     """
     kind = kind_of(path)
     with _open(path) as stream:
-        if kind in _JSON:
-            yield from _objects(path, stream, aliases)
-        else:
-            yield from _table(path, stream, _SEPARATORS.get(kind, "\t"), columns, aliases)
+        rows = _objects(path, stream) if kind in JSON else _table(path, stream, _SEPARATORS.get(kind, "\t"), columns, names)
+        for number, row in rows:
+            yield number, _renamed(row, names)
 
 
-def read_words(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the number and the words of each line that is not blank: the files of TREC. Raises SetupError."""
+def read_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each line that is not blank. Raises SetupError."""
     with _open(path) as stream:
-        for number, line in _lines(path, stream):
-            yield number, line.split()
+        yield from _lines(path, stream)
 
 
 def _open(path: Path) -> TextIO:
@@ -84,37 +84,50 @@ def _raw(path: Path, stream: TextIO) -> Iterator[str]:
         raise failed(path, number + 1, f"cannot be read on: {error}.") from None
 
 
-def _objects(path: Path, stream: TextIO, aliases: Mapping[str, str]) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(path: Path, stream: TextIO) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in _lines(path, stream):
         try:
             found = msgspec.json.decode(line, type=dict[str, Any])
         except msgspec.DecodeError as error:
             raise failed(path, number, f"no JSON object ({error}).") from None
-        yield number, _named(found, aliases)
+        yield number, {name.lower(): value for name, value in found.items()}
 
 
 def _table(
-    path: Path, stream: TextIO, separator: str, columns: Sequence[str], aliases: Mapping[str, str]
+    path: Path, stream: TextIO, separator: str, columns: Sequence[str], names: Names
 ) -> Iterator[tuple[int, dict[str, Any]]]:
     csv.field_size_limit(_MAX_FIELD)
     quotes = csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE
     reader = csv.reader(_raw(path, stream), delimiter=separator, quoting=quotes, strict=True)
-    names: Sequence[str] = ()
+    head: Sequence[str] = ()
     try:
         for cells in reader:
             if not any(cell.strip() for cell in cells):
                 continue
-            if not names:
-                head = [aliases.get(cell.strip().lower(), cell.strip().lower()) for cell in cells]
-                names = head if set(columns[:2]) <= set(head) else columns
-                if names is head:
+            if not head:
+                first = [cell.strip().lower() for cell in cells]
+                head = first if _is_head(path, reader.line_num, first, columns[:2], names) else columns
+                if head is first:
                     continue
-            if not len(cells) == len(names) and not (names is columns and 2 <= len(cells) < len(columns)):
-                raise failed(path, reader.line_num, f"{len(cells)} columns; there should be {len(names)}: {', '.join(names)}.")
-            yield reader.line_num, dict(zip(names, cells, strict=False))
+            if len(cells) != len(head) and not (head is columns and 2 <= len(cells) < len(columns)):
+                hint = f"columns are divided by {'commas' if separator == ',' else 'tabs'}"
+                message = f"columns: {len(cells)}; there should be {len(head)}: {', '.join(head)}."
+                raise failed(path, reader.line_num, message, hint=hint)
+            yield reader.line_num, dict(zip(head, cells, strict=False))
     except csv.Error as error:
         raise failed(path, reader.line_num, f"no row of a table ({error}).") from None
 
 
-def _named(row: Mapping[str, Any], aliases: Mapping[str, str]) -> dict[str, Any]:
-    return {aliases.get(name.lower(), name.lower()): value for name, value in row.items()}
+def _is_head(path: Path, line: int, cells: Sequence[str], needed: Sequence[str], names: Names) -> bool:
+    """Return whether the first line names the columns. Raises SetupError if it names only some that are needed."""
+    missing = [each for each in needed if not set(names[each]) & set(cells)]
+    if missing and any(set(own) & set(cells) for own in names.values()):
+        hint = f"it may be called {', '.join(names[missing[0]])}"
+        raise failed(path, line, f"names of columns, but of none that is the {missing[0]}: {', '.join(cells)}.", hint=hint)
+    return not missing
+
+
+def _renamed(row: Mapping[str, Any], names: Names) -> dict[str, Any]:
+    """Return the fields by the keys of `names`, each from the first of its names that the row has."""
+    chosen = {key: next((name for name in own if name in row), None) for key, own in names.items()}
+    return {key: row[name] for key, name in chosen.items() if name is not None}

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from whimbrel.errors import SetupError, TruncationWarning
+from whimbrel.errors import SetupError, TruncationWarning, WhimbrelError
 from whimbrel.types.arrays import Float32Array, Int64Array
 from whimbrel.types.request import InputType
 from whimbrel_bench.evaluation import forms
@@ -91,14 +91,14 @@ class _Pass:
         self, queries: Texts, documents: Texts, variants: Sequence[Variant], *, top_k: int, tell: Tell
     ) -> dict[Variant, Found]:
         with _noting_cuts("texts") as notes:
-            asked = self._encode(queries.texts, "query")
-            systems = {variant: self._forms(variant, asked, queries.texts) for variant in variants}
+            asked = self._encode(queries, "query")
+            systems = {variant: self._forms(variant, asked, queries) for variant in variants}
             best = {each: Best(len(queries), each.rescored or top_k) for each in variants}
             num_bytes = dict.fromkeys(variants, 0)
             step = _BLOCK[self.output]
             for first in range(0, len(documents), step):
                 tell(first, len(documents))
-                block = self._encode(documents.texts[first : first + step], "document")
+                block = self._encode(documents[first : first + step], "document")
                 for variant, (form, full) in systems.items():
                     kept = form.store(block)
                     num_bytes[variant] += kept.nbytes
@@ -111,15 +111,21 @@ class _Pass:
             for variant in variants
         }
 
-    def _encode(self, texts: Sequence[str], role: InputType, **options: Any) -> Any:
+    def _encode(self, texts: Texts, role: InputType, **options: Any) -> Any:
         if self.pool_factor is not None and role == "document":
             options["token_pooling"] = self.pool_factor
         verb: Any = getattr(self.model.source, {"dense": "embed"}.get(self.output, self.output))
         if self.model.has_roles:
             options["input_type"] = role
-        return verb(list(texts), **options)
+        try:
+            return verb(list(texts.texts), **options)
+        except WhimbrelError as error:
+            item = None if error.location is None else error.location.item
+            if item is None or item >= len(texts):
+                raise
+            raise SetupError(f"{role} {texts.ids[item]!r}: {str(error).removeprefix(f'{error.location}: ')}") from error
 
-    def _forms(self, variant: Variant, queries: Any, texts: Sequence[str]) -> tuple[Form, Form | None]:
+    def _forms(self, variant: Variant, queries: Any, texts: Texts) -> tuple[Form, Form | None]:
         """Return the form of a variant, and the one that ranks its best again."""
         similarity = self.model.similarities[self.output]
         if self.output == "sparse":
