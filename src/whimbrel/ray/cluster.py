@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from socket import create_connection
 from typing import Any, Final, NamedTuple, cast
 
 from whimbrel.errors import SetupError
@@ -11,6 +12,9 @@ from whimbrel.ray.modules import ray_module
 
 AUTO: Final = "auto"
 LOCAL: Final = "local"
+_VARIABLE: Final = "RAY_ADDRESS"
+_REACH_SECONDS: Final = 10.0
+_PORTS: Final = 2**16
 
 
 class ActorPool(NamedTuple):
@@ -46,26 +50,41 @@ def connected(address: str) -> Generator[None]:
 
     `auto` is the cluster of RAY_ADDRESS or of this machine, `local` one that is started here for the block.
     """
-    ray = ray_module()
-    if ray.is_initialized():
-        yield
-        return
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         given["include_dashboard"] = False
+    else:
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # tries of 40 s to find a cluster that is gone; Ray's are 20
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+    ray = ray_module()
     try:
+        _check_reachable(os.environ.get(_VARIABLE, address) if address == AUTO else address)
         ray.init(address, **given)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+    except Exception as error:  # Ray raises Exception too
         hint = "--ray takes HOST:PORT of a cluster's head, auto on a machine of the cluster, or local to start one here"
-        raise SetupError(f"cannot reach Ray at {address}: {reason}.", hint=hint) from None
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        raise SetupError(f"cannot reach Ray at {address}: {_reason(error)}.", hint=hint) from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+def _check_reachable(address: str) -> None:
+    """Raise an error for an address at which nothing listens. Ray would try for a quarter of an hour."""
+    if "://" in address:
+        raise ValueError("runs take no URLs of Ray Client or of jobs")
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and int(port) < _PORTS:
+        create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+
+
+def _reason(error: Exception) -> str:
+    """Return what Ray says in a line. It keeps a difference of versions to the cause of its error."""
+    cause = str(error.__cause__)
+    text = cause if cause.startswith("Version mismatch") else str(getattr(error, "strerror", None) or error).partition("\n")[0]
+    return " ".join(text.split()).rstrip(".")
 
 
 def actor_resources(pool: ActorPool, *, on_cpu: bool, tell: Callable[[str], None]) -> ActorResources:

@@ -4,15 +4,15 @@ The machine that starts a run needs neither a GPU nor PyTorch. The actor ends be
 room for one only.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from whimbrel.bulk.embedder import Answer, RequestSizes
-from whimbrel.bulk.manifest import Text
+from whimbrel.bulk.manifest import VERSIONS, Text
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.ray.cluster import ActorPool, ActorResources
 from whimbrel.ray.modules import ray_module
-from whimbrel.ray.sources import RemoteError, Source
+from whimbrel.ray.sources import RemoteError, Source, load_same
 from whimbrel.types.arrays import Int32Array
 
 
@@ -33,7 +33,7 @@ class ClusterEmbedder:
         self._ray = ray_module()
         tell(f"loading the model in an actor with {resources}")
         remote = self._ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus)(_Model)
-        self._actor: Any = remote.remote(source, resources.cores)
+        self._actor: Any = remote.remote(source, resources.cores, VERSIONS)
         about = self._ask("about")
         self.model, self.revision, self.settings, self.labels, self.sizes = about
 
@@ -71,9 +71,9 @@ def lost(error: BaseException) -> SetupError:
 class _Model:
     """The actor."""
 
-    def __init__(self, source: Source, cores: float | None) -> None:
+    def __init__(self, source: Source, cores: float | None, expected: Mapping[str, Any]) -> None:
         try:
-            self._embedder = source.load(cores)
+            self._embedder = load_same(source, cores, expected)
             self._error = None
         except WhimbrelError as error:
             self._error = RemoteError.of(error)
