@@ -138,6 +138,19 @@ def test_an_end_of_ray_is_one_error(rows: Path, run: Any, tmp_path: Path) -> Non
     assert raised.value.hint == "what is finished stays; the same command goes on"
 
 
+def test_a_node_without_a_package_is_one_error(rows: Path, run: Any, tmp_path: Path) -> None:
+    """Ray's error ends with the line that says why; the traceback before it is left out."""
+
+    def fail(_: pa.Table) -> pa.Table:
+        raise ZeroDivisionError(
+            "The actor died, ray::f()\nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'whimbrel'"
+        )
+
+    with pytest.raises(SetupError, match=r"^Ray gave up: ModuleNotFoundError: No module named 'whimbrel'\.$") as raised:
+        run(rows, tmp_path / "out", fail)
+    assert raised.value.hint == "all nodes need the packages of this machine: pip install 'whimbrel[serve,ray]'"
+
+
 def test_an_input_that_a_node_sees_otherwise_is_refused(rows: Path, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """A file of another time or size on a node ends the run."""
     monkeypatch.setattr("whimbrel.bulk.rows.state_of", lambda _: (1, "another"))

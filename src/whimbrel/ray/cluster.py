@@ -15,6 +15,7 @@ LOCAL: Final = "local"
 _VARIABLE: Final = "RAY_ADDRESS"
 _REACH_SECONDS: Final = 10.0
 _PORTS: Final = 2**16
+_STDERR: Final = 2
 
 
 class ActorPool(NamedTuple):
@@ -56,11 +57,12 @@ def connected(address: str) -> Generator[None]:
         given["include_dashboard"] = False
     else:
         os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # tries of 40 s to find a cluster that is gone; Ray's are 20
-    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "error")
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its other lines on stderr would break the progress
     ray = ray_module()
     try:
         _check_reachable(os.environ.get(_VARIABLE, address) if address == AUTO else address)
-        ray.init(address, **given)
+        with _without_stderr():
+            ray.init(address, **given)
     except Exception as error:  # Ray raises Exception too
         hint = "--ray takes HOST:PORT of a cluster's head, auto on a machine of the cluster, or local to start one here"
         raise SetupError(f"cannot reach Ray at {address}: {_reason(error)}.", hint=hint) from None
@@ -69,6 +71,19 @@ def connected(address: str) -> Generator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _without_stderr() -> Generator[None]:
+    """Drop everything that native code writes to stderr in the block: Ray logs there that it logs less."""
+    stderr, nothing = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, _STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, _STDERR)
+        os.close(stderr)
+        os.close(nothing)
 
 
 def _check_reachable(address: str) -> None:

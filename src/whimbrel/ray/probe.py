@@ -5,7 +5,7 @@ room for one only.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from whimbrel.bulk.embedder import Answer, RequestSizes
 from whimbrel.bulk.manifest import VERSIONS, Text
@@ -14,6 +14,10 @@ from whimbrel.ray.cluster import ActorPool, ActorResources
 from whimbrel.ray.modules import ray_module
 from whimbrel.ray.sources import RemoteError, Source, load_same
 from whimbrel.types.arrays import Int32Array
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_OTHER_CODE: Final = ("ModuleNotFoundError", "ImportError", "AttributeError")
+"""Errors of a node that lacks a package, or has another version of it."""
 
 
 class ClusterEmbedder:
@@ -64,8 +68,12 @@ class ClusterEmbedder:
 
 def lost(error: BaseException) -> SetupError:
     """Return the error of a run that Ray has given up."""
-    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return SetupError(f"Ray gave up: {first.strip().rstrip('.')}.", hint="what is finished stays; the same command goes on")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[-1] if any(line.endswith(_TRACEBACK) for line in lines) else lines[0]
+    hint = "what is finished stays; the same command goes on"
+    if line.startswith(_OTHER_CODE):
+        hint = "all nodes need the packages of this machine: pip install 'whimbrel[serve,ray]'"
+    return SetupError(f"Ray gave up: {line.rstrip('.')}.", hint=hint)
 
 
 class _Model:
