@@ -77,8 +77,8 @@ def on_cluster(
 
     if model is not None and (folder := Path(model).expanduser()).is_dir():  # actors have other working folders
         model = str(folder.resolve())
-    # Ray has its own handler of SIGTERM, and prints what it tries again
-    with connected(cluster.address), console.signals_exit(), open(os.devnull, "w") as nothing, redirect_stdout(nothing):
+    # Ray prints what it tries again, and has its own handler of SIGTERM
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), connected(cluster.address), console.signals_exit():
         pool = ActorPool(*cluster[1:])
         resources = actor_resources(pool, on_cpu=given.get("device") == "cpu", tell=tell)
         source = EngineSource(model, engine_arguments(given), tuple(outputs), options)
