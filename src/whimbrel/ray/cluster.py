@@ -42,7 +42,8 @@ class ActorResources(NamedTuple):
         return None if self.gpus else self.cpus
 
     def __str__(self) -> str:
-        return " and ".join(f"{number:g} {name}" for number, name in ((self.cpus, "CPUs"), (self.gpus, "GPUs")) if number)
+        named = ((self.cpus, "CPU"), (self.gpus, "GPU"))
+        return " and ".join(f"{number:g} {name}{'s' * (number != 1)}" for number, name in named if number)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ class ClusterEmbedder:
         self.pool = pool
         self.resources = resources
         self._ray = ray_module()
-        tell(f"loading the model in an actor with {resources}")
+        tell(f"loading the model in an actor, when a node has {resources} free")
         remote = self._ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus)(_Model)
         self._actor: Any = remote.remote(source, resources.cores, VERSIONS)
         about = self._ask("about")
