@@ -97,10 +97,10 @@ def _check_reachable(address: str) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what Ray says in a line. It keeps a difference of versions to the cause of its error."""
-    cause = str(error.__cause__)
-    text = cause if cause.startswith("Version mismatch") else str(getattr(error, "strerror", None) or error).partition("\n")[0]
-    return " ".join(text.split()).rstrip(".")
+    """Return an error in a line: the first that Ray says, or all where versions differ."""
+    text = str(getattr(error, "strerror", None) or error)
+    lines = text.splitlines() if text.startswith("Version mismatch") else text.splitlines()[:1]
+    return " ".join(" ".join(lines).split()).rstrip(".")
 
 
 def actor_resources(pool: ActorPool, *, on_cpu: bool, tell: Callable[[str], None]) -> ActorResources:
