@@ -52,6 +52,8 @@ def connected(address: str) -> Generator[None]:
 
     `auto` is the cluster of RAY_ADDRESS or of this machine, `local` one that is started here for the block.
     """
+    if address == AUTO:
+        address = os.environ.get(_VARIABLE) or AUTO
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -61,7 +63,7 @@ def connected(address: str) -> Generator[None]:
     os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its other lines on stderr would break the progress
     ray = ray_module()
     try:
-        _check_reachable(os.environ.get(_VARIABLE, address) if address == AUTO else address)
+        _check_reachable(address)
         with _without_stderr():
             ray.init(address, **given)
     except Exception as error:  # Ray raises Exception too
