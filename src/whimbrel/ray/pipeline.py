@@ -60,7 +60,7 @@ class ClusterPipeline:
     def _answers(self, shards: Sequence[Shard]) -> Iterator[Table]:
         embedder, data = self.embedder, ray_module("ray.data")
         embedder.stop()
-        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the import has set another
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises too
         context = data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
         files = [file._replace(url=file.url if "://" in file.url else os.path.abspath(file.url)) for file in self.reader.files]
