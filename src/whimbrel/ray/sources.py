@@ -46,7 +46,7 @@ def identity(embedder: Embedder) -> dict[str, Any]:
 
 
 def load_same(source: Source, cores: float | None, expected: Mapping[str, Any]) -> Embedder:
-    """Load a model in this process, which must have what is `expected` of its `identity`. Raises WhimbrelError."""
+    """Load a model in this process, whose `identity` must have the `expected` values. Raises WhimbrelError."""
     _check_same(expected, VERSIONS)
     embedder = source.load(cores)
     _check_same(expected, identity(embedder))
