@@ -18,8 +18,8 @@ import pytest
 from bulk_runs import HashEmbedder, bulk, documents, files_of, write_lines
 from ray_nodes import HashSource
 from whimbrel.errors import SetupError
-from whimbrel.ray import pipeline
-from whimbrel.ray.cluster import ActorPool, ActorResources
+from whimbrel.ray import cluster, pipeline
+from whimbrel.ray.cluster import ActorPool, ActorResources, connected
 from whimbrel.ray.pipeline import ClusterPipeline
 
 
@@ -138,8 +138,44 @@ def test_an_end_of_ray_is_one_error(rows: Path, run: Any, tmp_path: Path) -> Non
     assert raised.value.hint == "what is finished stays; the same command goes on"
 
 
+def test_a_node_without_a_package_is_one_error(rows: Path, run: Any, tmp_path: Path) -> None:
+    """Ray's error ends with the line that says why; the traceback before it is left out."""
+
+    def fail(_: pa.Table) -> pa.Table:
+        raise ZeroDivisionError(
+            "The actor died, ray::f()\nTraceback (most recent call last):\n  File x\nModuleNotFoundError: No module named 'whimbrel'"
+        )
+
+    with pytest.raises(SetupError, match=r"^Ray gave up: ModuleNotFoundError: No module named 'whimbrel'\.$") as raised:
+        run(rows, tmp_path / "out", fail)
+    assert raised.value.hint == "all nodes need the packages of this machine: pip install 'whimbrel[serve,ray]'"
+
+
 def test_an_input_that_a_node_sees_otherwise_is_refused(rows: Path, run: Any, tmp_path: Path, monkeypatch: Any) -> None:
     """A file of another time or size on a node ends the run."""
     monkeypatch.setattr("whimbrel.bulk.rows.state_of", lambda _: (1, "another"))
     with pytest.raises(SetupError, match="changed while it was read"):
         run(rows, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("address", "words"),
+    [
+        ("127.0.0.1:9", "cannot reach Ray at 127.0.0.1:9: Connection refused."),
+        ("ray://127.0.0.1:10001", "cannot reach Ray at ray://127.0.0.1:10001: runs take no URLs of Ray Client or of jobs."),
+        (
+            "nowhere",
+            "cannot reach Ray at nowhere: Version mismatch: The cluster was started with: Ray: 2.60.0 This process: 2.61.0.",
+        ),
+    ],
+)
+def test_a_cluster_that_cannot_be_reached_is_one_error(monkeypatch: pytest.MonkeyPatch, address: str, words: str) -> None:
+    """Nothing is waited for where nothing listens; and both versions are told where they differ."""
+
+    def init(*_: Any, **options: Any) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n  This process: 2.61.0\n")
+
+    monkeypatch.setattr(cluster, "ray_module", lambda: SimpleNamespace(init=init))
+    with pytest.raises(SetupError) as raised, connected(address):
+        pass
+    assert str(raised.value) == words

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -133,10 +135,7 @@ def test_a_run_of_one_machine_goes_on_on_a_cluster(cluster: Any, rows: Path, who
 
 @pytest.mark.parametrize(
     ("source", "words"),
-    [
-        ({"other": True}, "a node has another revision than the first: r2, and not r1."),
-        ({"broken": True}, "the weights are gone."),
-    ],
+    [({"other": True}, "has another revision: r2, and not r1."), ({"broken": True}, "the weights are gone.")],
 )
 def test_a_node_with_another_model_is_refused(cluster: Any, rows: Path, tmp_path: Path, source: Any, words: str) -> None:
     with pytest.raises(SetupError, match=words):
@@ -146,10 +145,8 @@ def test_a_node_with_another_model_is_refused(cluster: Any, rows: Path, tmp_path
 
 def test_the_command_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     """`whimbrel run --ray` gives the bytes of `whimbrel run` with the packaged model, and says an address that is wrong."""
-    import subprocess
-
     path = write_lines(tmp_path / "rows.jsonl", list(documents(90)))
-    command = [sys.executable, "-m", "whimbrel", "run", str(path), "--id", "id", "--shard-rows", "40", "--device", "cpu"]
+    command = [*command_for(path), "--shard-rows", "40"]
     for more in (
         ["--out", str(tmp_path / "one")],
         ["--out", str(tmp_path / "ray"), "--ray", cluster.address, "--ray-actors", "1:2"],
@@ -160,6 +157,34 @@ def test_the_command_on_a_cluster(cluster: Any, tmp_path: Path) -> None:
     assert files_of(tmp_path / "ray") == files_of(tmp_path / "one")
     assert "--ray is for a model" in error("run", str(path), "--out", "x", "--ray", "--url", "http://127.0.0.1:9")
     assert "--ray-actors takes a number, or two as 1:8" in error("run", str(path), "--out", "x", "--ray", "--ray-actors", "8:1")
+
+
+def test_a_driver_that_ends_costs_time_only(cluster: Any, tmp_path: Path) -> None:
+    """After SIGKILL of the command one machine goes on, and after SIGTERM the cluster; a second driver is refused meanwhile."""
+    path = write_lines(tmp_path / "rows.jsonl", list(documents(2000)))
+    command, on_ray = [*command_for(path), "--shard-rows", "50"], ["--ray", cluster.address, "--ray-actors", "1:2"]
+    subprocess.run([*command, "--out", str(tmp_path / "whole")], check=True, timeout=120)
+    for number, code, goes_on in ((signal.SIGKILL, -signal.SIGKILL, []), (signal.SIGTERM, 143, on_ray)):
+        out = tmp_path / number.name
+        driver = subprocess.Popen(
+            [*command, "--out", str(out), *on_ray], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        while len(list(out.glob("shards/part-*.json"))) < 2:
+            assert driver.poll() is None
+            time.sleep(0.02)
+        assert f"another run writes into {out}" in error(*command[3:], "--out", str(out), *on_ray)
+        driver.send_signal(number)
+        stdout, stderr = driver.communicate(timeout=60)
+        assert driver.returncode == code, stderr
+        assert all(line.startswith(("  ", "stopped: ")) for line in stderr.splitlines()), stderr
+        assert stdout == ""
+        assert len(list(out.glob("shards/part-*.json"))) < 40
+        subprocess.run([*command, "--out", str(out), *goes_on], check=True, timeout=120)
+        assert files_of(out) == files_of(tmp_path / "whole")
+
+
+def command_for(path: Path) -> list[str]:
+    return [sys.executable, "-m", "whimbrel", "run", str(path), "--id", "id", "--device", "cpu"]
 
 
 def test_actors_fit_the_nodes(cluster: Any) -> None:

@@ -14,8 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from ray_nodes import nodes
+from bulk_runs import vector_of
+from ray_nodes import HashSource, nodes
 from whimbrel import Engine
+from whimbrel.errors import InvalidRequest
 from whimbrel.ray import Embed
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(200)]
@@ -50,6 +52,21 @@ def test_ray_data(request: pytest.FixtureRequest, expected: Any, tmp_path: Path)
     done = pq.read_table(tmp_path / "out").sort_by("id")
     assert done.schema.field("dense").type.equals(pa.list_(pa.float32(), 384))
     assert np.array_equal(done.column("dense").combine_chunks().flatten().to_numpy().reshape(60, -1), expected)
+
+
+def test_pandas(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    """Columns and index of a DataFrame stay, and a value that is no text is said."""
+    available(request, "pandas")
+    import pandas as pd
+
+    embed = Embed(source=HashSource(str(tmp_path)), errors="null")
+    frame = pd.DataFrame({"text": ["a", None, "b"], "n": [1, 2, 3]}, index=[7, 7, 9])
+    done = embed(frame)
+    assert done[["text", "n"]].equals(frame)
+    assert done["error"].dropna().tolist() == ["text is null"]
+    assert np.array_equal(done["dense"].iloc[2], vector_of("b"))
+    with pytest.raises(InvalidRequest, match=r"the column text has values that are no texts\."):
+        embed(pd.DataFrame({"text": ["a", 1]}))
 
 
 @pytest.fixture(scope="module")

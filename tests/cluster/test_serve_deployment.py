@@ -47,13 +47,13 @@ def serve(request: pytest.FixtureRequest) -> Iterator[Any]:
             serve.shutdown()
 
 
-def test_a_deployment_gives_the_answers_of_the_app_and_grows(serve: Any) -> None:
-    """One request has the vectors of the engine; many at once bring a second replica."""
+def test_a_deployment_gives_the_answers_of_the_app_and_follows_the_load(serve: Any) -> None:
+    """One request has the vectors of the engine; many at once bring a second replica, which ends when few come."""
     from whimbrel.ray import deployment
 
     with pytest.raises(SetupError, match="min_replicas 3 must be from 1 to max_replicas, 2"):
         deployment(min_replicas=3, max_replicas=2)
-    scaling = {"upscale_delay_s": 0.5, "look_back_period_s": 2.0}
+    scaling = {"upscale_delay_s": 0.5, "downscale_delay_s": 2.0, "look_back_period_s": 2.0}
     app = deployment(max_replicas=2, waiting_tokens=1000, scaling=scaling, dtype="float32")
     serve.run(app, name="vectors", route_prefix="/")
     with Client(serve.url, progress=False) as client, Engine(dtype="float32") as engine:
@@ -65,6 +65,10 @@ def test_a_deployment_gives_the_answers_of_the_app_and_grows(serve: Any) -> None
         while replicas(serve) < 2 and time.monotonic() < deadline:
             client.embed([f"{number} " + "word " * 100 for number in range(400)])
         assert replicas(serve) == 2
+        deadline = time.monotonic() + 90
+        while replicas(serve) > 1 and time.monotonic() < deadline:
+            assert client.embed(["one text"]).shape == (1, 384)
+        assert replicas(serve) == 1
 
 
 def replicas(serve: Any) -> int:

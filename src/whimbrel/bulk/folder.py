@@ -138,7 +138,7 @@ def write_shard(
 ) -> Record:
     """Write the files of a shard, and its record when they are on disk. Raises SetupError."""
     files = [write_file(folder, *content) for content in shard_contents(shard, path, result, kind=kind, vectors=vectors)]
-    record = Record(path, shard.start, shard.stop, result.num_done, result.num_cut, len(result.faults), tuple(files))
+    record = record_of(shard, path, result, files)
     write_record(folder, shard, record)
     return record
 
@@ -152,6 +152,12 @@ def shard_contents(
         lines = ({"file": path, "row": fault.row, "reason": fault.reason} for fault in result.faults)
         contents.append(lines_content(f"{ERRORS}/{shard.name}.jsonl", lines))
     return contents
+
+
+def record_of(shard: Shard, path: str, result: ShardTable, files: Iterable[OutputFile]) -> Record:
+    """Return the record of a shard, of which `path` is the input."""
+    counts = result.num_done, result.num_cut, len(result.faults)
+    return Record(path, shard.start, shard.stop, *counts, tuple(files))
 
 
 def write_record(folder: Path, shard: Shard, record: Record) -> None:

@@ -10,11 +10,15 @@ from typing import Any, Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from whimbrel import __version__
+from whimbrel.bulk.arrow import pa
 from whimbrel.errors import SetupError
 from whimbrel.types.seq import Pair
 
 FORMAT: Final = 1
 MANIFEST: Final = "manifest.json"
+VERSIONS: Final = {"whimbrel": __version__, "pyarrow": pa.__version__}
+"""Versions of packages, of which others may write other bytes."""
 _RESTART: Final = "go on with the old ones, write into another folder, or start anew with --restart"
 
 

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from whimbrel import __version__
 from whimbrel.bulk.arrow import Schema, pa
 from whimbrel.bulk.columns import bytes_per_row, widths_of
 from whimbrel.bulk.compute import TableForm
@@ -13,7 +12,7 @@ from whimbrel.bulk.embedder import Embedder
 from whimbrel.bulk.files import InputFile, find_files, state_of
 from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, locked, write_manifest
 from whimbrel.bulk.job import Job, Totals, Watch
-from whimbrel.bulk.manifest import Manifest, Shard, check_inputs, check_same, read_manifest, with_digest
+from whimbrel.bulk.manifest import VERSIONS, Manifest, Shard, check_inputs, check_same, read_manifest, with_digest
 from whimbrel.bulk.output_files import OutputFormat, holds
 from whimbrel.bulk.pipeline import Pipeline, ShardRunner
 from whimbrel.bulk.rows import RowReader
@@ -67,8 +66,7 @@ def _count(files: list[InputFile]) -> str:
 def _about(job: Job) -> dict[str, Any]:
     """Return everything that a user says of a run, by the names in which a difference is told."""
     return {
-        "whimbrel": __version__,
-        "pyarrow": pa.__version__,
+        **VERSIONS,
         **job.options,
         "text": list(job.names.text),
         "query": job.names.query,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from typer.core import TyperCommand
 
+from whimbrel.cli import console
 from whimbrel.cli.flags import engine_arguments
 from whimbrel.cli.shared_options import need
 from whimbrel.errors import SetupError
@@ -75,7 +77,8 @@ def on_cluster(
 
     if model is not None and (folder := Path(model).expanduser()).is_dir():  # actors have other working folders
         model = str(folder.resolve())
-    with connected(cluster.address):
+    # Ray prints what it tries again, and has its own handler of SIGTERM
+    with open(os.devnull, "w") as nothing, redirect_stdout(nothing), connected(cluster.address), console.signals_exit():
         pool = ActorPool(*cluster[1:])
         resources = actor_resources(pool, on_cpu=given.get("device") == "cpu", tell=tell)
         source = EngineSource(model, engine_arguments(given), tuple(outputs), options)

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from socket import create_connection
 from typing import Any, Final, NamedTuple, cast
 
 from whimbrel.errors import SetupError
@@ -11,6 +12,10 @@ from whimbrel.ray.modules import ray_module
 
 AUTO: Final = "auto"
 LOCAL: Final = "local"
+_VARIABLE: Final = "RAY_ADDRESS"
+_REACH_SECONDS: Final = 10.0
+_PORTS: Final = 2**16
+_STDERR: Final = 2
 
 
 class ActorPool(NamedTuple):
@@ -37,7 +42,8 @@ class ActorResources(NamedTuple):
         return None if self.gpus else self.cpus
 
     def __str__(self) -> str:
-        return " and ".join(f"{number:g} {name}" for number, name in ((self.cpus, "CPUs"), (self.gpus, "GPUs")) if number)
+        named = ((self.cpus, "CPU"), (self.gpus, "GPU"))
+        return " and ".join(f"{number:g} {name}{'s' * (number != 1)}" for number, name in named if number)
 
 
 @contextmanager
@@ -46,26 +52,57 @@ def connected(address: str) -> Generator[None]:
 
     `auto` is the cluster of RAY_ADDRESS or of this machine, `local` one that is started here for the block.
     """
-    ray = ray_module()
-    if ray.is_initialized():
-        yield
-        return
+    if address == AUTO:
+        address = os.environ.get(_VARIABLE) or AUTO
     given: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address == LOCAL:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         given["include_dashboard"] = False
+    else:
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "2")  # tries of 40 s to find a cluster that is gone; Ray's are 20
+    os.environ.setdefault("RAY_BACKEND_LOG_LEVEL", "fatal")  # its other lines on stderr would break the progress
+    ray = ray_module()
     try:
-        ray.init(address, **given)
-    except (ConnectionError, ValueError, RuntimeError, OSError) as error:
-        reason = str(error).partition("\n")[0].rstrip(".")
+        _check_reachable(address)
+        with _without_stderr():
+            ray.init(address, **given)
+    except Exception as error:  # Ray raises Exception too
         hint = "--ray takes HOST:PORT of a cluster's head, auto on a machine of the cluster, or local to start one here"
-        raise SetupError(f"cannot reach Ray at {address}: {reason}.", hint=hint) from None
-    for name in ("ray", "ray.data"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+        raise SetupError(f"cannot reach Ray at {address}: {_reason(error)}.", hint=hint) from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
     try:
         yield
     finally:
         ray.shutdown()
+
+
+@contextmanager
+def _without_stderr() -> Generator[None]:
+    """Drop everything that native code writes to stderr in the block: Ray logs there that it logs less."""
+    stderr, nothing = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, _STDERR)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, _STDERR)
+        os.close(stderr)
+        os.close(nothing)
+
+
+def _check_reachable(address: str) -> None:
+    """Raise an error for an address at which nothing listens. Ray would try for a quarter of an hour."""
+    if "://" in address:
+        raise ValueError("runs take no URLs of Ray Client or of jobs")
+    host, _, port = address.rpartition(":")
+    if host and port.isdigit() and int(port) < _PORTS:
+        create_connection((host.strip("[]"), int(port)), _REACH_SECONDS).close()
+
+
+def _reason(error: Exception) -> str:
+    """Return an error in a line: the first that Ray says, or all where versions differ."""
+    text = str(getattr(error, "strerror", None) or error)
+    lines = text.splitlines() if text.startswith("Version mismatch") else text.splitlines()[:1]
+    return " ".join(" ".join(lines).split()).rstrip(".")
 
 
 def actor_resources(pool: ActorPool, *, on_cpu: bool, tell: Callable[[str], None]) -> ActorResources:

@@ -99,12 +99,11 @@ class Embed:
                 given = given.append_column(field, column)
             return given
         if not hasattr(given, "assign"):
-            hint = 'map_batches takes batch_format="pyarrow" or "pandas"'
+            hint = 'map_batches takes batch_format="pyarrow"'
             raise SetupError(f"a batch is a pyarrow.Table or a pandas.DataFrame, not {type(given).__name__}.", hint=hint)
         if missing := [name for name in self._names.texts if name not in given.columns]:
             raise _missing(missing[0], given.columns)
-        texts = {name: pa.array(given[name], from_pandas=True) for name in self._names.texts}
-        added = self._outputs(pa.table(texts), taken=given.columns)
+        added = self._outputs(pa.table({name: _texts(given[name], name) for name in self._names.texts}), taken=given.columns)
         return given.assign(**{name: _series(added.column(name), given) for name in added.column_names})
 
     def frames(self, batches: Iterable[B]) -> Iterator[B]:
@@ -164,6 +163,13 @@ def _ignore(rows: float, tokens: int) -> None:
 
 def _missing(name: str, there: Iterable[str]) -> InvalidRequest:
     return InvalidRequest(f"the batch has no column {name}; it has {', '.join(map(str, there))}.")
+
+
+def _texts(series: Any, name: str) -> Array:
+    try:
+        return pa.array(series, from_pandas=True)
+    except pa.ArrowException:
+        raise InvalidRequest(f"the column {name} has values that are no texts.") from None
 
 
 def _series(column: Array, frame: Any) -> Any:

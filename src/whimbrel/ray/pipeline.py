@@ -7,6 +7,7 @@ import logging
 import os
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
@@ -22,8 +23,8 @@ from whimbrel.errors import SetupError
 from whimbrel.ray.cluster import room_for
 from whimbrel.ray.modules import ray_module
 from whimbrel.ray.probe import ClusterEmbedder, lost
-from whimbrel.ray.sources import RemoteError
-from whimbrel.ray.worker import ShardTask, ShardWorker, identity
+from whimbrel.ray.sources import RemoteError, identity
+from whimbrel.ray.worker import ShardTask, ShardWorker
 
 _SHARDS_OF_ACTOR: Final = 2
 """Shards that an actor has at once."""
@@ -31,18 +32,16 @@ _RETRIES: Final = 8
 """Times that a shard runs again whose actor died, before the run ends: its texts may be what kills it."""
 
 
+@dataclass(frozen=True, slots=True)
 class ClusterPipeline:
     """The shards of a run on a cluster, with the arguments of `Pipeline`."""
 
-    def __init__(
-        self, job: Job, form: TableForm, *, embedder: ClusterEmbedder, reader: RowReader, watch: Watch, totals: Totals
-    ) -> None:
-        self._job = job
-        self._form = form
-        self._embedder = embedder
-        self._reader = reader
-        self._watch = watch
-        self._totals = totals
+    job: Job
+    form: TableForm
+    embedder: ClusterEmbedder
+    reader: RowReader
+    watch: Watch
+    totals: Totals
 
     def run(self, shards: Sequence[Shard]) -> None:
         """Run shards, and return when all are on disk. Raises SetupError."""
@@ -59,15 +58,15 @@ class ClusterPipeline:
             raise lost(error) from error
 
     def _answers(self, shards: Sequence[Shard]) -> Iterator[Table]:
-        embedder, data = self._embedder, ray_module("ray.data")
+        embedder, data = self.embedder, ray_module("ray.data")
         embedder.stop()
-        logging.getLogger("ray.data").setLevel(logging.ERROR)  # the import has set another
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # it logs tracebacks of errors that it raises too
         context = data.DataContext.get_current()
         context.enable_progress_bars = context.print_on_execution_start = False
-        files = [file._replace(url=file.url if "://" in file.url else os.path.abspath(file.url)) for file in self._reader.files]
-        reader = RowReader(files, self._reader.names, self._reader.schema, self._reader.states)
+        files = [file._replace(url=file.url if "://" in file.url else os.path.abspath(file.url)) for file in self.reader.files]
+        reader = RowReader(files, self.reader.names, self.reader.schema, self.reader.states)
         pool, resources = embedder.pool, embedder.resources
-        task = ShardTask(embedder.source, resources.cores, self._form, reader, self._job.format, identity(embedder))
+        task = ShardTask(embedder.source, resources.cores, self.form, reader, self.job.format, identity(embedder))
         most = min(len(shards), pool.most or len(shards))
         least = min(pool.least, most)
         actors = data.ActorPoolStrategy(
@@ -99,9 +98,9 @@ class ClusterPipeline:
             raise RemoteError(answer["error"], answer["hint"]).here()
         record = msgspec.json.decode(answer["record"], type=Record)
         for file, data in zip(record.files, contents, strict=True):
-            written = write_file(self._job.out, file.path, lambda target, data=data: target.write(data.as_buffer()))
+            written = write_file(self.job.out, file.path, lambda target, data=data: target.write(data.as_buffer()))
             if written != file:
                 raise SetupError(f"{file.path} came with other bytes than were sent.", hint="the same command goes on")
-        write_record(self._job.out, shard, record)
-        self._totals.add(record)
-        self._watch.advance(record.stop - record.start, answer["tokens"])
+        write_record(self.job.out, shard, record)
+        self.totals.add(record)
+        self.watch.advance(record.stop - record.start, answer["tokens"])

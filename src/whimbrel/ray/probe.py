@@ -4,16 +4,20 @@ The machine that starts a run needs neither a GPU nor PyTorch. The actor ends be
 room for one only.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from whimbrel.bulk.embedder import Answer, RequestSizes
-from whimbrel.bulk.manifest import Text
+from whimbrel.bulk.manifest import VERSIONS, Text
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.ray.cluster import ActorPool, ActorResources
 from whimbrel.ray.modules import ray_module
-from whimbrel.ray.sources import RemoteError, Source
+from whimbrel.ray.sources import RemoteError, Source, load_same
 from whimbrel.types.arrays import Int32Array
+
+_TRACEBACK: Final = "Traceback (most recent call last):"
+_OTHER_CODE: Final = ("ModuleNotFoundError", "ImportError", "AttributeError")
+"""Errors of a node that lacks a package, or has another version of it."""
 
 
 class ClusterEmbedder:
@@ -31,9 +35,9 @@ class ClusterEmbedder:
         self.pool = pool
         self.resources = resources
         self._ray = ray_module()
-        tell(f"loading the model in an actor with {resources}")
+        tell(f"loading the model in an actor, when a node has {resources} free")
         remote = self._ray.remote(num_cpus=resources.cpus, num_gpus=resources.gpus)(_Model)
-        self._actor: Any = remote.remote(source, resources.cores)
+        self._actor: Any = remote.remote(source, resources.cores, VERSIONS)
         about = self._ask("about")
         self.model, self.revision, self.settings, self.labels, self.sizes = about
 
@@ -64,16 +68,20 @@ class ClusterEmbedder:
 
 def lost(error: BaseException) -> SetupError:
     """Return the error of a run that Ray has given up."""
-    first = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
-    return SetupError(f"Ray gave up: {first.strip().rstrip('.')}.", hint="what is finished stays; the same command goes on")
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    line = lines[-1] if any(line.endswith(_TRACEBACK) for line in lines) else lines[0]
+    hint = "what is finished stays; the same command goes on"
+    if line.startswith(_OTHER_CODE):
+        hint = "all nodes need the packages of this machine: pip install 'whimbrel[serve,ray]'"
+    return SetupError(f"Ray gave up: {line.rstrip('.')}.", hint=hint)
 
 
 class _Model:
     """The actor."""
 
-    def __init__(self, source: Source, cores: float | None) -> None:
+    def __init__(self, source: Source, cores: float | None, expected: Mapping[str, Any]) -> None:
         try:
-            self._embedder = source.load(cores)
+            self._embedder = load_same(source, cores, expected)
             self._error = None
         except WhimbrelError as error:
             self._error = RemoteError.of(error)

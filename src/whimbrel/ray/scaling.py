@@ -19,9 +19,4 @@ class WaitingTokens:
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         metrics: dict[str, dict[Any, float]] = context.aggregated_metrics or {}
         waiting = sum(metrics.get(WAITING, {}).values())
-        return replicas_for(waiting, self._per_replica, context.current_num_replicas), {}
-
-
-def replicas_for(waiting: float, per_replica: float, current: int) -> float:
-    """Return the number of replicas for the tokens that wait at all of them."""
-    return max(waiting / per_replica, current - 1)
+        return max(waiting / self._per_replica, context.current_num_replicas - 1), {}

@@ -1,9 +1,12 @@
 """Sources of models: everything that another process needs to load the same model with the same settings."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from socket import gethostname
 from typing import Any, NamedTuple, Protocol
 
 from whimbrel.bulk.embedder import Embedder, EngineEmbedder
+from whimbrel.bulk.manifest import VERSIONS
 from whimbrel.engine.engine import Engine
 from whimbrel.errors import SetupError, WhimbrelError
 from whimbrel.types.machine_limits import read_limits
@@ -35,6 +38,26 @@ class EngineSource:
 def share_of(cores: float | None) -> dict[str, Any]:
     """Return the option of an engine that computes on this number of the machine's cores."""
     return {} if cores is None else {"num_replicas": max(1, int(read_limits().usable_cores / max(1.0, cores)))}
+
+
+def identity(embedder: Embedder) -> dict[str, Any]:
+    """Return everything of a process that the output depends on."""
+    return {**VERSIONS, "model": embedder.model, "revision": embedder.revision, **embedder.settings}
+
+
+def load_same(source: Source, cores: float | None, expected: Mapping[str, Any]) -> Embedder:
+    """Load a model in this process, whose `identity` must have the `expected` values. Raises WhimbrelError."""
+    _check_same(expected, VERSIONS)
+    embedder = source.load(cores)
+    _check_same(expected, identity(embedder))
+    return embedder
+
+
+def _check_same(expected: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+    for name, value in here.items():
+        if (other := expected.get(name, value)) != value:
+            message = f"the node {gethostname()} has another {name}: {value}, and not {other}."
+            raise SetupError(message, hint="all nodes need the same packages and kind of device; --dtype fixes the dtype")
 
 
 class RemoteError(NamedTuple):

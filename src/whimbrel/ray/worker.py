@@ -6,18 +6,17 @@ It writes nothing. So a shard that runs twice, since its actor died or seemed to
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from socket import gethostname
 from typing import Any, Final
 
-from whimbrel import __version__
 from whimbrel.bulk.arrow import Table, pa
 from whimbrel.bulk.compute import TableForm, begin
-from whimbrel.bulk.embedder import Embedder
-from whimbrel.bulk.folder import shard_contents
-from whimbrel.bulk.manifest import Record, Shard, encode
+from whimbrel.bulk.folder import record_of, shard_contents
+from whimbrel.bulk.manifest import Shard, encode
 from whimbrel.bulk.output_files import OutputFormat
 from whimbrel.bulk.rows import RowReader
 from whimbrel.errors import SetupError, WhimbrelError
-from whimbrel.ray.sources import RemoteError, Source
+from whimbrel.ray.sources import RemoteError, Source, load_same
 
 ANSWER: Final = pa.schema(
     [
@@ -45,12 +44,6 @@ class ShardTask:
     """The `identity` of the first node, which all must have."""
 
 
-def identity(embedder: Embedder) -> dict[str, Any]:
-    """Return everything of this process that the output depends on."""
-    about = {"whimbrel": __version__, "pyarrow": pa.__version__, "model": embedder.model, "revision": embedder.revision}
-    return about | embedder.settings
-
-
 class ShardWorker:
     """Computes shards. Ray Data calls it, in two threads at once, so that one shard is read or encoded while another runs."""
 
@@ -58,9 +51,8 @@ class ShardWorker:
         self._task = task
         self._error: RemoteError | None = None
         try:
-            self._embedder = task.source.load(task.cores)
+            self._embedder = load_same(task.source, task.cores, task.expected)
             self._threads = ThreadPoolExecutor(self._embedder.sizes.in_flight)
-            _check_same(task.expected, identity(self._embedder))
         except WhimbrelError as error:
             self._error = RemoteError.of(error)
 
@@ -84,17 +76,13 @@ class ShardWorker:
             nonlocal tokens
             tokens += more
 
-        (rows,) = task.reader.read([shard])
+        try:
+            (rows,) = task.reader.read([shard])
+        except SetupError as error:
+            hint = "all nodes need the same files, with the same times, at the same paths or URLs"
+            raise SetupError(f"the node {gethostname()}: {error}", hint=hint) from None
         result = begin(rows, task.form, self._embedder, self._threads, advance).result()
         contents = shard_contents(shard, rows.path, result, kind=task.format, vectors=task.form.vectors)
         files = [content.in_memory() for content in contents]
-        counts = result.num_done, result.num_cut, len(result.faults)
-        record = Record(rows.path, shard.start, shard.stop, *counts, tuple(file for file, _ in files))
+        record = record_of(shard, rows.path, result, (file for file, _ in files))
         return {"record": encode(record), "contents": [data for _, data in files], "tokens": tokens}
-
-
-def _check_same(expected: Mapping[str, Any], here: Mapping[str, Any]) -> None:
-    for name, value in expected.items():
-        if here.get(name) != value:
-            message = f"a node has another {name} than the first: {here.get(name)}, and not {value}."
-            raise SetupError(message, hint="all nodes need the same packages and kind of device; --dtype fixes the dtype")
