@@ -72,7 +72,10 @@ def test_an_answer_that_no_line_can_hold_is_refused() -> None:
     assert lines.readable(LineAnswer(200, b"\0\1", "application/octet-stream")).status == 400
     assert lines.readable(LineAnswer(503, b"<html>", "text/html")).status == 503
     assert lines.readable(LineAnswer(200, b'{"a":\n1}')).body == b'{"a":1}'
-    assert lines.readable(LineAnswer(200, b'{"a":\n')).status == 502
+    for broken in (b'{"a":\n', b'{"a":1', b"", b"[" * 100_000):
+        assert lines.readable(LineAnswer(200, broken)).status == 502
+    cut = lines.readable(LineAnswer(500, b""))
+    assert (cut.status, json.loads(cut.body)["error"]["code"]) == (500, "invalid_answer")
 
 
 def test_ids_of_lines_are_the_same_whenever_they_are_run() -> None:
