@@ -360,6 +360,26 @@ def test_records_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     run(tmp_path, steps)
 
 
+def test_J16_batches_that_have_ended_take_no_turn_after_a_restart(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        assert client.app.batches is not None
+        store = client.app.batches.store
+        old = [await client.ended(await client.create(line("a"))) for _ in range(3)]
+        left = store.batch_folder(old[0]["id"]) / "input.jsonl"  # of a process that was killed at the end of its batch
+        left.write_text(line("a"))
+        await client.app.batches.stop()
+        batch = await client.create(line("a"))
+        ended: set[str] = set()
+        assert [record.id for record in store.unfinished(ended)] == [batch["id"]]
+        assert ended == {each["id"] for each in old}
+        store.sweep()
+        assert not left.exists()
+        client.app.batches.start()
+        assert (await client.ended(batch))["status"] == "completed"
+
+    run(tmp_path, steps)
+
+
 def test_J20_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         left = [client.folder / "files" / ".new-1.part", client.folder / "files" / f"file-{32 * '1'}.jsonl"]

@@ -79,6 +79,7 @@ class BatchRunner:
     store: Store
     serving: Serving
     _ended: set[str] = field(default_factory=set[str])
+    """Batches that are known to have ended."""
     _tasks: dict[str, tuple[str, asyncio.Task[None]]] = field(default_factory=dict[str, "tuple[str, asyncio.Task[None]]"])
     """Batch -> its owner and its task."""
     _running: asyncio.Task[None] | None = None
@@ -128,12 +129,10 @@ class BatchRunner:
 
     async def _begin_next(self) -> None:
         """Begin batches whose turn it is, and those that are to end without a turn."""
-        for batch_id, (_, task) in list(self._tasks.items()):
-            if task.done():
-                del self._tasks[batch_id]
-                self._ended.add(batch_id)
-        waiting = await asyncio.to_thread(self.store.unfinished, lambda name: name in self._ended or name in self._tasks)
-        for record in waiting:
+        self._tasks = {batch_id: each for batch_id, each in self._tasks.items() if not each[1].done()}
+        for record in await asyncio.to_thread(self.store.unfinished, self._ended):
+            if record.id in self._tasks:
+                continue
             busy = {owner for owner, _ in self._tasks.values()}
             has_turn = record.owner not in busy and len(busy) < _MAX_OWNERS
             if has_turn or await asyncio.to_thread(self._is_over, record):
@@ -145,8 +144,7 @@ class BatchRunner:
     async def _work(self, record: BatchRecord) -> None:
         """Bring a batch to its end, whatever happens to it."""
         try:
-            state = await asyncio.to_thread(self.store.state, record.id)
-            ended = state if state.has_ended else await self._to_end(record, state)
+            ended = await self._to_end(record, await asyncio.to_thread(self.store.state, record.id))
         except (_Failed, KeyGone, OSError) as error:
             ended = _failed(await asyncio.to_thread(self._last_state, record), _problem(error))
             _log.warning("batch %s failed: %s", record.id, ended.problems[0].message)

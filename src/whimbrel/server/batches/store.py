@@ -13,7 +13,7 @@ process at any time only files remain that `sweep` removes. All functions block.
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -242,10 +242,18 @@ class Store:
         finally:
             os.close(lock)
 
-    def unfinished(self, is_known: Callable[[str], bool]) -> list[BatchRecord]:
-        """Return the batches that are not known to have ended, the oldest first."""
-        records = (self._batch_record(batch_id) for batch_id in self._ids() if not is_known(batch_id))
-        return [record for record in records if record is not None]
+    def unfinished(self, ended: set[str]) -> list[BatchRecord]:
+        """Return the batches that have not ended, the oldest first. Add those that have to `ended`; these are not read again."""
+        found: list[BatchRecord] = []
+        for batch_id in self._ids():
+            if batch_id in ended or (record := self._batch_record(batch_id)) is None:
+                continue
+            state = _readable(self.batch_folder(batch_id) / _STATE, BatchState)
+            if state is not None and state.has_ended:
+                ended.add(batch_id)
+            else:
+                found.append(record)
+        return found
 
     def state(self, batch_id: str) -> BatchState:
         return read_record(self.batch_folder(batch_id) / _STATE, BatchState) or BatchState()
@@ -291,9 +299,11 @@ class Store:
                 if entry.name.startswith(_NEW):
                     rmtree(entry.path, ignore_errors=True)
                 elif BATCH_ID.fullmatch(entry.name):
-                    ended = self.state(entry.name).ended_at
-                    if ended is not None and ended + KEPT_SECONDS <= now():
+                    state = self.state(entry.name)
+                    if state.ended_at is not None and state.ended_at + KEPT_SECONDS <= now():
                         rmtree(entry.path, ignore_errors=True)
+                    elif state.has_ended:
+                        self.drop_work(entry.name)
 
     def used(self) -> int:
         """Return the bytes of all files, and of the answers of batches that run."""
