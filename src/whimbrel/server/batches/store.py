@@ -243,7 +243,7 @@ class Store:
             os.close(lock)
 
     def unfinished(self, ended: set[str]) -> list[BatchRecord]:
-        """Return the batches that have not ended, the oldest first. Add those that have to `ended`; these are not read again."""
+        """Return the batches that have not ended, the oldest first. Add the others to `ended`, and read these no more."""
         found: list[BatchRecord] = []
         for batch_id in self._ids():
             if batch_id in ended or (record := self._batch_record(batch_id)) is None:
