@@ -72,7 +72,7 @@ class Dispatcher:
         self._num_idle = 0
         self._in_flight = 0
         self._overtakable: list[int] = []
-        """For each batch in flight that a small request may overtake, the last priority that may."""
+        """The last priority of small requests that may overtake it, for each batch in flight where there is one."""
         self._exclusive = False
         self._closed = False
         self._broken = False

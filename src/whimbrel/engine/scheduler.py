@@ -66,7 +66,7 @@ class Scheduler(Generic[K]):
         self.small_tokens = 0
         """The queued tokens that belong to small jobs."""
         self.ordinary_tokens = 0
-        """The queued tokens that an ordinary request waits for, or that wait with it: less urgent ones are left out."""
+        """The queued tokens without those that are less urgent than an ordinary request."""
         self.ordinary_small_tokens = 0
         self._max_batch_tokens = max_batch_tokens
         self._good_batches = 0

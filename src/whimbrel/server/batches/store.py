@@ -307,8 +307,7 @@ class Store:
 
     def used(self) -> int:
         """Return the bytes of all files, and of the answers of batches that run."""
-        sizes: dict[int, int] = {}
-        """By inode, since a file, the inputs of batches and answers may be links to each other."""
+        sizes: dict[int, int] = {}  # by inode: inputs and answers of batches may be links to files
         for folder in (self._files, *map(self.batch_folder, self._ids())):
             for entry in _entries(folder):
                 if entry.name.endswith((".jsonl", ".part")):
