@@ -142,7 +142,7 @@ def test_J21_lines_take_no_room_in_the_queue_from_other_requests(runner: StepRun
     load = lanes.dispatcher.load
     assert (load.queued_tokens, load.ordinary_tokens, load.ordinary_small_tokens) == (3800, 2000, 0)
     with pytest.raises(Overloaded, match="2,000 tokens wait already; the queue takes 2,000"):
-        lanes.submit(bulk(2010))
+        lanes.submit(bulk(*range(2010, 2019)))
     running.finish()
     assert words_until(runner, 10) != []
     words_until(runner, 9)
