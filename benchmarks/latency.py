@@ -6,7 +6,7 @@ The server is `whimbrel serve` of the packaged all-MiniLM-L6-v2, with a queue wi
 of 12 words, are sent one after another on a kept connection: first while the server is otherwise idle, then, in the time that
 this took at least and again and again, beside bulk clients. Each of these sends requests of 2,048 texts of 4 to 60 words as
 base64, one after another. Queries begin once bulk is queued, and each round has its own. With `--batch` a batch file runs in
-place of the clients, by /v1/batches, of lines with so many of these texts each.
+place of the clients, by /v1/batches. Its lines have this number of such texts each.
 
 All responses to queries are compared with the vectors of the in-process Engine, bit by bit. Percentiles are over the queries of
 all rounds. The last column has the smallest and the largest percentile of one round. Clients and server share the cores.

@@ -130,7 +130,7 @@ class Dispatcher:
         is_ordinary = scheduling.priority <= ORDINARY.priority
         waiting = scheduler.ordinary_tokens if is_ordinary else scheduler.queued_tokens
         if not waiting:
-            return  # an empty queue admits everything, and what is less urgent takes no room from it
+            return  # an empty queue admits everything; less urgent requests take no room from this one
         ahead = scheduler.tokens_ahead(tokens, scheduling.priority, tenant=scheduling.tenant)
         queue = QueueState(waiting, ahead, self._num_bytes, self._throughput.value)
         small, returns, jitter = scheduler.kind_of(tokens) == "small", scheduling.waited > 0, random.random()  # noqa: S311
@@ -379,7 +379,7 @@ class Dispatcher:
 def _overtaken_by(batch: ScheduledBatch[Job]) -> int | None:
     """Return the last priority whose small requests may overtake a batch in flight, None if none may.
 
-    Bulk is overtaken by what is as urgent; any batch that is less urgent than ordinary requests, by what is more urgent.
+    Bulk is overtaken by requests as urgent; any batch less urgent than ordinary requests, by more urgent ones.
     """
     if batch.kind == "bulk":
         return batch.priority
