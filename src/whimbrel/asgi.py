@@ -118,5 +118,6 @@ class _App:
         app = server_app.create_app(ModelRegistry(*self._engines), guards=self._limits)
         self._batches = app.batches
         if app.batches is not None:
+            app.batches.store.prepare()
             app.batches.start()
         return app

@@ -66,10 +66,18 @@ def test_J17_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(
         "",
         {**request("get", input="a"), "method": "GET"},
         request("base64", input="a", encoding_format="base64"),
+        *(
+            request(f"as vLLM {url}", url, text_1="a query", text_2=["a document", "another"])
+            for url in ("/score", "/v1/score")
+        ),
+        *(
+            request(f"as vLLM {url}", url, query="a query", documents=["a document", "another"])
+            for url in ("/rerank", "/v1/rerank", "/v2/rerank")
+        ),
     ]
     source, out = write(tmp_path / "in.jsonl", requests), tmp_path / "out.jsonl"
     _, err = here.run("run-batch", "-i", str(source), "-o", str(out), code=3)
-    assert b"32 requests, of which 8 were refused" in err
+    assert b"37 requests, of which 8 were refused" in err
     answers = read(out)
     assert [each["custom_id"] for each in answers] == [
         each["custom_id"] if isinstance(each, dict) else "" for each in requests if each
@@ -87,6 +95,7 @@ def test_J17_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(
         200,
         400,
         200,
+        *[200] * 5,
     ]
     for answer in answers:
         assert set(answer) == {"id", "custom_id", "response", "error"}
@@ -99,6 +108,10 @@ def test_J17_every_line_has_its_answer_or_its_error_in_the_order_of_the_file(
     assert np.array_equal(np.array(vectors, np.float32), engine.embed(texts))
     scores = [each["score"] for each in answers[21]["response"]["body"]["data"]]
     assert np.array_equal(np.float32(scores), engine.score("a query", ["a document", "another"]))
+    for answer in answers[-5:]:
+        body = answer["response"]["body"]
+        found = sorted(body.get("data") or body["results"], key=lambda each: each["index"])
+        assert [each.get("score", each.get("relevance_score")) for each in found] == pytest.approx(scores, abs=1e-6)
     assert answers[29]["response"]["body"]["data"] == answers[0]["response"]["body"]["data"]
     assert len({each["id"] for each in answers}) == len(answers)
     assert not out.with_name("out.jsonl.partial").exists()
@@ -120,6 +133,10 @@ def test_what_is_wrong_with_the_command_is_said_before_a_model_is_loaded(here: H
     assert "--model is for a model that runs here" in here.error(*base, out, "--url", "http://127.0.0.1:1", "-m", "x")
     assert "--max-length is for a model" in here.error(*base, out, "--url", "http://127.0.0.1:1", "--max-length", "3")
     assert "--url" in here.error(*base, out, "--url", "nowhere")
+    assert "no regular file" in here.error(*base, "/dev/null")
+    assert "no regular file" in here.error("run-batch", "-i", "/dev/null", "-o", out)
+    assert "-i takes a file, and not a URL" in here.error("run-batch", "-i", "https://example.com/in.jsonl", "-o", out)
+    assert "-o takes a file, and not a URL" in here.error(*base, "http://example.com/out.jsonl")
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -162,6 +179,29 @@ def number_of(out: Path) -> int:
         return json.loads((out.with_name(f"{out.name}.partial") / "progress.json").read_bytes())["number"]
     except FileNotFoundError:
         return 0
+
+
+def test_J18_an_input_that_changes_during_its_run_gives_no_file(server: FakeServer, tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [request(f"r{number}", input="text") for number in range(500)])
+    out = tmp_path / "out.jsonl"
+    with subprocess.Popen(command(source, out, server), stderr=subprocess.PIPE) as process:
+        assert wait_for(lambda: number_of(out) > 0, 30)
+        with source.open("a") as file:
+            file.write(json.dumps(request("late", input="text")) + "\n")
+        told = process.communicate(timeout=120)[1]
+    assert process.returncode == 1
+    assert b"has changed since the run began" in told
+    assert not out.exists()
+    again = subprocess.run(command(source, out, server), check=False, capture_output=True, timeout=60)
+    assert (again.returncode, b"it differs in input" in again.stderr) == (1, True)
+
+
+def test_H20_a_file_asks_a_server_for_routes_of_models_alone(server: FakeServer, tmp_path: Path) -> None:
+    urls = ("/admin/models", "//example.com/v1/embeddings", "http://example.com/", "/v1/files", "/v1/embeddings?x=1", "")
+    source, out = write(tmp_path / "in.jsonl", [request(url, url, input="a") for url in urls]), tmp_path / "out.jsonl"
+    ended = subprocess.run(command(source, out, server), check=False, capture_output=True, timeout=60)
+    assert ended.returncode == 3
+    assert [each["response"]["status_code"] for each in read(out)] == [404] * len(urls)
 
 
 def test_J18_the_answers_of_another_input_are_not_mixed(server: FakeServer, tmp_path: Path) -> None:

@@ -162,4 +162,4 @@ def test_every_request_gets_the_one_answer_that_is_right(seed: int, minilm: Path
     assert (watch.wrong, watch.on_device) == ([], {})
     dispatch: Any = lanes.dispatcher
     assert (dispatch._jobs, dispatch._num_bytes, dispatch._in_flight, dispatch._scheduler.queued_tokens) == (set(), 0, 0, 0)
-    assert (dispatch._bulk, dispatch._num_idle) == ([], 0)
+    assert (dispatch._overtakable, dispatch._num_idle) == ([], 0)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from whimbrel.server.batches import lines
+from whimbrel.server.batches import lines, partial
 from whimbrel.server.batches.journal import Journal, Progress, read_progress
 from whimbrel.server.batches.lines import LineAnswer, LineError
 from whimbrel.server.batches.reading import Line, LineReader
@@ -72,7 +72,10 @@ def test_an_answer_that_no_line_can_hold_is_refused() -> None:
     assert lines.readable(LineAnswer(200, b"\0\1", "application/octet-stream")).status == 400
     assert lines.readable(LineAnswer(503, b"<html>", "text/html")).status == 503
     assert lines.readable(LineAnswer(200, b'{"a":\n1}')).body == b'{"a":1}'
-    assert lines.readable(LineAnswer(200, b'{"a":\n')).status == 502
+    for broken in (b'{"a":\n', b'{"a":1', b"", b"[" * 100_000):
+        assert lines.readable(LineAnswer(200, broken)).status == 502
+    cut = lines.readable(LineAnswer(500, b""))
+    assert (cut.status, json.loads(cut.body)["error"]["code"]) == (500, "invalid_answer")
 
 
 def test_ids_of_lines_are_the_same_whenever_they_are_run() -> None:
@@ -111,6 +114,45 @@ def test_a_journal_is_cut_to_its_record(tmp_path: Path) -> None:
     (tmp_path / "progress.json").write_bytes(b"{half")
     with pytest.raises(ValueError, match="cannot be read"):
         read_progress(tmp_path)
+
+
+def test_J16_a_journal_whose_answers_have_gone_begins_anew(tmp_path: Path) -> None:
+    for harm in (lambda file: file.unlink(), lambda file: file.write_bytes(b"a")):  # pyright: ignore[reportUnknownLambdaType]
+        journal = Journal(tmp_path, (ANSWERS,))
+        journal.commit(Progress(number=2, offset=20, completed=2), {ANSWERS: [b"a\n", b"b\n"]})
+        journal.close()
+        harm(tmp_path / ANSWERS)
+        again = Journal(tmp_path, (ANSWERS,))
+        again.close()
+        assert again.progress == read_progress(tmp_path) == Progress()
+        assert (tmp_path / ANSWERS).read_bytes() == b""
+
+
+def test_J16_a_run_that_is_killed_in_its_last_step_gives_the_same_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, identity = tmp_path / "out", partial.RunIdentity(version="1", input_sha256="", model="m", revision="", options={})
+    starts: list[int] = []
+
+    def run_once() -> None:
+        with partial.partial_run(out, identity, restart=False) as journal:
+            starts.append(journal.progress.number)
+            if not journal.progress.number:
+                journal.commit(Progress(number=1, offset=2, completed=1), {partial.ANSWERS: [b"a\n"]})
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for deletes in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr(partial, "rmtree", killed)
+            with pytest.raises(KeyboardInterrupt):
+                run_once()
+        assert out.read_bytes() == b"a\n"
+        if deletes:
+            out.unlink()
+        run_once()
+        assert list(tmp_path.iterdir()) == [out]
+        assert out.read_bytes() == b"a\n"
+    assert starts == [0, 1, 0, 0]
 
 
 def run_file(folder: Path, file: Path, answer: Any, **options: Any) -> bool:

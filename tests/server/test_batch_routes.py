@@ -17,12 +17,15 @@ import pytest
 
 from asgi import Answer, call
 from fake_embedder import FakeEmbedder
+from whimbrel.errors import TooLarge
 from whimbrel.server.app.app import App, create_app
 from whimbrel.server.app.limits import ServerLimits
 from whimbrel.server.app.own_requests import LOWEST
 from whimbrel.server.app.routing import ModelRegistry
 from whimbrel.server.batches import journal, runner, store
+from whimbrel.server.batches.lines import LineAnswer
 from whimbrel.server.batches.records import BatchRecord
+from whimbrel.server.batches.run import Window
 from whimbrel.server.keys import ApiKey
 
 EMBEDDINGS = "/v1/embeddings"
@@ -46,14 +49,15 @@ def form(content: bytes | str, purpose: str | None = "batch", name: str = "in.js
 class Client:
     """Calls of an app, with the key of a client."""
 
-    def __init__(self, app: App, embedder: FakeEmbedder, folder: Path, key: str = "") -> None:
+    def __init__(self, app: App, served: ModelRegistry, embedder: FakeEmbedder, folder: Path, key: str = "") -> None:
         self.app = app
+        self.served = served
         self.embedder = embedder
         self.folder = folder
         self.key = key
 
     def with_key(self, key: str) -> Client:
-        return Client(self.app, self.embedder, self.folder, key)
+        return Client(self.app, self.served, self.embedder, self.folder, key)
 
     async def send(self, method: str, path: str, body: bytes | list[bytes] = b"", kind: str = "", **headers: str) -> Answer:
         headers |= {"content_type": kind} if kind else {}
@@ -96,13 +100,14 @@ def run(folder: Path, steps: Callable[[Client], Awaitable[None]], *, starts: boo
 
     async def main() -> None:
         embedder = FakeEmbedder()
-        app = create_app(ModelRegistry(embedder), guards=ServerLimits(batch_dir=str(folder), **limits))
+        served = ModelRegistry(embedder)
+        app = create_app(served, guards=ServerLimits(batch_dir=str(folder), **limits))
         assert app.batches is not None
         app.batches.store.prepare()
         if starts:
             app.batches.start()
         try:
-            await steps(Client(app, embedder, folder))
+            await steps(Client(app, served, embedder, folder))
         finally:
             await app.batches.stop()
 
@@ -355,6 +360,26 @@ def test_records_that_cannot_be_read_hide_no_others(tmp_path: Path) -> None:
     run(tmp_path, steps)
 
 
+def test_J16_batches_that_have_ended_take_no_turn_after_a_restart(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        assert client.app.batches is not None
+        store = client.app.batches.store
+        old = [await client.ended(await client.create(line("a"))) for _ in range(3)]
+        left = store.batch_folder(old[0]["id"]) / "input.jsonl"  # of a process that was killed at the end of its batch
+        left.write_text(line("a"))
+        await client.app.batches.stop()
+        batch = await client.create(line("a"))
+        ended: set[str] = set()
+        assert [record.id for record in store.unfinished(ended)] == [batch["id"]]
+        assert ended == {each["id"] for each in old}
+        store.sweep()
+        assert not left.exists()
+        client.app.batches.start()
+        assert (await client.ended(batch))["status"] == "completed"
+
+    run(tmp_path, steps)
+
+
 def test_J20_what_killed_processes_left_is_removed(tmp_path: Path) -> None:
     async def steps(client: Client) -> None:
         left = [client.folder / "files" / ".new-1.part", client.folder / "files" / f"file-{32 * '1'}.jsonl"]
@@ -466,16 +491,152 @@ def test_J24_a_batch_of_a_key_that_is_no_key_any_more_fails(tmp_path: Path) -> N
 
 def test_J24_budgets_of_the_key_count_and_a_batch_waits_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runner, "_LONGEST_PAUSE", 0.05)
-    key = ApiKey(name="one", digest=sha256(b"k1").digest(), tokens_per_minute=300, requests_in_flight=4)
+    key = ApiKey(name="one", digest=sha256(b"k1").digest(), tokens_per_minute=6000, requests_in_flight=4)
 
     async def steps(client: Client) -> None:
         one = client.with_key("k1")
         begin = time.monotonic()
-        done = await one.ended(await one.create("\n".join(line(str(number)) for number in range(101))))
-        assert time.monotonic() - begin >= 0.5  # 303 tokens; five come back every second
-        assert done["request_counts"] == {"total": 101, "completed": 101, "failed": 0}
+        batch = await one.create("\n".join(line(str(number), input=["a"] * 20) for number in range(51)))
+        done = await one.ended(batch)
+        assert time.monotonic() - begin >= 0.5  # 3,060 tokens; a hundred come back every second, and half is for others
+        assert done["request_counts"] == {"total": 51, "completed": 51, "failed": 0}
 
     run(tmp_path, steps, keys=(key,))
+
+
+def test_J21_a_batch_leaves_half_of_its_key_s_budgets_to_other_requests(tmp_path: Path) -> None:
+    key = ApiKey(name="one", digest=sha256(b"k1").digest(), tokens_per_day=600, requests_per_minute=400)
+
+    async def steps(client: Client) -> None:
+        one = client.with_key("k1")
+        batch = await one.create("\n".join(line(str(number)) for number in range(110)))
+        for _ in range(1000):
+            if (await one.get(f"/v1/batches/{batch['id']}"))["request_counts"]["completed"] == 100:
+                break
+            await asyncio.sleep(0.02)
+        for left in range(99, 0, -1):  # 3 tokens each
+            answer = await one.send("POST", EMBEDDINGS, b'{"input": "a"}', "application/json")
+            assert (answer.status, answer.headers["x-ratelimit-remaining-tokens"]) == (200, str(3 * left))
+        assert len(client.embedder.requests) == 100 + 99  # no line ran meanwhile
+
+    run(tmp_path, steps, keys=(key,))
+
+
+def test_J21_of_lines_that_find_no_room_one_at_a_time_asks_again(tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    async def ask(path: str, body: bytes, *, request_id: str, key: ApiKey | None = None) -> LineAnswer:
+        asked.append(request_id)
+        await asyncio.sleep(0)
+        return LineAnswer(429, b"{}", retry_after=0.001) if 60 < len(asked) < 300 else LineAnswer(200, b"{}")
+
+    async def steps(client: Client) -> None:
+        assert client.app.batches is not None
+        lines_run = runner.BatchRunner(client.app.batches.store, runner.Serving(ask, lambda _: None, Window, 1000))
+        lines_run.start()
+        try:
+            done = await client.ended(await client.create("\n".join(line(str(number)) for number in range(150))))
+        finally:
+            await lines_run.stop()
+        assert (done["status"], done["request_counts"]["completed"]) == ("completed", 150)
+        again = [each for each in set(asked) if asked.count(each) > 2]
+        assert len(again) == 1
+
+    run(tmp_path, steps, starts=False)
+
+
+def test_J20_bytes_count_once_however_many_batches_have_them(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        file = (await client.upload("x" * 500))["id"]
+        assert client.app.batches is not None
+        used = client.app.batches.store.used
+        for _ in range(3):
+            assert (await client.post_batch(input_file_id=file)).status == 200
+            assert used() == 500
+        await client.send("DELETE", f"/v1/files/{file}")
+        assert used() == 500
+        assert error_of(await client.send("POST", "/v1/files", form("y" * 500), FORM))[0] == 413
+
+    run(tmp_path, steps, starts=False, max_files_bytes=1000)
+
+
+def test_J20_uploads_at_a_time_do_not_share_the_same_room(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        assert client.app.batches is not None
+        store = client.app.batches.store
+        first = store.begin_upload(600)
+        for announced in (600, None):
+            with pytest.raises(TooLarge, match="all files have"):
+                store.begin_upload(announced)
+        first.write(b"a")
+        assert store.add_file(first, "", "a", 3600).bytes == store.used() == 1
+        first.close()
+        store.begin_upload(900).close()
+        assert store.used() == 1
+
+    run(tmp_path, steps, starts=False, max_files_bytes=1000)
+
+
+def test_J23_a_folder_that_goes_away_is_said_and_used_again_when_it_comes_back(tmp_path: Path) -> None:
+    folder = tmp_path / "batches"
+
+    async def steps(client: Client) -> None:
+        file = (await client.upload(line("a")))["id"]
+        folder.rename(tmp_path / "away")
+        status, message, _ = error_of(await client.send("GET", "/v1/files"))
+        assert (status, "folder of batches: No such file" in message) == (507, True)
+        assert error_of(await client.send("POST", "/v1/files", form("a"), FORM))[0] == 507
+        assert error_of(await client.post_batch(input_file_id=file))[0] in (404, 507)
+        assert (await client.send("POST", EMBEDDINGS, b'{"input": "a"}', "application/json")).status == 200
+        (tmp_path / "away").rename(folder)
+        batch = json.loads((await client.post_batch(input_file_id=file)).body)
+        assert (await client.ended(batch))["status"] == "completed"
+
+    run(folder, steps)
+
+
+def test_J16_an_input_may_be_deleted_while_its_batch_runs(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        client.embedder.go.clear()
+        batch = await client.create("\n".join(line(str(number)) for number in range(60)))
+        await client.ended(batch, "in_progress")
+        assert (await client.send("DELETE", f"/v1/files/{batch['input_file_id']}")).status == 200
+        assert (await client.send("GET", f"/v1/files/{batch['input_file_id']}/content")).status == 404
+        client.embedder.go.set()
+        done = await client.ended(batch)
+        assert (done["status"], done["request_counts"]["completed"]) == ("completed", 60)
+
+    run(tmp_path, steps)
+
+
+def test_J16_lines_that_come_after_their_model_has_gone_have_the_error(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        client.embedder.go.clear()
+        batch = await client.create("\n".join(line(str(number), input="a", model="fake") for number in range(60)))
+        await client.ended(batch, "in_progress")
+        while not client.embedder.requests:
+            await asyncio.sleep(0.01)
+        client.served.switch([])
+        client.embedder.go.set()
+        done = await client.ended(batch)
+        counts = done["request_counts"]
+        assert (done["status"], counts["completed"] + counts["failed"]) == ("completed", 60)
+        assert counts["completed"] == len(client.embedder.requests)
+        assert {each["response"]["status_code"] for each in await client.lines(done["error_file_id"])} == {404}
+
+    run(tmp_path, steps)
+
+
+def test_H20_names_of_files_are_kept_short_and_without_control_characters(tmp_path: Path) -> None:
+    async def steps(client: Client) -> None:
+        kept = await client.upload("a", name="a\x00\tb\u202e.jsonl" + "x" * 500)
+        assert kept["filename"].startswith("'a\\x00\\tb\\u202e.jsonl")
+        assert len(kept["filename"]) < 300
+        answer = await client.send("GET", f"/v1/files/{kept['id']}/content")
+        assert "content-disposition" not in answer.headers
+        assert answer.headers["content-type"] == "application/octet-stream"
+
+    run(tmp_path, steps, starts=False)
 
 
 def test_J19_lists_have_pages(tmp_path: Path) -> None:

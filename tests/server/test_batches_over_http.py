@@ -132,6 +132,9 @@ def test_J19_lists_have_pages(tmp_path: Path) -> None:
         batches = [create(client, content_of(1)).id for _ in range(3)]
         assert [each.id for each in client.batches.list(limit=2)] == batches[::-1]
         base = f"http://127.0.0.1:{server.port}/v1"
+        page = client.batches.list(limit=2, after=batches[2])
+        assert ([each.id for each in page.data], page.has_more) == (batches[1::-1], False)
+        assert [each.id for each in client.files.list(limit=1, order="asc", after=files[0]).data] == [files[1]]
         for query in ("limit=0", "limit=x", "limit=101", "after=batch_x", "after=../x"):
             assert httpx2.get(f"{base}/batches?{query}").status_code == 400
         for query in ("order=up", "limit=10001", "limit=-1"):

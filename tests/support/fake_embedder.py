@@ -149,6 +149,7 @@ def main() -> None:
             served = ModelRegistry(cast(AsyncEmbedder, FakeEmbedder(seconds)))
             app = create_app(served, guards=guards)
             if app.batches is not None:
+                app.batches.store.prepare()
                 app.batches.start()
             server = Server(app, listener.fileno(), guards, render_error)
             print(listener.getsockname()[1], flush=True)  # noqa: T201

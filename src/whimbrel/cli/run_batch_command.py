@@ -75,19 +75,15 @@ def run_batch(
     ] = None,
     **given: Any,
 ) -> None:  # fmt: skip
-    if not input_file.is_file():
-        raise SetupError(f"there is no file {input_file}.")
-    if not output_file.parent.is_dir():
-        raise SetupError(f"cannot write {output_file}: no folder {output_file.parent}.")
-    if output_file.is_dir() or (output_file.exists() and output_file.samefile(input_file)):
-        raise SetupError(f"cannot write {output_file}: it is {'a folder' if output_file.is_dir() else 'the input'}.")
+    _check_files(input_file, output_file)
     options = {name: str(value) for name, value in given.items() if value not in (None, False, [], ())}
     if url is not None and (model is not None or options):
         used = "model" if model is not None else next(iter(options))
         raise SetupError(f"--{used.replace('_', '-')} is for a model that runs here, and not for --url.")
     settings = None if url is None else _settings_of(url)
     need("starlette", *(("torch",) if url is None else ()))
-    with console.signals_exit(), _errors_of(output_file):
+    before = _stamp(input_file)
+    with console.signals_exit():
         if settings is None:
             with loaded(model, given) as engine:
                 from whimbrel.engine.engine import AsyncEngine
@@ -96,34 +92,69 @@ def run_batch(
                 options |= {"dtype": plan.dtype, "device": plan.device, "max_length": str(plan.max_length)}
                 identity = _identity(input_file, plan.served_name, plan.revision, options)
                 asking = partial(_asking_here, AsyncEngine(engine))
-                code = _run(input_file, output_file, identity, asking, restart=restart)
+                code = _run(input_file, output_file, identity, asking, before=before, restart=restart)
         else:
             identity = _identity(input_file, settings.urls[0], "", {})
-            code = _run(input_file, output_file, identity, partial(_asking_at, settings), restart=restart)
+            code = _run(input_file, output_file, identity, partial(_asking_at, settings), before=before, restart=restart)
     raise typer.Exit(code)
+
+
+def _check_files(input_file: Path, output_file: Path) -> None:
+    """Raise SetupError unless the one can be read from its beginning at any time, and the other written beside its folder."""
+    for option_name, file, hint in (
+        ("-i", input_file, "fetch it before: curl -o requests.jsonl URL"),
+        ("-o", output_file, "send it afterwards: curl -T answers.jsonl URL"),
+    ):
+        if str(file).lower().startswith(("http:/", "https:/")):
+            raise SetupError(f"{option_name} takes a file, and not a URL.", hint=hint)
+    if not input_file.is_file():
+        raise SetupError(f"{input_file} is no regular file." if input_file.exists() else f"there is no file {input_file}.")
+    if not output_file.parent.is_dir():
+        raise SetupError(f"cannot write {output_file}: no folder {output_file.parent}.")
+    if output_file.exists():
+        kind = "a folder" if output_file.is_dir() else "" if output_file.is_file() else "no regular file"
+        if kind or output_file.samefile(input_file):
+            raise SetupError(f"cannot write {output_file}: it is {kind or 'the input'}.")
+
+
+def _stamp(file: Path) -> tuple[int, int, int]:
+    """Return numbers that differ once a file was changed or replaced."""
+    about = file.stat()
+    return about.st_ino, about.st_size, about.st_mtime_ns
 
 
 def _identity(input_file: Path, model: str, revision: str, options: dict[str, str]) -> RunIdentity:
     from whimbrel.server.batches.partial import RunIdentity
 
-    with input_file.open("rb") as file:
-        digest = file_digest(file, "sha256").hexdigest()
+    try:
+        with input_file.open("rb") as file:
+            digest = file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise SetupError(f"cannot read {input_file}: {error.strerror or error}.") from None
     return RunIdentity(version=__version__, input_sha256=digest, model=model, revision=revision, options=options)
 
 
-def _run(input_file: Path, out: Path, identity: RunIdentity, asking: Callable[[], Any], *, restart: bool) -> int:
-    """Run a file, and say what became of it. Returns the exit code."""
+def _run(
+    input_file: Path,
+    out: Path,
+    identity: RunIdentity,
+    asking: Callable[[], Any],
+    *,
+    before: tuple[int, int, int],
+    restart: bool,
+) -> int:
+    """Run a file, and say what became of it. Returns the exit code. `before` is the stamp of what the identity is of."""
     from whimbrel.server.batches.partial import partial_run
 
-    with input_file.open("rb") as stream, show_progress(out, "requests", None, stream) as progress:
+    with _errors_of(out), input_file.open("rb") as stream, show_progress(out, "requests", None, stream) as progress:
         try:
             with partial_run(out, identity, restart=restart) as journal:
-                if before := journal.progress.completed + journal.progress.failed:
-                    progress.say(
-                        f"{console.count(before, 'request')} ran before; going on after line {journal.progress.number:,}"
-                    )
+                if ran := journal.progress.completed + journal.progress.failed:
+                    progress.say(f"{console.count(ran, 'request')} ran before; going on after line {journal.progress.number:,}")
                 asyncio.run(_answer_all(input_file, journal, asking, progress, identity.input_sha256))
                 counts = journal.progress
+                if _stamp(input_file) != before:
+                    raise SetupError(f"{input_file} has changed since the run began.", hint="--restart drops the answers")
         except BaseException as error:
             if not isinstance(error, SetupError):
                 progress.say("stopped: the same command goes on.")
@@ -225,6 +256,8 @@ async def _asking_at(settings: Settings) -> AsyncGenerator[Ask]:
     import httpx2
 
     from whimbrel.client.base import join_url
+    from whimbrel.server.app.guards import no_route
+    from whimbrel.server.app.routing import ROUTES_BY_PATH, render_error
     from whimbrel.server.batches.lines import LineAnswer
 
     base = settings.urls[0]
@@ -232,8 +265,8 @@ async def _asking_at(settings: Settings) -> AsyncGenerator[Ask]:
 
         async def ask(path: str, body: bytes, request_id: str) -> LineAnswer:
             headers = {"content-type": "application/json", "x-request-id": request_id}
-            if not path.startswith("/"):
-                return LineAnswer(404, b'{"error":{"message":"url must begin with a slash.","type":"invalid_request_error"}}')
+            if path not in ROUTES_BY_PATH:  # a file asks for nothing else with the key of the one who runs it
+                return LineAnswer(*render_error(no_route(path), path))
             try:
                 answer = await http.post(join_url(base, path), content=body, headers=headers)
             except httpx2.RequestError as error:

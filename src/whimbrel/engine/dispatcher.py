@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import inf
+from operator import attrgetter
 from time import perf_counter
 from weakref import ref
 
@@ -30,7 +31,7 @@ from whimbrel.telemetry.trace import count, observe
 from whimbrel.types.batch import RowCount
 from whimbrel.types.plan import Plan
 from whimbrel.types.result import Timings
-from whimbrel.types.scheduling import Scheduling
+from whimbrel.types.scheduling import ORDINARY, Scheduling
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,9 @@ class LoadStats:
     queued_tokens: int
     small_tokens: int
     """Queued tokens that belong to small requests, which run first."""
+    ordinary_tokens: int
+    """Queued tokens without those that are less urgent than an ordinary request."""
+    ordinary_small_tokens: int
     tokens_per_second: float
     """Recent throughput while there was work; 0 before anything was measured."""
 
@@ -67,7 +71,8 @@ class Dispatcher:
         self._process = os.getpid()
         self._num_idle = 0
         self._in_flight = 0
-        self._bulk: list[int] = []  # priorities of the bulk batches in flight
+        self._overtakable: list[int] = []
+        """The last priority of small requests that may overtake it, for each batch in flight where there is one."""
         self._exclusive = False
         self._closed = False
         self._broken = False
@@ -78,7 +83,9 @@ class Dispatcher:
 
     @property
     def load(self) -> LoadStats:
-        return LoadStats(self._scheduler.queued_tokens, self._scheduler.small_tokens, self._throughput.value)
+        waits = self._scheduler
+        ordinary = waits.ordinary_tokens, waits.ordinary_small_tokens
+        return LoadStats(waits.queued_tokens, waits.small_tokens, *ordinary, self._throughput.value)
 
     @property
     def token_budget(self) -> int:
@@ -120,10 +127,12 @@ class Dispatcher:
 
     def _admit(self, tokens: int, scheduling: Scheduling, *, num_bytes: int = 0) -> None:
         scheduler = self._scheduler
-        if not scheduler.queued_tokens:
-            return  # an empty queue admits everything
+        is_ordinary = scheduling.priority <= ORDINARY.priority
+        waiting = scheduler.ordinary_tokens if is_ordinary else scheduler.queued_tokens
+        if not waiting:
+            return  # an empty queue admits everything; less urgent requests take no room from this one
         ahead = scheduler.tokens_ahead(tokens, scheduling.priority, tenant=scheduling.tenant)
-        queue = QueueState(scheduler.queued_tokens, ahead, self._num_bytes, self._throughput.value)
+        queue = QueueState(waiting, ahead, self._num_bytes, self._throughput.value)
         small, returns, jitter = scheduler.kind_of(tokens) == "small", scheduling.waited > 0, random.random()  # noqa: S311
         admit(self._plan, queue, tokens=tokens, num_bytes=num_bytes, small=small, returns=returns, jitter=jitter)
 
@@ -170,27 +179,32 @@ class Dispatcher:
         suspects = self._suspects_are_next()
         if self._exclusive or (self._in_flight and suspects):
             return None
-        if not self._retries:
+        if not self._retry_is_next():
             return self._scheduler.take(now, self._num_idle)
         batch = self._retries.popleft()
         return replace(batch, items=[(job, seq) for job, seq in batch.items if job in self._jobs])
 
     def _next_express(self, now: float) -> ScheduledBatch[Job] | None:
-        if self._num_idle or not self._bulk:
+        if self._num_idle or not self._overtakable:
             return None  # an idle lane takes it, or it takes its turn among small batches
-        return self._next_small(now, max(self._bulk))
+        return self._next_small(now, max(self._overtakable))
 
     def _next_small(self, now: float, priority: int) -> ScheduledBatch[Job] | None:
         return None if self._exclusive or self._suspects_are_next() else self._scheduler.take_small(now, priority)
 
     def _wake_express(self) -> None:
-        if self._bulk and self._scheduler.small_tokens:
+        waiting = self._scheduler
+        if self._overtakable and waiting.small_tokens and waiting.first_priority <= max(self._overtakable):
             self._overtaken.notify()
 
     def _suspects_are_next(self) -> bool:
+        return self._retries[0].kind == "suspect" if self._retry_is_next() else self._scheduler.suspects_are_next
+
+    def _retry_is_next(self) -> bool:
+        """Return whether a batch that failed runs next: before others, unless more urgent ones wait."""
         while self._retries and not any(job in self._jobs for job, _ in self._retries[0].items):
             self._retries.popleft()  # answered meanwhile
-        return self._retries[0].kind == "suspect" if self._retries else self._scheduler.suspects_are_next
+        return bool(self._retries) and self._retries[0].priority <= self._scheduler.first_priority
 
     def _select(self, choose: Callable[[float], ScheduledBatch[Job] | None]) -> _Selection:
         """Remove the jobs that expired, then choose a batch, and account for both."""
@@ -206,9 +220,9 @@ class Dispatcher:
         if batch:
             self._in_flight += 1
             self._exclusive = batch.kind == "suspect"
-            if batch.kind == "bulk":
-                self._bulk.append(batch.priority)
-            if self._scheduler.queued_tokens:
+            if (priority := _overtaken_by(batch)) is not None:
+                self._overtakable.append(priority)
+            if self._scheduler.queued_tokens or self._retries:
                 self._changed.notify()  # another lane takes the rest, or waits for its deadlines
                 self._wake_express()
             self._throughput.begin(now)
@@ -218,7 +232,8 @@ class Dispatcher:
         for job in selection.expired:
             self._fail_expired(job)
         for job in selection.started:
-            observe("queue", job.queue, model=self._plan.served_name)
+            if job.request.scheduling.priority <= ORDINARY.priority:  # the wait of what yields is that of a batch file
+                observe("queue", job.queue, model=self._plan.served_name)
 
     def _look_again(self) -> None:
         """Wake lanes that waited for suspects, or for those beside which these could not run, and `join`."""
@@ -234,8 +249,8 @@ class Dispatcher:
             if num_tokens:
                 for job in {job for job, _ in batch.items}:
                     job.compute += seconds
-            if batch.kind == "bulk":
-                self._bulk.remove(batch.priority)
+            if (priority := _overtaken_by(batch)) is not None:
+                self._overtakable.remove(priority)
             self._throughput.end(perf_counter(), num_tokens)
             if num_tokens:
                 self._scheduler.succeeded()
@@ -253,6 +268,7 @@ class Dispatcher:
                 self._retries += [replace(batch, items=half) for half in (batch.items[:middle], batch.items[middle:])]
             else:
                 self._retries.append(replace(batch, kind="suspect"))
+            self._retries = deque(sorted(self._retries, key=attrgetter("priority")))
             self._changed.notify_all()
 
     # Answers
@@ -358,6 +374,16 @@ class Dispatcher:
         self._wait_for_writers()
         for job in jobs:
             _set_error(job, Unavailable("the engine has stopped."))
+
+
+def _overtaken_by(batch: ScheduledBatch[Job]) -> int | None:
+    """Return the last priority whose small requests may overtake a batch in flight, None if none may.
+
+    Bulk is overtaken by requests as urgent; any batch less urgent than ordinary requests, by more urgent ones.
+    """
+    if batch.kind == "bulk":
+        return batch.priority
+    return batch.priority - 1 if batch.priority > ORDINARY.priority else None
 
 
 def _set_error(job: Job, error: WhimbrelError) -> None:

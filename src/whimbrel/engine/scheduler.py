@@ -57,7 +57,7 @@ class ScheduledBatch(Generic[K]):
 class Scheduler(Generic[K]):
     """The waiting seqs of all jobs. Not thread-safe: the dispatcher holds its lock around every call.
 
-    `token_budget`, `queued_tokens` and `small_tokens` may be read without it.
+    `token_budget` and the numbers of tokens may be read without it.
     """
 
     def __init__(self, max_batch_tokens: int) -> None:
@@ -65,6 +65,9 @@ class Scheduler(Generic[K]):
         self.queued_tokens = 0
         self.small_tokens = 0
         """The queued tokens that belong to small jobs."""
+        self.ordinary_tokens = 0
+        """The queued tokens without those that are less urgent than an ordinary request."""
+        self.ordinary_small_tokens = 0
         self._max_batch_tokens = max_batch_tokens
         self._good_batches = 0
         self._levels: dict[int, _PriorityLevel[K]] = {}  # by priority
@@ -103,7 +106,7 @@ class Scheduler(Generic[K]):
         queues["suspect"].add(job, tenant, suspect_seqs, suspect_tokens, head_start=head_start)
         queues[entry.kind].add(job, tenant, rest, tokens - suspect_tokens, head_start=head_start)
         self._entries[job] = entry
-        self._count(tokens, entry.kind)
+        self._count(tokens, entry.kind, priority)
         if scheduling.deadline < inf:
             self._add_deadline(scheduling.deadline, entry.number, job)
 
@@ -113,7 +116,7 @@ class Scheduler(Generic[K]):
             priority, tenant = entry.scheduling.priority, entry.scheduling.tenant
             queues = self._levels[priority].queues
             for waiting in (queues["suspect"], queues[entry.kind]):
-                self._count(-waiting.discard(job, tenant), entry.kind)
+                self._count(-waiting.discard(job, tenant), entry.kind, priority)
             self._drop_empty(priority)
 
     def expire(self, now: float) -> list[K]:
@@ -137,6 +140,11 @@ class Scheduler(Generic[K]):
     def num_shares(self) -> int:
         """About how many idle lanes `take` has a batch for."""
         return -(-self.queued_tokens // min(_MIN_SHARE, self.token_budget))
+
+    @property
+    def first_priority(self) -> float:
+        """The priority of what `take` would return; infinity when nothing waits."""
+        return min(self._levels, default=inf)
 
     @property
     def suspects_are_next(self) -> bool:
@@ -223,7 +231,7 @@ class Scheduler(Generic[K]):
                 break
             items.append((job, seq))
             rows.add(seq)
-            self._count(-size, entry.kind)
+            self._count(-size, entry.kind, priority)
             if waiting.pop():
                 entry.num_queues -= 1
                 if not entry.num_queues:
@@ -236,10 +244,13 @@ class Scheduler(Generic[K]):
         if not self._levels[priority].tokens:
             del self._levels[priority]
 
-    def _count(self, tokens: int, kind: Kind) -> None:
+    def _count(self, tokens: int, kind: Kind, priority: int) -> None:
+        small = tokens if kind == "small" else 0
         self.queued_tokens += tokens
-        if kind == "small":
-            self.small_tokens += tokens
+        self.small_tokens += small
+        if priority <= ORDINARY.priority:
+            self.ordinary_tokens += tokens
+            self.ordinary_small_tokens += small
 
     def _add_deadline(self, deadline: float, number: int, job: K) -> None:
         if len(self._deadlines) > 2 * len(self._expiring) + 64:  # most of these jobs are gone

@@ -63,9 +63,13 @@ class Bucket:
     def remaining(self, full_at: int, now: int) -> int:
         return self.limit - -(-self._debt(full_at, now) // self.period)
 
-    def wait(self, full_at: int, now: int, amount: int) -> int:
-        """Return the nanoseconds until `amount` fits, 0 if it does now."""
-        missing = self._debt(full_at, now) + amount * self.period - self.limit * self.period
+    def wait(self, full_at: int, now: int, amount: int, *, yields: bool = False) -> int:
+        """Return the nanoseconds until `amount` fits, 0 if it does now.
+
+        With `yields` half of the limit is left besides, or as much as an amount above half can leave.
+        """
+        left = min(self.limit // 2, self.limit - amount) if yields else 0
+        missing = self._debt(full_at, now) + (amount + left) * self.period - self.limit * self.period
         return -(-missing // self.limit) if missing > 0 else 0
 
     def take(self, full_at: int, now: int, amount: int) -> int:
@@ -136,10 +140,13 @@ class Budgets:
             return None
         return cls(keys, bytearray(cls.memory_size(keys)), clock=clock)
 
-    def usage(self, key: ApiKey) -> Usage | None:
-        """Return the account of one request of a key; None if the key has no budget."""
+    def usage(self, key: ApiKey, *, yields: bool = False) -> Usage | None:
+        """Return the account of one request of a key; None if the key has no budget.
+
+        A request that `yields` leaves half of what may be used over time to others.
+        """
         record = self._records.get(key.name)
-        return None if record is None else Usage(self, record)
+        return None if record is None else Usage(self, record, yields=yields)
 
     def clear_column(self, column: int) -> None:
         """Forget the requests in flight of a worker that has died, also those of keys that went."""
@@ -204,10 +211,11 @@ class Budgets:
 class Usage:
     """One request of a key that has budgets: `begin` at its head, `charge` for its tokens, and `end` in any case."""
 
-    __slots__ = ("_begun", "_budgets", "_charged", "_record", "_requests", "_tokens")
+    __slots__ = ("_begun", "_budgets", "_charged", "_record", "_requests", "_tokens", "_yields")
 
-    def __init__(self, budgets: Budgets, record: _Record) -> None:
+    def __init__(self, budgets: Budgets, record: _Record, *, yields: bool) -> None:
         self._budgets = budgets
+        self._yields = yields
         self._record = record
         self._begun = False
         self._charged = 0
@@ -224,7 +232,7 @@ class Usage:
             too_many = most is not None and budgets.in_flight(record) >= most
             wanted = ((requests, state),) if requests is not None else ()
             tokens = budgets.read_tokens(record)
-            waits = [(bucket.wait(full_at, now, 1), bucket) for bucket, full_at in (*wanted, *tokens)]
+            waits = [(bucket.wait(full_at, now, 1, yields=self._yields), bucket) for bucket, full_at in (*wanted, *tokens)]
             refused = too_many or any(wait for wait, _ in waits)
             if not refused:
                 if requests is not None:
@@ -250,7 +258,7 @@ class Usage:
             return
         with budgets.locked(record) as now:
             tokens = budgets.read_tokens(record)
-            waits = [(bucket.wait(full_at, now, num_tokens), bucket) for bucket, full_at in tokens]
+            waits = [(bucket.wait(full_at, now, num_tokens, yields=self._yields), bucket) for bucket, full_at in tokens]
             if not (refused := any(wait for wait, _ in waits)):
                 tokens = [(bucket, bucket.take(full_at, now, num_tokens)) for bucket, full_at in tokens]
                 for (_, place), (bucket, full_at) in zip(record.tokens, tokens, strict=True):

@@ -240,7 +240,8 @@ class Metrics:
         self._requests(event.route, model, event.outcome, event.status).add()
         self._key_requests(key, model, event.outcome).add()
         self._in_flight(event.route).add(-1)
-        self._seconds(event.route, model).observe(event.seconds)
+        if not event.yields:
+            self._seconds(event.route, model).observe(event.seconds)
         for stage in _REQUEST_STAGES:
             if stage in event.stages:
                 self._stages(stage, model).observe(event.stages[stage])

@@ -93,6 +93,8 @@ class RequestFinished(msgspec.Struct, frozen=True):
     """The client's `traceparent` header (W3C Trace Context) if it is valid, or ""."""
     is_probe: bool = False
     """True if the route asks whether the server is ready, so that "unavailable" is an answer."""
+    yields: bool = False
+    """True for a line of a batch file. It runs after all other requests, so its time tells nothing of theirs."""
 
     @property
     def is_server_error(self) -> bool:

@@ -91,8 +91,7 @@ class BatchRoutes:
         self._runner = BatchRunner(self.store, serving)
 
     def start(self) -> None:
-        """Run batches from now on, if no other process does. Raises SetupError if the folder cannot be written to."""
-        self.store.prepare()
+        """Run batches from now on, if no other process does. The folder is to be prepared before."""
         self._runner.start()
 
     async def stop(self) -> None:
@@ -111,16 +110,21 @@ class BatchRoutes:
         context, path = context_of(scope), scope["path"]
         owner = "" if context.key is None else context.key.digest.hex()
         name = path.split("/")[3] if template not in (FILES, BATCHES) else ""
-        match template, scope["method"]:
-            case "/v1/files", "POST":
-                view = await self._upload(context, owner)
-            case "/v1/batches", "POST":
-                view = await self._create(context, owner)
-            case "/v1/files/{file_id}/content", _:
-                await self._send_content(name, owner, send)
-                return
-            case _, method:
-                view = await asyncio.to_thread(self._view, template, method, name, owner, scope["query_string"])
+        if template == CONTENT:
+            await self._send_content(name, owner, send)
+            return
+        try:
+            match template, scope["method"]:
+                case "/v1/files", "POST":
+                    view = await self._upload(context, owner)
+                case "/v1/batches", "POST":
+                    view = await self._create(context, owner)
+                case _, method:
+                    view = await asyncio.to_thread(self._view, template, method, name, owner, scope["query_string"])
+        except OSError as error:
+            if isinstance(error, ConnectionError) or context.left:
+                raise
+            raise NoStorage(f"the server cannot use its folder of batches: {error.strerror or error}.") from None
         await _send_json(view, send)
 
     def _view(self, template: str, method: str, name: str, owner: str, query: bytes) -> Any:
@@ -160,16 +164,13 @@ class BatchRoutes:
         if headers.get(b"content-encoding", b"identity").strip().lower() != b"identity":
             raise UnsupportedMediaType("a file is sent as it is, without a Content-Encoding.")
         context.max_body_bytes = self.store.limits.max_file_bytes + _MULTIPART_BYTES
-        upload = await asyncio.to_thread(self.store.begin_upload)
+        announced = headers.get(b"content-length")
+        upload = await asyncio.to_thread(self.store.begin_upload, None if announced is None else int(announced))
         try:
             form = _Form(upload, MultipartParser(boundary))
             await form.read(context)
             filename, seconds = form.checked()
             record = await asyncio.to_thread(self.store.add_file, upload, owner, filename, seconds)
-        except OSError as error:
-            if isinstance(error, ConnectionError) or context.left:
-                raise
-            raise _no_room(error) from None
         finally:
             await asyncio.to_thread(upload.close)
         return record.view()
@@ -189,16 +190,13 @@ class BatchRoutes:
         if body.metadata is not None and len(body.metadata) > 16:
             raise InvalidRequest(f"has {len(body.metadata)} pairs; the limit is 16.", param="metadata")
         kept = KEPT_SECONDS if body.output_expires_after is None else body.output_expires_after.seconds
-        try:
-            record = await asyncio.to_thread(
-                self.store.add_batch, owner, body.endpoint, body.input_file_id, body.metadata, kept, seconds=WINDOW_SECONDS
-            )
-            return await asyncio.to_thread(self.store.view, record)
-        except OSError as error:
-            raise _no_room(error) from None
+        record = await asyncio.to_thread(
+            self.store.add_batch, owner, body.endpoint, body.input_file_id, body.metadata, kept, seconds=WINDOW_SECONDS
+        )
+        return await asyncio.to_thread(self.store.view, record)
 
     async def _send_content(self, file_id: str, owner: str, send: Send) -> None:
-        _, file = await asyncio.to_thread(self.store.open_file, file_id, owner)
+        file = await asyncio.to_thread(self.store.open_file, file_id, owner)
         try:
             size = os.fstat(file).st_size
             headers = [(b"content-type", b"application/octet-stream"), (b"content-length", b"%d" % size)]
@@ -316,10 +314,6 @@ def _page(query: bytes, *, most: int, default: int) -> _Page:
     if order not in ("asc", "desc"):
         raise InvalidRequest("takes asc or desc.", param="order")
     return _Page(int(limit), stated.get("after"), order, stated.get("purpose"))
-
-
-def _no_room(error: OSError) -> NoStorage:
-    return NoStorage(f"the server cannot write it: {error.strerror or error}.")
 
 
 async def _send_json(view: Any, send: Send) -> None:

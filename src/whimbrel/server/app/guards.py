@@ -211,7 +211,11 @@ class GuardMiddleware:
         route = path if is_admin else self._template(path)
         if route and not key.opens(self._free.get(route, route)) and (self._has_admin or not is_admin):
             raise PermissionDenied(f"the API key {key.name} may not use {sanitize(route)}; {_allowed_routes(key)}.")
-        if self._budgets is not None and route not in self._free and (usage := self._budgets.usage(key)) is not None:
+        if (
+            self._budgets is not None
+            and route not in self._free
+            and (usage := self._budgets.usage(key, yields=context.priority is not None)) is not None
+        ):
             context.usage = usage
             usage.begin()
 

@@ -353,6 +353,7 @@ class RequestMiddleware:
                     stages=context.stages,
                     traceparent=traceparent if _TRACEPARENT.fullmatch(traceparent) else "",
                     is_probe=route in _PROBES,
+                    yields=context.priority is not None,
                 )
             )
 

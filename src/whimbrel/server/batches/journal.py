@@ -2,7 +2,8 @@
 
 Theory of operation. Answers are appended to files, synced, and then the record of their sizes and of the next line is
 replaced, atomically. Whatever comes after the sizes of the record is cut off when the run goes on, and these lines are run
-again. So each line is in the files once, whenever the process, or the machine, ends.
+again. So each line is in the files once, whenever the process, or the machine, ends. If a file has gone, or is shorter than its
+record says, the record is worth nothing and all lines run again.
 
 It knows nothing of requests. One process writes a journal; others may read its record.
 """
@@ -37,6 +38,9 @@ class Journal:
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         self._folder = folder
         self.progress = read_progress(folder)
+        if any(size_of(folder / name) < size for name, size in self.progress.sizes.items()):
+            self.progress = Progress()
+            write_record(folder / _RECORD, self.progress)
         self._files = {name: open_file(folder / name, self.progress.sizes.get(name, 0)) for name in files}
 
     def commit(self, progress: Progress, answers: Mapping[str, Sequence[bytes]]) -> None:
@@ -59,6 +63,14 @@ class Journal:
 def read_progress(folder: Path) -> Progress:
     """Return the record of a folder's journal; one of nothing if it has none."""
     return read_record(folder / _RECORD, Progress) or Progress()
+
+
+def size_of(path: Path) -> int:
+    """Return the size of a file; 0 if there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def open_file(path: Path, size: int) -> int:

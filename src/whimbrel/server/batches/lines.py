@@ -58,6 +58,7 @@ Render: TypeAlias = Callable[[str, str, LineAnswer], bytes]
 """(id of the line, custom_id, answer) -> a line without its end."""
 _decoder: Final = msgspec.json.Decoder(BatchLine)
 _named: Final = msgspec.json.Decoder(_Named)
+_syntax: Final = msgspec.json.Decoder(msgspec.Raw)
 
 
 def parse_line(raw: bytes) -> BatchLine:
@@ -108,13 +109,14 @@ def readable(answer: LineAnswer) -> LineAnswer:
         kind = answer.media_type[:100] or "of no type"
         text = f"the answer is {kind}, which a line of JSON cannot hold. Ask for float or base64."
         return LineAnswer(400 if answer.is_good else answer.status, _error_body("invalid_value", text, "encoding_format"))
-    if b"\n" not in answer.body:
-        return answer
     try:
-        body = msgspec.json.encode(msgspec.json.decode(answer.body))
-    except msgspec.MsgspecError:
-        return LineAnswer(502, _error_body("invalid_answer", "the answer is no JSON.", None))
-    return LineAnswer(answer.status, body)
+        if b"\n" not in answer.body:
+            _syntax.decode(answer.body)
+            return answer
+        return LineAnswer(answer.status, msgspec.json.encode(msgspec.json.decode(answer.body)))
+    except (msgspec.MsgspecError, ValueError, RecursionError):
+        status = 502 if answer.is_good else answer.status
+        return LineAnswer(status, _error_body("invalid_answer", "the answer is no JSON.", None))
 
 
 def render_for_vllm(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
@@ -122,14 +124,14 @@ def render_for_vllm(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
     good = answer.is_good
     return b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":%b}' % (
         _text(line_id), _text(custom_id), answer.status, _text(line_id), answer.body if good else b"null",
-        b"null" if good else answer.body or b"{}",
+        b"null" if good else answer.body,
     )  # fmt: skip
 
 
 def render_for_openai(line_id: str, custom_id: str, answer: LineAnswer) -> bytes:
     """Return the line as OpenAI writes it: errors of HTTP are bodies too."""
     return b'{"id":%b,"custom_id":%b,"response":{"status_code":%d,"request_id":%b,"body":%b},"error":null}' % (
-        _text(line_id), _text(custom_id), answer.status, _text(line_id), answer.body or b"null"
+        _text(line_id), _text(custom_id), answer.status, _text(line_id), answer.body
     )  # fmt: skip
 
 

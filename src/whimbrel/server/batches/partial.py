@@ -14,7 +14,7 @@ from typing import Final
 import msgspec
 
 from whimbrel.errors import SetupError
-from whimbrel.server.batches.journal import Journal, read_record, sync_folder, write_record
+from whimbrel.server.batches.journal import Journal, read_progress, read_record, size_of, sync_folder, write_record
 
 ANSWERS: Final = "answers.jsonl"
 _IDENTITY: Final = "run.json"
@@ -46,6 +46,9 @@ def partial_run(out: Path, identity: RunIdentity, *, restart: bool) -> Generator
         except OSError:
             raise SetupError(f"another run writes {out} now.", hint="wait for it, or choose another --output-file") from None
         _prepare(folder, identity, restart=restart)
+        size = read_progress(folder).sizes.get(ANSWERS, 0)
+        if size and not (folder / ANSWERS).exists() and size_of(out) == size:
+            out.replace(folder / ANSWERS)  # an earlier run was killed after its last line, before the folder was removed
         journal = Journal(folder, (ANSWERS,))
         try:
             yield journal

@@ -3,7 +3,7 @@
 Theory of operation. The process that holds the lock of the folder runs batches; when it dies, another gets the lock. Each step
 of a batch begins with what the disk says and ends with a record on the disk, so any step may be repeated. A batch of each
 owner runs at a time, the oldest first, and owners beside each other. Lines are sent with the lowest priority, few at a time. A
-line that the server has no room for, or no budget, is sent again later.
+line that the server has no room for, or no budget, is sent again later, and of several such lines of a batch one at a time.
 
 It knows no HTTP and no models: `ask` answers lines.
 """
@@ -37,6 +37,8 @@ _SWEEP_SECONDS: Final = 60.0
 _AGAIN_SECONDS: Final = 5.0
 """Time until the end of a batch is written again, where the disk had no room for it."""
 _LONGEST_PAUSE: Final = 60.0
+_ROOM_SECONDS: Final = 5.0
+"""Time between two looks at the room that all files take."""
 _MAX_PROBLEMS: Final = 100
 _MAX_OWNERS: Final = 8
 """Owners whose batches run beside each other."""
@@ -77,6 +79,7 @@ class BatchRunner:
     store: Store
     serving: Serving
     _ended: set[str] = field(default_factory=set[str])
+    """Batches that are known to have ended."""
     _tasks: dict[str, tuple[str, asyncio.Task[None]]] = field(default_factory=dict[str, "tuple[str, asyncio.Task[None]]"])
     """Batch -> its owner and its task."""
     _running: asyncio.Task[None] | None = None
@@ -98,8 +101,8 @@ class BatchRunner:
                 with self.store.running() as holds:
                     if holds:
                         await self._run_all()
-            except OSError as error:
-                _log.error("the folder of batches: %s", error)
+            except Exception as error:
+                _log.error("the folder of batches: %s", error, exc_info=not isinstance(error, OSError))
                 await asyncio.sleep(_AGAIN_SECONDS)
             await asyncio.sleep(_POLL_SECONDS)
 
@@ -126,12 +129,10 @@ class BatchRunner:
 
     async def _begin_next(self) -> None:
         """Begin batches whose turn it is, and those that are to end without a turn."""
-        for batch_id, (_, task) in list(self._tasks.items()):
-            if task.done():
-                del self._tasks[batch_id]
-                self._ended.add(batch_id)
-        waiting = await asyncio.to_thread(self.store.unfinished, lambda name: name in self._ended or name in self._tasks)
-        for record in waiting:
+        self._tasks = {batch_id: each for batch_id, each in self._tasks.items() if not each[1].done()}
+        for record in await asyncio.to_thread(self.store.unfinished, self._ended):
+            if record.id in self._tasks:
+                continue
             busy = {owner for owner, _ in self._tasks.values()}
             has_turn = record.owner not in busy and len(busy) < _MAX_OWNERS
             if has_turn or await asyncio.to_thread(self._is_over, record):
@@ -143,8 +144,7 @@ class BatchRunner:
     async def _work(self, record: BatchRecord) -> None:
         """Bring a batch to its end, whatever happens to it."""
         try:
-            state = await asyncio.to_thread(self.store.state, record.id)
-            ended = state if state.has_ended else await self._to_end(record, state)
+            ended = await self._to_end(record, await asyncio.to_thread(self.store.state, record.id))
         except (_Failed, KeyGone, OSError) as error:
             ended = _failed(await asyncio.to_thread(self._last_state, record), _problem(error))
             _log.warning("batch %s failed: %s", record.id, ended.problems[0].message)
@@ -206,10 +206,14 @@ class BatchRunner:
         """Have lines answered until all are, or the batch is cancelled or expires. Return the status that it will have."""
         journal = await in_thread(Journal, self.store.batch_folder(record.id), (OUTPUT, ERRORS))
         outcome: Status = "completed"
-        others = await asyncio.to_thread(self.store.used) - sum(journal.progress.sizes.values())
+        clock = asyncio.get_running_loop().time
+        others, looked = 0, -_ROOM_SECONDS
 
         async def stops() -> bool:
-            nonlocal outcome
+            nonlocal outcome, others, looked
+            if clock() - looked >= _ROOM_SECONDS:  # other batches grow too
+                others = await asyncio.to_thread(self.store.used) - sum(journal.progress.sizes.values())
+                looked = clock()
             if await asyncio.to_thread(self.store.cancelled_at, record.id) is not None:
                 outcome = "cancelled"
             elif now() >= record.expires_at:
@@ -226,7 +230,8 @@ class BatchRunner:
             with LineReader(path, max_bytes=most, number=start.number, offset=start.offset) as reader:
                 window = self._window(record)
                 if not await stops():
-                    await run_lines(reader, journal, partial(self._answer, record), window=window, stops=stops)
+                    answer = partial(self._answer, record, asyncio.Lock())
+                    await run_lines(reader, journal, answer, window=window, stops=stops)
             if outcome != "completed":
                 await in_thread(_fill, journal, path, record, outcome, most)
             return outcome
@@ -240,7 +245,7 @@ class BatchRunner:
             return window
         return Window(max(1, min(window.max_lines, key.requests_in_flight // 2)), window.max_bytes)
 
-    async def _answer(self, record: BatchRecord, line: Line) -> Written:
+    async def _answer(self, record: BatchRecord, gate: asyncio.Lock, line: Line) -> Written:
         line_id = lines.id_of(record.id, line.number)
         try:
             request = _request(line, self.serving.max_line_bytes)
@@ -248,18 +253,27 @@ class BatchRunner:
             custom_id, answer = error.custom_id, lines.refusal(error, line.number)
         else:
             custom_id = request.custom_id
-            answer = lines.readable(await self._patiently(record, request, line_id))
+            answer = lines.readable(await self._patiently(record, gate, request, line_id))
         return Written(
             OUTPUT if answer.is_good else ERRORS, lines.render_for_openai(line_id, custom_id, answer), answer.is_good
         )
 
-    async def _patiently(self, record: BatchRecord, request: lines.BatchLine, line_id: str) -> LineAnswer:
-        while True:
+    async def _patiently(self, record: BatchRecord, gate: asyncio.Lock, request: lines.BatchLine, line_id: str) -> LineAnswer:
+        """Return the answer to a line. Of the lines that may succeed later, the one that holds the gate is sent again."""
+        clock = asyncio.get_running_loop().time
+
+        async def ask() -> tuple[LineAnswer, float]:
             key = self.serving.find_key(record.owner)
             answer = await self.serving.ask(request.url, bytes(request.body), request_id=line_id, key=key)
-            if answer.retry_after is None:
-                return answer
-            await asyncio.sleep(min(answer.retry_after, _LONGEST_PAUSE))
+            return answer, clock() + min(answer.retry_after or 0.0, _LONGEST_PAUSE)
+
+        answer, again = await ask()
+        if answer.retry_after is not None:
+            async with gate:
+                while answer.retry_after is not None:
+                    await asyncio.sleep(again - clock())
+                    answer, again = await ask()
+        return answer
 
 
 def validate(store: Store, record: BatchRecord, max_line_bytes: int) -> tuple[int, list[Problem]]:

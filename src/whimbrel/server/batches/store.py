@@ -13,7 +13,7 @@ process at any time only files remain that `sweep` removes. All functions block.
 import fcntl
 import logging
 import os
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -79,11 +79,16 @@ class Store:
 
     # Files
 
-    def begin_upload(self) -> "Upload":
-        """Return a file to write to. Raises TooLarge if there is no room, and OSError."""
+    def begin_upload(self, announced: int | None = None) -> "Upload":
+        """Return a file to write to, of which `announced` bytes, or the most that a file may have, count from now on.
+
+        Raises TooLarge if there is no room, and OSError.
+        """
+        most = self.limits.max_file_bytes
         with self._locked():
-            self._check_room(1)
-            return Upload(self._files, self.limits.max_file_bytes)
+            reserved = most if announced is None else min(announced, most)
+            self._check_room(reserved)
+            return Upload(self._files, most, reserved)
 
     def add_file(self, upload: "Upload", owner: str, filename: str, kept_seconds: int) -> FileRecord:
         """Keep what was uploaded. Raises TooLarge if there is no room, and OSError."""
@@ -92,7 +97,7 @@ class Store:
             id=new_id("file-"), owner=owner, filename=filename, purpose="batch", bytes=upload.size, created_at=created,
             expires_at=created + kept_seconds,
         )  # fmt: skip
-        upload.sync()
+        upload.finish()
         with self._locked():
             self._check_room(0)  # the upload is counted
             content = upload.path.rename(self._content(record.id))
@@ -121,11 +126,11 @@ class Store:
                 found.append(self.file(name, owner))
         return found
 
-    def open_file(self, file_id: str, owner: str) -> tuple[FileRecord, int]:
-        """Return a file with a descriptor of its content. Raises NotFound."""
-        record = self.file(file_id, owner)
+    def open_file(self, file_id: str, owner: str) -> int:
+        """Return a descriptor of a file's content. Raises NotFound."""
+        self.file(file_id, owner)
         try:
-            return record, os.open(self._content(file_id), os.O_RDONLY)
+            return os.open(self._content(file_id), os.O_RDONLY)
         except FileNotFoundError:
             raise NotFound(f"no file {file_id!r} here.", param="file_id") from None
 
@@ -237,10 +242,18 @@ class Store:
         finally:
             os.close(lock)
 
-    def unfinished(self, is_known: Callable[[str], bool]) -> list[BatchRecord]:
-        """Return the batches that are not known to have ended, the oldest first."""
-        records = (self._batch_record(batch_id) for batch_id in self._ids() if not is_known(batch_id))
-        return [record for record in records if record is not None]
+    def unfinished(self, ended: set[str]) -> list[BatchRecord]:
+        """Return the batches that have not ended, the oldest first. Add the others to `ended`, and read these no more."""
+        found: list[BatchRecord] = []
+        for batch_id in self._ids():
+            if batch_id in ended or (record := self._batch_record(batch_id)) is None:
+                continue
+            state = _readable(self.batch_folder(batch_id) / _STATE, BatchState)
+            if state is not None and state.has_ended:
+                ended.add(batch_id)
+            else:
+                found.append(record)
+        return found
 
     def state(self, batch_id: str) -> BatchState:
         return read_record(self.batch_folder(batch_id) / _STATE, BatchState) or BatchState()
@@ -286,18 +299,21 @@ class Store:
                 if entry.name.startswith(_NEW):
                     rmtree(entry.path, ignore_errors=True)
                 elif BATCH_ID.fullmatch(entry.name):
-                    ended = self.state(entry.name).ended_at
-                    if ended is not None and ended + KEPT_SECONDS <= now():
+                    state = self.state(entry.name)
+                    if state.ended_at is not None and state.ended_at + KEPT_SECONDS <= now():
                         rmtree(entry.path, ignore_errors=True)
+                    elif state.has_ended:
+                        self.drop_work(entry.name)
 
     def used(self) -> int:
         """Return the bytes of all files, and of the answers of batches that run."""
-        total = sum(_size(entry) for entry in _entries(self._files) if entry.name.endswith((".jsonl", ".part")))
-        for batch_id in self._ids():
-            for entry in _entries(self.batch_folder(batch_id)):
-                total += _size(entry) if entry.name in (OUTPUT, ERRORS) else 0
-                total += _size(entry, most_links=1) if entry.name == INPUT else 0
-        return total
+        sizes: dict[int, int] = {}  # by inode: inputs and answers of batches may be links to files
+        for folder in (self._files, *map(self.batch_folder, self._ids())):
+            for entry in _entries(folder):
+                if entry.name.endswith((".jsonl", ".part")):
+                    with suppress(FileNotFoundError):  # it went meanwhile
+                        sizes[entry.inode()] = entry.stat().st_size
+        return sum(sizes.values())
 
     def _check_room(self, more: int) -> None:
         """Raise TooLarge if there are as many files, or bytes, as there may be."""
@@ -337,12 +353,14 @@ class Store:
 class Upload:
     """A file that is being written. It is locked until it is closed, so that `sweep` knows whether its process lives."""
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, reserved: int) -> None:
+        """`reserved` is the size that it has until it is finished, so that uploads at a time do not share the same room."""
         self.path = folder / f"{_NEW}{os.urandom(16).hex()}.part"
         self.size = 0
         self._max_bytes = max_bytes
         self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         fcntl.flock(self._file, fcntl.LOCK_EX)
+        os.ftruncate(self._file, reserved)
 
     def write(self, data: bytes) -> None:
         """Append bytes. Raises TooLarge and OSError."""
@@ -351,7 +369,8 @@ class Upload:
             raise TooLarge(f"the file has more than {self._max_bytes:,} bytes, the limit. Split it.", param="file")
         write_all(self._file, data)
 
-    def sync(self) -> None:
+    def finish(self) -> None:
+        os.ftruncate(self._file, self.size)
         os.fsync(self._file)
 
     def close(self) -> None:
@@ -379,15 +398,6 @@ def _entries(folder: Path) -> list["os.DirEntry[str]"]:
         return list(os.scandir(folder))
     except FileNotFoundError:  # it went meanwhile
         return []
-
-
-def _size(entry: "os.DirEntry[str]", *, most_links: int = 2) -> int:
-    """Return the size of a file; 0 if it has gone, or has more links, by one of which it is counted."""
-    try:
-        about = entry.stat()
-    except FileNotFoundError:
-        return 0
-    return about.st_size if about.st_nlink <= most_links else 0
 
 
 def _remove_if_left(path: Path) -> None:

@@ -169,7 +169,7 @@ def _write_status(engine: Engine, board: StatusBoard) -> None:
         load = engine.load
         gauge("queue_tokens", load.queued_tokens, model=model)
         gauge("queue_small_tokens", load.small_tokens, model=model)
-        board.beat(perf_counter(), queued=load.queued_tokens, small=load.small_tokens, rate=load.tokens_per_second)
+        board.beat(perf_counter(), queued=load.ordinary_tokens, small=load.ordinary_small_tokens, rate=load.tokens_per_second)
         if not engine.ready and not _stopping.is_set():
             exit_process(70)  # one of its threads has died
         time.sleep(_BEAT_SECONDS)
