@@ -136,7 +136,7 @@ def test_folders_that_are_no_finished_run(tmp_path: Path) -> None:
 
 
 def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
-    """Pauses double; after the time an error says so, and what is written stays."""
+    """Pauses double. After the time an error says so, and rows that were written stay."""
     folder, failures = write_run(tmp_path, 45, "dense"), [0]
 
     def fail(_: list[Any]) -> None:

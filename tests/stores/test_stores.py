@@ -6,6 +6,8 @@ import importlib.util
 import multiprocessing
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -108,32 +110,38 @@ def test_lancedb_refusals(run: Path, tmp_path: Path) -> None:
         store(run, "lancedb:/proc/none/db", "birds")
 
 
-def store_slowly(run: Path, url: str) -> None:
-    """Store with small pieces, so that a kill comes in the middle."""
+def store_and_die(run: Path, url: str, delay: float) -> None:
+    """Store in small pieces, and die some time after the fifth of them has begun."""
     from whimbrel.stores import lancedb, postgres
 
-    lancedb.LanceStore.max_rows = postgres.PostgresStore.max_rows = 4
+    kinds: Any = {"lancedb": lancedb.LanceStore, "postgresql": postgres.PostgresStore}
+    kind = kinds[url.partition(":")[0]]
+    kind.max_rows, write, written = 4, kind.write, [0]
+
+    def dying(self: Any, rows: Any) -> Any:
+        written[0] += 1
+        if written[0] == 5:
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        return write(self, rows)
+
+    kind.write = dying
     store(run, url, "killed", outputs=("dense",))
+    time.sleep(delay)
 
 
-def kill_in_the_middle(run: Path, url: str, seconds: float) -> bool:
-    """Return whether the process was killed before its end."""
-    process = multiprocessing.get_context("spawn").Process(target=store_slowly, args=(run, url))
+def kill_in_the_middle(run: Path, url: str, delay: float) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=store_and_die, args=(run, url, delay))
     process.start()
-    process.join(seconds)
-    assert process.pid is not None
-    if process.is_alive():
-        os.kill(process.pid, signal.SIGKILL)
     process.join()
-    return process.exitcode == -signal.SIGKILL
+    assert process.exitcode == -signal.SIGKILL
 
 
 @pytest.mark.extended
 def test_lancedb_after_kills(run: Path, tmp_path: Path) -> None:
     import lancedb
 
-    for seconds in (1.0, 1.4, 1.8):
-        kill_in_the_middle(run, f"lancedb:{tmp_path}/db", seconds)
+    for delay in (0.001, 0.02):
+        kill_in_the_middle(run, f"lancedb:{tmp_path}/db", delay)
     store(run, f"lancedb:{tmp_path}/db", "killed", outputs=("dense",))
     rows = lancedb.connect(tmp_path / "db").open_table("killed").to_arrow().to_pylist()
     assert sorted(row["id"] for row in rows) == sorted(f"d{index}" for index in range(NUMBER))
@@ -272,8 +280,8 @@ def test_postgres_types_and_refusals(run: Path, database: Postgres, tmp_path: Pa
 def test_postgres_after_kills(run: Path, database: Postgres) -> None:
     import psycopg
 
-    for seconds in (0.8, 1.1, 1.4):
-        kill_in_the_middle(run, database.url, seconds)
+    for delay in (0.001, 0.02):
+        kill_in_the_middle(run, database.url, delay)
     store(run, database.url, "killed", outputs=("dense",))
     with psycopg.connect(database.url) as connection:
         assert connection.execute("SELECT count(*), count(DISTINCT id) FROM killed").fetchone() == (NUMBER, NUMBER)

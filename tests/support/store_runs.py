@@ -75,7 +75,7 @@ def _unit(rows: Any) -> Any:
 
 
 def write_run(folder: Path, number: int, *outputs: str, shard_rows: int = 20, scale: float = 1.0, **job: Any) -> Path:
-    """Write a run of so many rows, with a few columns beside the vectors; return its folder."""
+    """Write a run of `number` rows with a few columns beside the vectors, and return its folder."""
     rows = [{"id": f"d{index}", "text": text_of(index), "n": index, "tags": f"t{index % 3}"} for index in range(number)]
     path = write_lines(folder / "rows.jsonl", rows)
     bulk(path, folder / "run", AllEmbedder(*outputs, scale=scale), **{"id_column": "id", "shard_rows": shard_rows} | job)

@@ -72,7 +72,7 @@ class LanceStore:
         except ValueError as error:
             raise InvalidRequest(f"LanceDB: {error}") from None
         except (OSError, RuntimeError) as error:  # its own clients of object stores have tried again
-            hint = "what is written stays; the same command goes on"
+            hint = "rows that are written stay; the same command goes on"
             raise SetupError(f"cannot write {self._place.shown}: {error}", hint=hint) from None
 
 

@@ -4,6 +4,7 @@ The point's id is the key if that is a whole number, else a UUID made of it (ver
 payload has the key too.
 """
 
+import sqlite3
 import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -136,5 +137,5 @@ class QdrantStore:
             raise Unavailable(f"{self._place.shown}: {error}") from None
         except ValueError as error:
             raise InvalidRequest(f"Qdrant: {error}") from None
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, sqlite3.Error) as error:  # of the local mode
             raise SetupError(f"cannot write {self._place.shown}: {error}") from None

@@ -36,6 +36,6 @@ class Retry:
                 left = begin + self.wait_seconds - now
                 if left <= 0:
                     message = f"the store was not available for {self.wait_seconds:,.0f} s: {error}"
-                    raise SetupError(message, hint="what is written stays; the same command writes the rest") from None
+                    raise SetupError(message, hint="rows that are written stay; the same command goes on") from None
                 self.sleep(min(max(pause, error.retry_after), _LONGEST_PAUSE, left))
                 pause *= 2
