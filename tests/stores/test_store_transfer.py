@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sys
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,13 @@ from command import Here
 from store_runs import AllEmbedder, MemoryStore, Row, text_of, write_run
 from whimbrel.bulk.job import Totals
 from whimbrel.errors import InvalidRequest, SetupError, TooLarge, Unavailable
-from whimbrel.stores import store
+from whimbrel.stores import store, values
 from whimbrel.stores.form import Outcome, Refused
 from whimbrel.stores.location import read_location
 from whimbrel.stores.qdrant import point_id
 from whimbrel.stores.retry import Retry
 from whimbrel.stores.source import open_run
-from whimbrel.stores.transfer import RefusedRow, Transfer
+from whimbrel.stores.transfer import RefusedRow, Transfer, last_of_each, pieces
 
 
 def moved(folder: Path, target: MemoryStore, **options: Any) -> tuple[Totals, list[RefusedRow], Told]:
@@ -319,3 +321,42 @@ def test_a_client_that_is_missing_is_named(url: str, extra: str, tmp_path: Path,
     with pytest.raises(SetupError) as error:
         store(write_run(tmp_path, 3, "dense"), url, "birds")
     assert error.value.hint == f"pip install 'whimbrel[{extra}]'"
+
+
+def test_vectors_of_slices_are_those_of_their_rows(tmp_path: Path) -> None:
+    """Pieces are slices of larger tables; their arrays begin elsewhere."""
+    source = open_run(write_run(tmp_path, 30, shard_rows=30), unfinished=False, verify=False, last_of_doubled=False)
+    [table] = source.read(source.parts[0][0], 100)
+    for begin, piece in ((0, table), (7, table.slice(7, 5)), (29, table.slice(20).slice(9, 1))):
+        expected = [Row.of(text_of(begin + index)) for index in range(piece.num_rows)]
+        np.testing.assert_array_equal(values.dense(piece.column("dense")), [row.dense for row in expected])
+        offsets_N1, rows_XD = values.tokens(piece.column("multi_vector"))
+        np.testing.assert_array_equal(rows_XD, np.concatenate([row.tokens for row in expected]))
+        assert offsets_N1.tolist() == [0, *np.cumsum([len(row.tokens) for row in expected])]
+        offsets_N1, ids_X, weights_X = values.sparse(piece.column("sparse"))
+        np.testing.assert_array_equal(ids_X, np.concatenate([row.ids for row in expected]))
+        np.testing.assert_array_equal(weights_X, np.concatenate([row.weights for row in expected]))
+        assert offsets_N1.tolist() == list(range(0, 5 * len(expected) + 1, 5))
+        assert values.has_unit_length(piece, "dense")
+    assert [rows.num_rows for rows in pieces(table, -(-table.nbytes // 4))] == [8, 8, 8, 6]
+    assert last_of_each(pa.concat_tables([table, table.slice(3, 4)]), "id").column("id").to_pylist()[-4:] == [
+        "d3",
+        "d4",
+        "d5",
+        "d6",
+    ]
+
+
+def test_values_that_json_lacks() -> None:
+    when = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+    for column, expected in (
+        (pa.array([float("nan"), 1.5, None]), [None, 1.5, None]),
+        (pa.array([when], pa.timestamp("ns", "UTC")), ["2026-01-02T03:04:05+00:00"]),
+        (pa.array([when.date()]), ["2026-01-02"]),
+        (pa.array([b"\x00\xff"]), ["AP8="]),
+        (pa.array([Decimal("1.50")]), ["1.50"]),
+        (pa.array([{"a": [float("inf"), 2.0]}]), [{"a": [None, 2.0]}]),
+        (pa.array([timedelta(seconds=1)]), ["0:00:01"]),
+        (pa.array([[1, 2], None]), [[1, 2], None]),
+    ):
+        assert values.lists(column) == expected

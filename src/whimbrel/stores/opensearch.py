@@ -90,13 +90,13 @@ class OpenSearchStore:
             about = item["index"]
             if about["status"] < 300:
                 continue
-            error = about.get("error") or {}
+            error: dict[str, Any] = about.get("error") or {}
             told = f"{error.get('type')}: {error.get('reason')}"
             if about["status"] in PASSING:
                 again.append(index)
                 reason = f"OpenSearch: {told}"
             else:
-                cause = (error.get("caused_by") or {}).get("reason")
+                cause = error.get("caused_by", {}).get("reason")
                 refused.append(Refused(str(keys[index]), f"{told}: {cause}" if cause else told))
         return Outcome(refused, again, reason)
 
@@ -144,7 +144,8 @@ def _vector(vector: VectorColumn) -> dict[str, Any]:
 
 
 def _space(field: dict[str, Any]) -> str | None:
-    return (field.get("method") or {}).get("space_type") or field.get("space_type")
+    method: dict[str, Any] = field.get("method", {})
+    return method.get("space_type") or field.get("space_type")
 
 
 def _field_type(kind: Any) -> dict[str, Any]:

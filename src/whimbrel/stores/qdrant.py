@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Generator
 from contextlib import contextmanager
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from whimbrel.bulk.arrow import Table
 from whimbrel.errors import InvalidRequest, SetupError, Unavailable
@@ -61,7 +61,7 @@ class QdrantStore:
                 self._client.create_collection(self._name, vectors_config=dense, sparse_vectors_config=sparse or None)
                 return
             there = self._client.get_collection(self._name).config.params
-        found = there.vectors if isinstance(there.vectors, dict) else {}
+        found: Any = there.vectors if isinstance(there.vectors, dict) else {}
         for name, wanted in dense.items():
             self._check(name, found.get(name), wanted)
         for name in sparse:
@@ -90,7 +90,7 @@ class QdrantStore:
                 f"has {name!r} with {'one vector' if found.multivector_config is None else 'several vectors'} a point."
             )
 
-    def _refuse(self, fault: str, more: str = "or drop that one") -> None:
+    def _refuse(self, fault: str, more: str = "or drop that one") -> NoReturn:
         raise SetupError(f"collection {self._name!r} of {self._place.shown} {fault}", hint=f"choose another --table, {more}")
 
     def write(self, rows: Table) -> Outcome:

@@ -54,10 +54,10 @@ def is_finite(table: Table, vector: VectorColumn) -> Any:
         return np.isfinite(dense(column)).all(axis=1)
     if vector.kind == "sparse":
         offsets_N1, _, weights_X = sparse(column)
-        bad_X = ~np.isfinite(weights_X)
+        bad_X: Any = ~np.isfinite(weights_X)
     else:
         offsets_N1, rows_XD = tokens(column)
-        bad_X = ~np.isfinite(rows_XD).all(axis=1)
+        bad_X = np.any(~np.isfinite(rows_XD), axis=1)
     counts = offsets_of(bad_X)
     return counts[offsets_N1[1:]] == counts[offsets_N1[:-1]]
 
