@@ -337,9 +337,7 @@ def test_opensearch(run: Path) -> None:
         assert isinstance(server, FakeOpenSearch)
         server.busy, server.faults = 5, [(503, {"error": "away"}), None]
         url = f"opensearch+{server.url}".replace("://", "://me:secret@")
-        with pytest.raises(SetupError, match="OpenSearch has no field for token vectors"):
-            store(run, url, "birds", wait_seconds=30)
-        options: Any = {"outputs": ("dense", "sparse"), "watch": told, "wait_seconds": 30}
+        options: Any = {"watch": told, "wait_seconds": 30}
         assert store(run, url, "birds", **options) == store(run, url, "birds", **options) == (NUMBER, [])
         assert len(server.rows) == NUMBER
         row = server.rows["d7"]
@@ -348,7 +346,9 @@ def test_opensearch(run: Path) -> None:
         assert {int(entry): np.float32(weight) for entry, weight in row["sparse"].items()} == dict(
             zip(ROWS[7].ids.tolist(), ROWS[7].weights, strict=True)
         )
+        np.testing.assert_array_equal(np.array(row["multi_vector"], np.float32), ROWS[7].tokens)
         properties = server.made["mappings"]["properties"]
+        assert properties["multi_vector"] == {"type": "object", "enabled": False}
         assert properties["dense"]["method"]["space_type"] == "innerproduct"
         scores = {key: np.array(row["dense"], np.float32) @ QUERY.dense for key, row in server.rows.items()}
         assert sorted(scores, key=lambda key: -scores[key])[:10] == best(DENSE)

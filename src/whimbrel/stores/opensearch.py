@@ -1,13 +1,15 @@
 """Indices of OpenSearch, through `_bulk`. The document's id is the key.
 
-Dense vectors are of the type knn_vector, sparse ones rank_features with token ids as names. It has no field for token vectors.
+Dense vectors are of the type knn_vector, sparse ones rank_features with token ids as names. Token vectors are kept in the
+document and not indexed, as lateInteractionScore of OpenSearch 3.3 reads them.
 """
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
+from itertools import pairwise
 from typing import Any, Final
 
-from whimbrel.bulk.arrow import Table, pa
+from whimbrel.bulk.arrow import Array, Table, pa
 from whimbrel.errors import SetupError, Unavailable
 from whimbrel.stores import values
 from whimbrel.stores.form import Outcome, Refused, StoreForm, VectorColumn, is_text
@@ -36,10 +38,6 @@ class OpenSearchStore:
 
     def prepare(self, form: StoreForm) -> None:
         self._form = form
-        if any(each.kind == "multi_vector" for each in form.vectors):
-            others = ",".join(each.name for each in form.vectors if each.kind != "multi_vector")
-            hint = f"leave them out with --outputs {others}" if others else "run with --muvera, or use another store"
-            raise SetupError("OpenSearch has no field for token vectors.", hint=hint)
         fields = {field.name: _field_type(field.type) for field in form.fields}
         fields[form.key] = {"type": "keyword"} if is_text(form.key_type) else {"type": "long"}
         properties = {name: kind for name, kind in fields.items() if kind} | {each.name: _vector(each) for each in form.vectors}
@@ -104,15 +102,8 @@ class OpenSearchStore:
         assert self._form is not None
         documents = values.payloads(rows, [field.name for field in self._form.fields])
         for vector in self._form.vectors:
-            column = rows.column(vector.name)
-            if vector.kind == "dense":
-                for document, row_D in zip(documents, values.dense(column), strict=True):
-                    document[vector.name] = row_D
-                continue
-            offsets_N1, ids_X, weights_X = values.sparse(column)
-            names, weights = ids_X.astype(str).tolist(), weights_X.tolist()
-            for document, begin, end in zip(documents, offsets_N1[:-1], offsets_N1[1:], strict=True):
-                document[vector.name] = dict(zip(names[begin:end], weights[begin:end], strict=True))
+            for document, value in zip(documents, _values(rows.column(vector.name), vector), strict=True):
+                document[vector.name] = value
         return documents
 
     def finish(self, *, index: bool) -> None:
@@ -136,9 +127,23 @@ class OpenSearchStore:
             raise SetupError(f"OpenSearch: {error}") from None
 
 
+def _values(column: Array, vector: VectorColumn) -> Iterable[Any]:
+    """Return the vectors of rows as a document has them."""
+    if vector.kind == "dense":
+        return values.dense(column)
+    if vector.kind == "multi_vector":
+        offsets_N1, rows_XD = values.tokens(column)
+        return [rows_XD[begin:end] for begin, end in pairwise(offsets_N1)]
+    offsets_N1, ids_X, weights_X = values.sparse(column)
+    names, weights = ids_X.astype(str).tolist(), weights_X.tolist()
+    return [dict(zip(names[begin:end], weights[begin:end], strict=True)) for begin, end in pairwise(offsets_N1)]
+
+
 def _vector(vector: VectorColumn) -> dict[str, Any]:
     if vector.kind == "sparse":
         return {"type": "rank_features"}
+    if vector.kind == "multi_vector":
+        return {"type": "object", "enabled": False}
     method = {"name": "hnsw", "engine": "lucene", "space_type": _SPACES[vector.distance]}
     return {"type": "knn_vector", "dimension": vector.width, "method": method}
 
