@@ -94,8 +94,8 @@ class OpenSearchStore:
                 again.append(index)
                 reason = f"OpenSearch: {told}"
             else:
-                cause = error.get("caused_by", {}).get("reason")
-                refused.append(Refused(str(keys[index]), f"{told}: {cause}" if cause else told))
+                cause: dict[str, Any] = error.get("caused_by") or {}
+                refused.append(Refused(str(keys[index]), f"{told}: {cause['reason']}" if "reason" in cause else told))
         return Outcome(refused, again, reason)
 
     def _documents(self, rows: Table) -> list[dict[str, Any]]:
