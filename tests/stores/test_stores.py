@@ -104,6 +104,15 @@ def test_lancedb(run: Path, tmp_path: Path) -> None:
     assert fused(dense, tokens) == fused(best(DENSE), best(MAXSIM))
 
 
+def test_lancedb_index(tmp_path: Path) -> None:
+    import lancedb
+
+    folder, url = write_run(tmp_path, 300, "dense", shard_rows=300), f"lancedb:{tmp_path}/db"
+    assert store(folder, url, "birds", index=True) == store(folder, url, "birds", index=True) == (300, [])
+    statistics = lancedb.connect(tmp_path / "db").open_table("birds").index_stats("dense_idx")
+    assert (statistics.distance_type, statistics.num_indexed_rows) == ("dot", 300)
+
+
 def test_lancedb_refusals(run: Path, tmp_path: Path) -> None:
     url = f"lancedb:{tmp_path}/db"
     store(run, url, "birds", outputs=("dense",))
