@@ -161,8 +161,10 @@ def test_a_store_that_is_away_is_waited_for(tmp_path: Path) -> None:
     assert list(target.rows) == [f"d{index}" for index in range(20)]
     totals, *_ = moved(folder, again := MemoryStore(), first_part=1)
     assert (totals.done, len(again.rows), totals.rows_before) == (25, 25, 20)
-    with pytest.raises(SetupError, match="has no part 3, but 3 parts"):
-        moved(folder, MemoryStore(), first_part=3)
+    moved(folder, again := MemoryStore(), first_part=3)  # the rows are written, and the end failed
+    assert (len(again.rows), again.finished) == (0, 1)
+    with pytest.raises(SetupError, match="has no part 4, but 3 parts"):
+        moved(folder, MemoryStore(), first_part=4)
 
 
 def test_pauses_of_retries() -> None:

@@ -73,7 +73,7 @@ class Transfer:
         self.totals.shards, self.totals.rows = len(self.source.parts), sum(record.done for _, record in self.source.parts)
         self.totals.shards_done = len(self.source.parts) - len(parts)
         self.totals.rows_before = self.totals.rows - sum(record.done for _, record in parts)
-        if not parts:
+        if self.first_part > len(self.source.parts):
             raise SetupError(f"{self.source.folder} has no part {self.first_part:,}, but {self.totals.shards:,} parts.")
         form = form_of_run(self.source, self._first(), self.distance)
         self._check_names(form)
