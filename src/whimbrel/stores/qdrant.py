@@ -61,7 +61,7 @@ class QdrantStore:
                 self._client.create_collection(self._name, vectors_config=dense, sparse_vectors_config=sparse or None)
                 return
             there = self._client.get_collection(self._name).config.params
-        found: Any = there.vectors if isinstance(there.vectors, dict) else {}
+        found: Any = there.vectors if hasattr(there.vectors, "get") else {}  # one vector without a name, or none
         for name, wanted in dense.items():
             self._check(name, found.get(name), wanted)
         for name in sparse:
