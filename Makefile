@@ -49,7 +49,7 @@ test-cpus: $(VENV)/.whimbrel-dev
 
 recipes: $(VENV)/.whimbrel-dev
 	@requirements/environment $(VENV) recipes
-	$(BIN)/pytest -n 0 tests/house/test_recipes.py tests/bench/test_mteb.py tests/bench/test_evaluation.py tests/dialects/test_programs.py --recipes $(ARGS)
+	$(BIN)/pytest -n 0 tests/house/test_recipes.py tests/stores/test_stores.py tests/bench/test_mteb.py tests/bench/test_evaluation.py tests/dialects/test_programs.py --recipes $(ARGS)
 	$(BIN)/pytest -n 0 tests/model/test_lora.py tests/model/test_jina_v5.py -k peft
 
 ray: $(VENV)/.whimbrel-dev

@@ -34,8 +34,8 @@ ROOT_PAGES = {
 """Pages of the repository's root and their places on the site."""
 _WIDTH = 100
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "run-batch", "run", "show", "convert", "models", "pull", "list", "rm",
-    "load", "unload", "ps", "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "eval",
+    "serve", "embed", "score", "rerank", "classify", "run-batch", "run", "store", "show", "convert", "models", "pull", "list",
+    "rm", "load", "unload", "ps", "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "eval",
     "config check", "config show", "config schema",
 )  # fmt: skip
 

@@ -32,8 +32,8 @@ from whimbrel.cli import progress as progress_of
 from whimbrel.cli.progress import show_progress
 
 COMMANDS = (
-    "serve", "embed", "score", "rerank", "classify", "run-batch", "run", "show", "convert", "models", "pull", "list", "rm",
-    "load", "unload", "ps", "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "eval",
+    "serve", "embed", "score", "rerank", "classify", "run-batch", "run", "store", "show", "convert", "models", "pull", "list",
+    "rm", "load", "unload", "ps", "verify", "doctor", "top", "bench serve", "bench offline", "bench compare", "eval",
 )  # fmt: skip
 
 

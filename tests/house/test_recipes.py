@@ -8,15 +8,8 @@ from __future__ import annotations
 import gc
 import importlib.util
 import json
-import os
 import re
-import shutil
-import socket
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from string import Template
@@ -29,6 +22,7 @@ import pytest
 
 from checkpoints.bge_m3 import write_m3
 from mteb_tasks import birds_task
+from postgres_server import postgres
 from serving import Server
 from whimbrel import Client
 
@@ -112,47 +106,11 @@ def test_stores(program: str, run: Any, server: Server) -> None:
     run(program, 0, server.url)
 
 
-@contextmanager
-def postgres() -> Iterator[str]:
-    """The address of a PostgreSQL server with pgvector, in a folder of its own. It refuses to run as root."""
-    package = importlib.import_module("pgserver" if sys.version_info < (3, 12) else "pgembed")
-    user = "nobody" if os.getuid() == 0 else None
-    folder = Path(tempfile.mkdtemp())
-    try:
-        shutil.copytree(Path(str(package.__file__)).parent / "pginstall", folder / "pginstall")  # where that user can read it
-        libraries = Path(str(package.__file__)).parents[1] / f"{package.__name__}.libs"
-        if libraries.exists():
-            shutil.copytree(libraries, folder / libraries.name)
-            (folder / package.__name__).mkdir()
-            (folder / "pginstall").rename(folder / package.__name__ / "pginstall")
-        programs = next(folder.rglob("bin/initdb")).parent
-        folder.chmod(0o755)
-        (folder / "data").mkdir(mode=0o700)
-        if user:
-            shutil.chown(folder / "data", user)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        start: dict[str, Any] = {"user": user, "cwd": folder / "data", "stdout": subprocess.DEVNULL}
-        data = str(folder / "data")
-        subprocess.run([programs / "initdb", "-D", data, "-U", "postgres", "-A", "trust", "-N"], check=True, **start)
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c fsync=off"
-        subprocess.run(
-            [programs / "pg_ctl", "-D", data, "-w", "-l", f"{data}/log", "-o", options, "start"], check=True, **start
-        )
-        try:
-            yield f"postgresql://postgres@127.0.0.1:{port}/postgres"
-        finally:
-            subprocess.run([programs / "pg_ctl", "-D", data, "-w", "-m", "immediate", "stop"], check=True, **start)
-    finally:
-        shutil.rmtree(folder)
-
-
 def test_pgvector(run: Any, server: Server) -> None:
     if importlib.util.find_spec("psycopg") is None:
         run("pgvector", 0, server.url)  # skips, or fails
-    with postgres() as address:
-        run("pgvector", 0, server.url, ("postgresql://127.0.0.1/postgres", address))
+    with postgres() as database:
+        run("pgvector", 0, server.url, ("postgresql://127.0.0.1/postgres", database.url))
 
 
 class OpenSearch(BaseHTTPRequestHandler):

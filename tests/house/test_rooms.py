@@ -50,6 +50,10 @@ def test_import_contracts() -> None:
             [*HEAVY, "numpy", "httpx2", "pyarrow", "fsspec"],
         ),
         (
+            "import whimbrel.cli.main; whimbrel.cli.main.app(['store', '--help'], standalone_mode=False)",
+            [*HEAVY, "numpy", "httpx2", "pyarrow", "fsspec"],
+        ),
+        (
             "import whimbrel.cli.main; whimbrel.cli.main.app(['bench', 'serve', '--help'], standalone_mode=False)",
             [*HEAVY, "numpy", "httpx2"],
         ),

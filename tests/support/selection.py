@@ -33,7 +33,8 @@ WIDE: Final = (
     *("model/test_batch_memory.py", "model/test_fallback.py", "model/test_kernels.py", "model/test_other_tasks.py"),
     *("outputs/test_explain.py", "outputs/test_listwise.py", "outputs/test_saturation.py", "outputs/test_scores.py"),
     *("outputs/test_stored_vectors.py", "outputs/test_zero_shot.py", "tokenizer/test_pair_errors.py"),
-    *("server/test_process_parts.py", "server/test_sharding.py", "server/test_tls.py", "types/test_machine_limits.py"),
+    *("server/test_process_parts.py", "server/test_sharding.py", "server/test_tls.py", "stores/test_stores.py"),
+    *("types/test_machine_limits.py",),
 )
 """Files and folders of tests that take about ten seconds or more in all."""
 

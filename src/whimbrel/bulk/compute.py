@@ -3,6 +3,7 @@
 Equal texts run once. Texts run by length, the longest first, in requests that several threads send.
 """
 
+import base64
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ from whimbrel.bulk.arrow import Array, Schema, Table, pa
 from whimbrel.bulk.chunks import Chunking, chunk_spans
 from whimbrel.bulk.columns import NumberType, gather, output_fields, too_large, widths_of
 from whimbrel.bulk.embedder import Answer, Embedder, RequestSizes, answer_all
-from whimbrel.bulk.manifest import Text
+from whimbrel.bulk.manifest import Manifest, Text
 from whimbrel.bulk.rows import Fault, ShardRows
 from whimbrel.errors import SetupError
 from whimbrel.types.arrays import Int64Array
@@ -46,6 +47,15 @@ class TableForm:
     @property
     def vectors(self) -> tuple[str, ...]:
         return tuple(self.widths)
+
+
+def form_of(manifest: Manifest) -> TableForm:
+    """Return the columns of the output of a run."""
+    copied = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(manifest.schema)))
+    widths = {name: width for name, width in manifest.outputs.items() if name != "labels"}
+    options, chunk = manifest.options, manifest.options["chunk"]
+    chunking = None if chunk is None else Chunking(*chunk)
+    return TableForm(copied, options["id"] is not None, widths, options["dtype_out"], chunking)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

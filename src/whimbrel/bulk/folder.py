@@ -91,17 +91,10 @@ def finished(
     records: dict[int, Record] = {}
     with writing(folder):
         for shard in shards:
-            path = folder / SHARDS / f"{shard.name}.json"
-            record = read_record(path)
-            if record is None:
-                continue
-            if (record.input, record.start, record.stop) != (manifest.inputs[shard.file].path, shard.start, shard.stop):
-                fault = "its record is of other rows"
-            else:
-                fault = next(filter(None, (_fault(folder, file, verify=verify) for file in record.files)), "")
+            record, fault = read_finished(folder, manifest, shard, verify=verify)
             if fault:
                 tell(f"{shard.name} runs again: {fault}")
-            else:
+            elif record is not None:
                 records[shard.number] = record
         known = {folder / SHARDS / f"part-{number:05d}.json" for number in records}
         known.add(folder / DOUBLED)
@@ -112,6 +105,16 @@ def finished(
         for name in (ERRORS, SHARDS):
             (folder / name).mkdir(exist_ok=True)
     return records
+
+
+def read_finished(folder: Path, manifest: Manifest, shard: Shard, *, verify: bool) -> tuple[Record | None, str]:
+    """Return the record of a shard, None if it is not finished, and the fault of its record or files, if there is one."""
+    record = read_record(folder / SHARDS / f"{shard.name}.json")
+    if record is None:
+        return None, ""
+    if (record.input, record.start, record.stop) != (manifest.inputs[shard.file].path, shard.start, shard.stop):
+        return record, "its record is of other rows"
+    return record, next(filter(None, (_fault(folder, file, verify=verify) for file in record.files)), "")
 
 
 def _fault(folder: Path, file: OutputFile, *, verify: bool) -> str:

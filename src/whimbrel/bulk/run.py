@@ -5,9 +5,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any, Final
 
-from whimbrel.bulk.arrow import Schema, pa
 from whimbrel.bulk.columns import bytes_per_row, widths_of
-from whimbrel.bulk.compute import TableForm
+from whimbrel.bulk.compute import TableForm, form_of
 from whimbrel.bulk.embedder import Embedder
 from whimbrel.bulk.files import InputFile, find_files, state_of
 from whimbrel.bulk.folder import DOUBLED, check_ours, clear, finished, locked, write_manifest
@@ -53,8 +52,8 @@ def run(
             if old is None:
                 clear(job.out)
                 write_manifest(job.out, manifest, doubled)
-            reader = RowReader(files, job.names, _schema_of(manifest), states)
-            pending, form = _pending(job, manifest, reader=reader, watch=watch, totals=totals)
+            reader = RowReader(files, job.names, form_of(manifest).copied, states)
+            pending, form = _pending(job, manifest, watch=watch, totals=totals)
             if pending:
                 runner(job, form, embedder=embedder, reader=reader, watch=watch, totals=totals).run(pending)
 
@@ -146,11 +145,7 @@ def _check_columns(form: TableForm, kind: OutputFormat) -> None:
             raise SetupError(message, hint="name the columns to copy with --keep, or the ids with --id")
 
 
-def _schema_of(manifest: Manifest) -> Schema:
-    return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(manifest.schema)))
-
-
-def _pending(job: Job, manifest: Manifest, *, reader: RowReader, watch: Watch, totals: Totals) -> tuple[list[Shard], TableForm]:
+def _pending(job: Job, manifest: Manifest, *, watch: Watch, totals: Totals) -> tuple[list[Shard], TableForm]:
     """Return the shards that are not finished, and the columns of the output. Counts those that are."""
     shards = list(manifest.shards())
     records = finished(job.out, manifest, shards, verify=job.verify, tell=watch.tell)
@@ -160,6 +155,4 @@ def _pending(job: Job, manifest: Manifest, *, reader: RowReader, watch: Watch, t
     for record in records.values():
         totals.add(record)
     watch.start(totals)
-    widths = {name: width for name, width in manifest.outputs.items() if name != "labels"}
-    form = TableForm(reader.schema, job.names.id is not None, widths, job.dtype, job.chunking)
-    return [shard for shard in shards if shard.number not in records], form
+    return [shard for shard in shards if shard.number not in records], form_of(manifest)

@@ -24,6 +24,7 @@ from whimbrel.cli import (
     run_batch_command,
     run_command,
     run_on_ray,
+    store_command,
     verb_commands,
 )
 from whimbrel.cli import shared_options as shared
@@ -147,6 +148,13 @@ _command(
     ("whimbrel run data/ --out vectors --ray", "on a Ray cluster"),
     cls=run_on_ray.RunCommand,
 )(run_command.run)
+
+_command(
+    "Store the output of whimbrel run: vectors and columns into LanceDB, Qdrant, PostgreSQL or OpenSearch, by their ids.",
+    ("whimbrel store vectors --to lancedb:birds-db --table birds", "a table in a folder"),
+    ("whimbrel store vectors --to qdrant+http://127.0.0.1:6333 -t birds", "a collection"),
+    ("whimbrel store vectors --to postgresql://me@127.0.0.1/db -t birds", "a table with pgvector"),
+)(store_command.store)
 
 
 @_command(

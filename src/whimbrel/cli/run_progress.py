@@ -77,8 +77,9 @@ class RunProgress:
     def _status(self, seconds: float) -> str:
         done, total, seconds = round(self._totals.rows_before + self._rows), self._totals.rows, max(seconds, 1e-3)
         rate = self._rows / seconds
+        tokens = f", {self._tokens / seconds:,.0f} tokens/s" if self._tokens else ""
         left = f", {_duration((total - done) / rate)} left" if rate and total > done else ""
-        return f"{done:,} of {total:,} rows, {rate:,.0f} rows/s, {self._tokens / seconds:,.0f} tokens/s{left}"
+        return f"{done:,} of {total:,} rows, {rate:,.0f} rows/s{tokens}{left}"
 
     def parts(self) -> str:
         """Return how many parts are finished, and their rows."""
@@ -94,11 +95,13 @@ class RunProgress:
 
     def finish(self, out: Path) -> None:
         """End the display with the counts of the folder, and the seconds of this run."""
-        totals, seconds = self._totals, perf_counter() - self._begin
+        totals = self._totals
         where = f" ({out / 'errors'})" if totals.refused else ""
-        self.stop(
-            f"{totals.done:,} rows done, {totals.cut:,} cut, {totals.refused:,} refused{where}, in {seconds:,.1f} s: {out}"
-        )
+        self.finish_with(f"{totals.done:,} rows done, {totals.cut:,} cut, {totals.refused:,} refused{where}", out)
+
+    def finish_with(self, counts: str, place: object) -> None:
+        """End the display with counts, the seconds of this run, and the place of the result."""
+        self.stop(f"{counts}, in {perf_counter() - self._begin:,.1f} s: {place}")
 
 
 def _duration(seconds: float) -> str:
