@@ -21,13 +21,14 @@ import pytest
 
 from bench_servers import always, answer, fake_server
 from serving import Server
+from waiting import wait_for
 from whimbrel import Engine
 from whimbrel.errors import SetupError
 from whimbrel_bench import clients
 from whimbrel_bench.backends import Sample, find_backend, read_rows
 from whimbrel_bench.clients import choose_processes
 from whimbrel_bench.offline import cosines
-from whimbrel_bench.processes import Worker
+from whimbrel_bench.processes import Worker, family
 from whimbrel_bench.target import Target, TargetOptions
 
 BENCH = [sys.executable, "-m", "whimbrel", "bench"]
@@ -371,9 +372,9 @@ def test_a_worker_does_not_hear_ctrl_c_while_it_starts() -> None:
 def test_ctrl_c_ends_an_offline_run_at_once() -> None:
     command = [*BENCH, "offline", "--dtype", "float32", "--num-prompts", "20000"]
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True, start_new_session=True) as process:
-        time.sleep(4)
+        assert wait_for(lambda: len(family(process.pid)) == 3)  # with multiprocessing's tracker and the process that computes
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=30)
+        out, err = process.communicate(timeout=60)
     assert process.returncode == 130
     assert out == "", "no round has ended"
     assert "stopped while float32 ran" in err

@@ -66,7 +66,7 @@ def test_a_run_by_a_server(server: Server, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
     """Ctrl-C ends the run with 130 and says how far it came; the same command gives the bytes of a run without it."""
-    rows = [{"text": f"{number} " + "word " * 40} for number in range(200)]
+    rows = [{"text": f"{number} " + "word " * 40} for number in range(600)]
     path = write_lines(tmp_path / "rows.jsonl", rows)
 
     def command(out: str) -> list[str]:
@@ -78,9 +78,9 @@ def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    found = re.search(r"stopped: .* has (\d+) of 20 parts, (\d+) rows\. The same command goes on\.", said)
+    found = re.search(r"stopped: .* has (\d+) of 60 parts, (\d+) rows\. The same command goes on\.", said)
     assert found is not None, said
-    assert 0 < int(found[1]) < 20
+    assert 0 < int(found[1]) < 60
     assert int(found[2]) == 10 * int(found[1])
     for out in ("stopped", "whole"):
         subprocess.run(command(out), check=True, capture_output=True)

@@ -132,7 +132,7 @@ def test_the_wait_is_bounded(client: Client, tmp_path: Path, monkeypatch: Any) -
     begin = time.monotonic()
     with pytest.raises(SetupError, match=r"gave up after .*no answer"):
         bulk(path, tmp_path / "out", ServerEmbedder(gone, (), {}, wait_seconds=0.5, tell=lambda _: None), shard_rows=200)
-    assert time.monotonic() - begin < 10
+    assert time.monotonic() - begin < 60
 
 
 def test_a_wait_that_a_server_asks_for(client: Client) -> None:

@@ -70,7 +70,7 @@ def create(client: openai.OpenAI, content: bytes, endpoint: str = EMBEDDINGS) ->
     return client.batches.create(input_file_id=file.id, endpoint=given, completion_window="24h")
 
 
-def ended(client: openai.OpenAI, batch: Any, seconds: float = 90) -> Any:
+def ended(client: openai.OpenAI, batch: Any, seconds: float = 300) -> Any:
     deadline = time.monotonic() + seconds
     while (seen := client.batches.retrieve(batch.id)).status in ("validating", "in_progress", "finalizing", "cancelling"):
         assert time.monotonic() < deadline, seen
@@ -148,7 +148,7 @@ def test_J16_workers_and_engines_that_are_killed_cost_no_line(server: Server) ->
             time.sleep(0.7)
             for pid in server.children(kind):
                 os.kill(pid, signal.SIGKILL)
-            assert wait_for(lambda kind=kind: len(server.children(kind)) == (2 if kind == "worker" else 1), 30)
+            assert wait_for(lambda kind=kind: len(server.children(kind)) == (2 if kind == "worker" else 1), 120)
         done = ended(client, batch)
         assert (done.request_counts.completed, done.request_counts.failed) == (108, 12)
         for name in ("output_file_id", "error_file_id"):
