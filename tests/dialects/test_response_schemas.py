@@ -37,7 +37,7 @@ def golden_bodies() -> Iterator[tuple[str, dict[str, Any]]]:
     for file in sorted(GOLDEN.glob("*/*.json")):
         exchanges = orjson.loads(file.read_bytes())
         for each in exchanges if isinstance(exchanges, list) else [exchanges]:
-            if each["status"] == 200 and each["request"] is not None and each["path"] in ROUTES_BY_PATH:
+            if each.get("status") == 200 and each["request"] is not None and each["path"] in ROUTES_BY_PATH:
                 yield each["path"], each["request"]
 
 

@@ -42,6 +42,10 @@ ALLOWED = {
     "engine/engine.py": ["importlib.import_module"],  # of what the environment of the process names
     "model/hf.py": ["hf.AutoConfig.from_pretrained", "hf.AutoModel.from_pretrained"],
     "checkpoint/torch_zip.py": ["pickle"],
+    "ray/embed.py": ["pickle"],  # written only, as a key
+    "ray/modules.py": [".import_module"],  # of Ray and its parts
+    "stores/kinds.py": [".import_module"],  # of what its own table names
+    "stores/modules.py": [".import_module"],  # of clients that the modules of that table name
 }  # fmt: skip
 """Calls that some modules may make; see test_H16_what_is_allowed_is_harmless."""
 
@@ -66,7 +70,8 @@ def _calls(node: ast.Call) -> list[str]:
     wrong = {
         name in NEVER_CALLED and not owner,
         name in NEVER_METHODS,
-        name == "load" and owner in ("torch", "np", "numpy") and said.get("weights_only") is not True,
+        name == "load" and owner == "torch" and said.get("weights_only") is not True,
+        name == "load" and owner in ("np", "numpy") and said.get("allow_pickle") is not False,
         any(said.get(word) for word in ("trust_remote_code", "shell")),
     }
     return [f"{owner}.{name}"] if True in wrong else []
@@ -95,6 +100,7 @@ def test_H16_what_is_allowed_is_harmless() -> None:
     assert unpickler.count("pickle.Unpickler") == 1
     assert "def find_class" in unpickler
     assert not re.search(r"pickle\.loads?\(", unpickler)
+    assert {*re.findall(r"pickle\.(\w+)", (SOURCE / "ray/embed.py").read_text(encoding="utf-8"))} == {"dumps"}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +166,7 @@ def test_H18_what_is_locked_has_no_known_hole(file: str) -> None:
 
 
 def test_H18_everything_declared_is_locked_at_a_version_that_it_allows() -> None:
-    versions = locked("dev.txt")
+    versions = locked("ray.txt") | locked("recipes.txt") | locked("dev.txt")
     for name, requirement in declared().items():
         assert versions[name], name
         assert all(version in requirement.specifier for version in versions[name]), name

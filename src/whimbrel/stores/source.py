@@ -150,7 +150,7 @@ def _read_npy(path: Path, form: TableForm, rows: int) -> Iterator[Table]:
     options = _json.ParseOptions(explicit_schema=own, unexpected_field_behavior="error")
     table = _json.read_json(path, parse_options=options)
     stem = path.name.removesuffix(".ids.jsonl")
-    arrays = {name: np.load(path.with_name(f"{stem}.{name}.npy"), mmap_mode="r") for name in form.widths}
+    arrays = {name: np.load(path.with_name(f"{stem}.{name}.npy"), mmap_mode="r", allow_pickle=False) for name in form.widths}
     for start in range(0, table.num_rows, rows):
         piece = table.slice(start, rows)
         for name, values in arrays.items():
