@@ -98,7 +98,7 @@ def seed_client(target: Target, sample: Sample, seconds: float) -> Row:
     body = target.payload(sample).partition(b"\r\n\r\n")[2]
     client = Worker(make_seed_client, target.endpoint.host, target.endpoint.port, target.path, body)
     row: Row = client.ask(seconds)
-    client.stop()
+    client.close()
     return row
 
 

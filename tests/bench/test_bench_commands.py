@@ -365,7 +365,7 @@ def _echo(_: object) -> Callable[[Any], Any]:
 def test_a_worker_does_not_hear_ctrl_c_while_it_starts() -> None:
     worker = Worker(_echo, _CtrlC())
     assert worker.ask("still here") == "still here"
-    worker.stop()
+    worker.close()
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "the parent hears it"
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import resource
 import sys
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, fields, replace
 from math import prod
 from pathlib import Path
@@ -93,17 +94,12 @@ def run_offline(options: OfflineOptions, dtype: str, *, on_round: Callable[[int]
 
     Return the result, after Ctrl-C that of the rounds so far, or None if there are none. Raises WhimbrelError.
     """
-    worker = Worker(_start, options, dtype)
     last: OfflineResult | None = None
-    try:
+    with suppress(KeyboardInterrupt), closing(Worker(_start, options, dtype)) as worker:
         while last is None or last.interrupted:
             last = cast(OfflineResult, worker.ask())
             if on_round is not None:
                 on_round(len(last.round_seconds))
-    except KeyboardInterrupt:
-        pass
-    finally:
-        worker.stop()
     return last
 
 

@@ -2,7 +2,9 @@
 
 import os
 import signal
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.resource_tracker import ensure_running
@@ -40,7 +42,7 @@ class Worker:
             raise answer
         return answer
 
-    def stop(self) -> None:
+    def close(self) -> None:
         """End the process at once."""
         self._process.terminate()
         self._process.join()
@@ -48,13 +50,30 @@ class Worker:
 
 
 def start_deaf(process: Any) -> None:
-    """Start a spawned process that never hears Ctrl-C, also while its interpreter starts: its parent alone heeds it."""
+    """Start a spawned process that never hears Ctrl-C, also while its interpreter starts: its parent heeds it, afterwards."""
     ensure_running()  # it would unblock the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))
+    with _later(signal.SIGINT):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT,))  # the process inherits this
+        try:
+            process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def _later(number: signal.Signals) -> Generator[None]:
+    """Handle a signal that another thread receives meanwhile at the end, where only the main thread would be interrupted."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[int] = []
+    handler = signal.signal(number, lambda *_: received.append(number))
     try:
-        process.start()
+        yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.signal(number, handler)
+        if received:
+            signal.raise_signal(number)
 
 
 def _work(pipe: Connection, make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...]) -> None:
