@@ -10,6 +10,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.resource_tracker import ensure_running
 from pathlib import Path
 from time import perf_counter
+from types import FrameType
 from typing import Any, Final
 
 from whimbrel.errors import WhimbrelError
@@ -66,13 +67,17 @@ def _later(number: signal.Signals) -> Generator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    received: list[int] = []
-    handler = signal.signal(number, lambda *_: received.append(number))
+    received = threading.Event()
+
+    def remember(_number: int, _frame: FrameType | None) -> None:
+        received.set()
+
+    handler = signal.signal(number, remember)
     try:
         yield
     finally:
         signal.signal(number, handler)
-        if received:
+        if received.is_set():
             signal.raise_signal(number)
 
 
