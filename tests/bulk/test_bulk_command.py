@@ -66,7 +66,7 @@ def test_a_run_by_a_server(server: Server, tmp_path: Path) -> None:
 
 def test_ctrl_c_leaves_a_folder_that_goes_on(tmp_path: Path) -> None:
     """Ctrl-C ends the run with 130 and says how far it came; the same command gives the bytes of a run without it."""
-    rows = [{"text": f"{number} " + "word " * 40} for number in range(600)]
+    rows = [{"text": f"{number} " + "word " * 20} for number in range(600)]
     path = write_lines(tmp_path / "rows.jsonl", rows)
 
     def command(out: str) -> list[str]:
