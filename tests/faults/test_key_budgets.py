@@ -147,8 +147,7 @@ def test_our_clients_wait_ask_again_and_send_less(server: Server) -> None:
         use_up(server, "second")
         hasty = Client(server.url, api_key="second-s3cret", max_retries=0)
         with hasty, pytest.raises(errors.RateLimited, match="may use 60 requests a minute"):
-            for _ in range(100):  # one comes back every second
-                hasty.embed("a")
+            any(hasty.embed("a") is None for _ in range(100))  # one comes back every second
 
     async def embed() -> tuple[int, ...]:
         async with AsyncClient(server.url, api_key="second-s3cret") as client:
