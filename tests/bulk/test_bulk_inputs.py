@@ -474,6 +474,6 @@ def test_doubled_ids_are_named_and_run(tmp_path: Path) -> None:
     assert [(Path(row["file"]).name, row["row"], Path(row["as"]["file"]).name, row["as"]["row"]) for row in found] == [
         ("a.jsonl", 3, "a.jsonl", 0), ("b.parquet", 1, "a.jsonl", 1), ("b.parquet", 2, "a.jsonl", 0),
     ]  # fmt: skip
-    assert any(line.startswith("3 rows have the id of an earlier row, the first of them row 3 of") for line in told.lines)
+    assert any(line.startswith("rows with the id of an earlier row: 3, the first of them row 3 of") for line in told.lines)
     bulk([one, tmp_path / "b.parquet"], tmp_path / "out", id_column="id", shard_rows=1)
     assert (tmp_path / "out/errors/doubled-ids.jsonl").exists()

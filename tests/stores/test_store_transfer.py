@@ -97,7 +97,7 @@ def test_keys_are_made_where_ids_name_no_row(tmp_path: Path) -> None:
 def test_doubled_ids_are_refused_or_the_last_counts(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "rows.jsonl", [{"id": f"d{index % 7}", "text": f"text {index}"} for index in range(20)])
     bulk(path, tmp_path / "run", AllEmbedder("dense"), id_column="id", shard_rows=9)
-    with pytest.raises(SetupError, match="has 13 rows with the id of an earlier row"):
+    with pytest.raises(SetupError, match="repeats ids; rows with the id of an earlier row: 13"):
         moved(tmp_path / "run", MemoryStore())
     target = MemoryStore()
     totals, *_ = moved(tmp_path / "run", target, last_of_doubled=True)

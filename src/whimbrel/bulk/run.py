@@ -108,7 +108,7 @@ def _new_manifest(
     _check_columns(TableForm(schema, job.names.id is not None, widths, job.dtype, job.chunking), job.format)
     if doubled:
         first = doubled[0]
-        message = f"{len(doubled):,} rows have the id of an earlier row, the first of them row {first.row:,} of {first.path}"
+        message = f"rows with the id of an earlier row: {len(doubled):,}, the first of them row {first.row:,} of {first.path}"
         watch.tell(f"{message}; all are run, and {job.out}/{DOUBLED} names them")
     manifest = with_digest(
         Manifest(

@@ -73,7 +73,7 @@ def store(
     found, counts, watching = list[RefusedRow](), totals or Totals(), watch or _Silent()
     source = open_run(Path(folder), outputs, unfinished=unfinished, verify=verify, last_of_doubled=last_of_doubled)
     if source.num_doubled:
-        watching.tell(f"{source.num_doubled:,} rows have the id of an earlier row; the last row of each id is kept")
+        watching.tell(f"rows with the id of an earlier row: {source.num_doubled:,}; the last row of each id is kept")
     retry = Retry(wait_seconds, watching.tell)
     with closing(retry(lambda: open_store(place, table))) as opened:
         Transfer(source, opened, watching, counts, retry, refuse or found.append, distance, index, first_part).run()

@@ -89,7 +89,7 @@ def open_run(folder: Path, outputs: Sequence[str] = (), *, unfinished: bool, ver
     num_doubled = _count_lines(folder / DOUBLED)
     if num_doubled and form.chunking is None and not last_of_doubled:
         hint = f"{DOUBLED} there names them; --last-of-doubled keeps the last row of each id"
-        raise SetupError(f"{folder} has {num_doubled:,} rows with the id of an earlier row.", hint=hint)
+        raise SetupError(f"{folder} repeats ids; rows with the id of an earlier row: {num_doubled:,}.", hint=hint)
     return RunSource(folder, manifest, form, tuple(outputs or form.widths), parts, num_doubled)
 
 
